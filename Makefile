@@ -1,0 +1,33 @@
+# From a checkout: `make demo` shows everything, `make test` runs everything that CI runs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEMO   ?= demo
+
+.PHONY: demo test test-slow check install clean
+
+$(VENV)/.installed-demo: pyproject.toml tools/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c tools/constraints.txt -e '.[demo]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed-demo
+	$(BIN)/pip install --quiet --disable-pip-version-check -c tools/constraints.txt -e '.[demo,dev]'
+	touch $@
+
+install: $(VENV)/.installed-dev   ## the package, the demo's clips and what the tests need, into .venv
+
+demo: $(VENV)/.installed-demo     ## build a corpus of real clips, shard it, stream it, train on it
+	$(BIN)/streamvid demo --dir $(DEMO)
+
+check: $(VENV)/.installed-dev     ## lint, format, types
+	$(BIN)/python tools/check
+
+test: check                       ## everything that CI runs
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, more ranks
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+clean:
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,86 @@
+"""streamvid: the way video reaches a GPU.
+
+    streamvid.shard(source, dest, options)      videos → a sealed dataset of bucketed shards
+    streamvid.VideoLoader(dataset, batch_size=4)  a dataset → uniform batches, exactly and resumably
+    streamvid.open_dataset(dataset)             manifest and index as tables
+    streamvid.train(config)                     the thin trainer
+
+Names load on first use, so that importing streamvid costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamvid.buckets.bucket import Bucket
+    from streamvid.buckets.table import BucketTable
+    from streamvid.config import load_config
+    from streamvid.dataset.reader import Dataset, open_dataset
+    from streamvid.errors import StreamvidError
+    from streamvid.loader.batch import Batch
+    from streamvid.loader.loader import VideoLoader
+    from streamvid.loader.world import detect_world
+    from streamvid.plan.world import World
+    from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.sharder import dry_run, shard
+    from streamvid.trainer.config import TrainConfig
+    from streamvid.trainer.trainer import train
+    from streamvid.video import VideoInfo, probe
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Batch": "streamvid.loader.batch",
+    "Bucket": "streamvid.buckets.bucket",
+    "BucketTable": "streamvid.buckets.table",
+    "Dataset": "streamvid.dataset.reader",
+    "ShardOptions": "streamvid.sharder.options",
+    "StreamvidError": "streamvid.errors",
+    "TrainConfig": "streamvid.trainer.config",
+    "VideoInfo": "streamvid.video",
+    "VideoLoader": "streamvid.loader.loader",
+    "World": "streamvid.plan.world",
+    "detect_world": "streamvid.loader.world",
+    "dry_run": "streamvid.sharder.sharder",
+    "load_config": "streamvid.config",
+    "open_dataset": "streamvid.dataset.reader",
+    "probe": "streamvid.video",
+    "shard": "streamvid.sharder.sharder",
+    "train": "streamvid.trainer.trainer",
+}
+
+__all__ = [
+    "Batch",
+    "Bucket",
+    "BucketTable",
+    "Dataset",
+    "ShardOptions",
+    "StreamvidError",
+    "TrainConfig",
+    "VideoInfo",
+    "VideoLoader",
+    "World",
+    "__version__",
+    "detect_world",
+    "dry_run",
+    "load_config",
+    "open_dataset",
+    "probe",
+    "shard",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'streamvid' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

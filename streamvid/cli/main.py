@@ -1,0 +1,85 @@
+"""The `streamvid` command: its verbs, its exit codes, and how errors reach a person."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+
+import click
+
+from streamvid import __version__
+from streamvid.errors import ConfigError, StreamvidError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+_VERBS = {
+    "demo": "Build a small corpus, shard it, stream it, train on it.",
+    "shard": "Turn a folder of videos into a sealed dataset.",
+    "stats": "Show what a dataset holds and what was rejected.",
+    "train": "Train the small video model on a dataset.",
+}
+
+
+class _Verbs(click.Group):
+    """Verbs by name; the module of one is imported when it is called or asked for help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"streamvid.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.command(
+    cls=_Verbs,
+    epilog="Exit codes: 0 done, 1 failed (the last line says why and what to do), 2 wrong usage, 130 interrupted.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="streamvid")
+@click.option("-v", "--verbose", is_flag=True, help="Log what the library does; tracebacks for errors.")
+def cli(verbose: bool) -> None:
+    """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
+
+    \b
+    streamvid demo                          see all of it work, on real clips
+    streamvid shard videos/ ds/ --dry-run   what your own folder would become
+    streamvid stats ds/                     what a dataset holds
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def run(command: click.Command) -> None:
+    """Run `command` and leave with its exit code; a streamvid error is one line, not a traceback."""
+    try:
+        sys.exit(command.main(standalone_mode=False) or 0)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        click.echo("interrupted; run the same command again to go on", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away (a pager, head): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except StreamvidError as error:
+        if logging.getLogger().isEnabledFor(logging.INFO):
+            logging.getLogger(__name__).exception("failed")
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

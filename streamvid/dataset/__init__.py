@@ -1,0 +1,1 @@
+"""The contract between sharder and loader: the format, specified in this folder's README.md."""

@@ -1,0 +1,204 @@
+"""The index: parquet tables of shards, samples and rejections.
+
+A row group of a samples file is one shard, in the order of its tar, so that a reader takes what it needs with one
+small read; a samples file holds a limited number of row groups, so that no footer grows with the dataset.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from streamvid.dataset.manifest import FileInfo, ShardInfo
+from streamvid.errors import IntegrityError, StorageError
+from streamvid.storage import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_SHARDS_PER_FILE = 256
+USER_PREFIX = "user."
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A row of the samples index; `columns` are the user's own, stored as `user.<name>`."""
+
+    key: str
+    record_key: str
+    index: int
+    text: str | None
+    source: str
+    clip_extension: str
+    clip_offset: int
+    clip_bytes: int
+    clip_sha256: bytes
+    text_sha256: bytes
+    window_start: int
+    window_num_frames: int
+    clip_width: int
+    clip_height: int
+    fps: float
+    duration_seconds: float
+    codec: str
+    columns: dict[str, Any]
+
+
+_SAMPLE_TYPES = {
+    "key": "string",
+    "record_key": "string",
+    "index": "int32",
+    "text": "string",
+    "source": "string",
+    "clip_extension": "string",
+    "clip_offset": "int64",
+    "clip_bytes": "int64",
+    "clip_sha256": "sha256",
+    "text_sha256": "sha256",
+    "window_start": "int32",
+    "window_num_frames": "int32",
+    "clip_width": "int32",
+    "clip_height": "int32",
+    "fps": "float64",
+    "duration_seconds": "float64",
+    "codec": "string",
+}
+_PLACE_TYPES = {"bucket_id": "string", "shard": "int32", "split": "string"}
+_SHARD_TYPES = {
+    "bucket_id": "string",
+    "number": "int32",
+    "split": "string",
+    "path": "string",
+    "num_samples": "int32",
+    "num_bytes": "int64",
+    "sha256": "string",
+    "offsets_num_bytes": "int64",
+    "offsets_sha256": "string",
+    "max_clip_bytes": "int64",
+    "index_path": "string",
+    "index_row_group": "int32",
+}
+_REJECTION_TYPES = {"row": "int64", "source": "string", "reason": "string"}
+
+
+def schema(types: dict[str, str]) -> pa.Schema:
+    """A pyarrow schema out of column → type name; `sha256` is 32 raw bytes."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [(name, pa.binary(32) if kind == "sha256" else pa.type_for_alias(kind)) for name, kind in types.items()]
+    )
+
+
+def sample_schema(user_types: dict[str, str]) -> pa.Schema:
+    """The schema of the samples index, the user's columns last."""
+    return schema({**_SAMPLE_TYPES, **_PLACE_TYPES, **{USER_PREFIX + k: v for k, v in user_types.items()}})
+
+
+def encode_samples(shards: Sequence[tuple[str, int, str, Sequence[SampleRow]]], user_types: dict[str, str]) -> bytes:
+    """Parquet bytes of one samples file: each (bucket id, number, split, rows) becomes one row group."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    target = sample_schema(user_types)
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, target, compression="zstd", store_schema=False) as writer:
+        for bucket_id, number, split, rows in shards:
+            columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _SAMPLE_TYPES}
+            columns |= {
+                "bucket_id": [bucket_id] * len(rows),
+                "shard": [number] * len(rows),
+                "split": [split] * len(rows),
+            }
+            columns |= {USER_PREFIX + name: [row.columns.get(name) for row in rows] for name in user_types}
+            writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(rows)))
+    return sink.getvalue()
+
+
+def encode_shards(shards: Sequence[ShardInfo]) -> bytes:
+    """Parquet bytes of the shard table."""
+    return _encode({name: [getattr(shard, name) for shard in shards] for name in _SHARD_TYPES}, _SHARD_TYPES)
+
+
+def encode_rejections(rejections: Sequence[tuple[int, str, str]]) -> bytes:
+    """Parquet bytes of (input row, source, reason) triples."""
+    return _encode(
+        {name: [row[column] for row in rejections] for column, name in enumerate(_REJECTION_TYPES)}, _REJECTION_TYPES
+    )
+
+
+def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema(types)), sink, compression="zstd", store_schema=False)
+    return sink.getvalue()
+
+
+def named_by_content(stem: str, number: int, data: bytes) -> FileInfo:
+    """An index file's name holds its checksum, so that a name never means two contents (SHARD-2)."""
+    digest = hashlib.sha256(data).hexdigest()
+    return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.parquet", len(data), digest)
+
+
+def read_table(store: Store, file: FileInfo) -> pa.Table:
+    """A whole index file, its checksum proved."""
+    import pyarrow.parquet as pq
+
+    data = store.read(file.path)
+    if len(data) != file.num_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise IntegrityError(f"{store.url}: {file.path} differs from what the manifest says; copy the dataset again")
+    return pq.read_table(io.BytesIO(data))
+
+
+def shards_from_table(table: pa.Table) -> list[ShardInfo]:
+    """ShardInfo rows, in the table's order."""
+    names = [field.name for field in fields(ShardInfo)]
+    return [ShardInfo(**row) for row in table.select(names).to_pylist()]
+
+
+class StoreFile(io.RawIOBase):
+    """A file in a store as a seekable stream for pyarrow: every read is one ranged read."""
+
+    def __init__(self, store: Store, path: str, num_bytes: int) -> None:
+        super().__init__()
+        self._store, self._path, self._num_bytes, self._position = store, path, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._num_bytes - self._position))
+        if count:
+            self._store.read_into(self._path, self._position, view[:count])
+            self._position += count
+        return count
+
+
+def open_samples(store: Store, file: FileInfo) -> Any:
+    """A pyarrow ParquetFile over one samples file; only its footer is read now."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if store.size(file.path) != file.num_bytes:
+        raise IntegrityError(f"{store.url}: {file.path} is missing or has another size than the manifest says")
+    try:
+        return pq.ParquetFile(StoreFile(store, file.path, file.num_bytes), page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(f"{store.url}: cannot read the index file {file.path}: {error}") from error

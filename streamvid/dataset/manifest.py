@@ -1,0 +1,206 @@
+"""manifest.json: what a sealed dataset is, and the names, sizes and checksums of what it is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.errors import DatasetError
+from streamvid.storage import Store, check_relative
+
+MANIFEST = "manifest.json"
+FORMAT = "streamvid"
+FORMAT_VERSION = (1, 0)
+MAX_MANIFEST_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One file of the dataset: relative path, size in bytes, SHA-256 as hex."""
+
+    path: str
+    num_bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        check_relative(self.path)
+
+    @staticmethod
+    def of(path: str, data: bytes) -> FileInfo:
+        """The description of `data` stored at `path`."""
+        return FileInfo(path, len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """One tar of one bucket and one split, and where the index holds its samples."""
+
+    bucket_id: str
+    number: int
+    split: str
+    num_samples: int
+    num_bytes: int
+    sha256: str
+    offsets_num_bytes: int
+    offsets_sha256: str
+    max_clip_bytes: int
+    index_path: str
+    index_row_group: int
+
+    def __post_init__(self) -> None:
+        check_relative(self.path)
+        check_relative(self.index_path)
+        if self.num_samples < 1:
+            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; a shard holds 1 or more")
+
+    @property
+    def path(self) -> str:
+        return shard_path(self.bucket_id, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The sealed dataset. `files` names every file that is neither a shard nor beside one; the shard table names those."""
+
+    buckets: tuple[Bucket, ...]
+    clips: str
+    counts: Mapping[str, int]
+    shard_files: tuple[FileInfo, ...]
+    sample_files: tuple[FileInfo, ...]
+    rejection_files: tuple[FileInfo, ...]
+    other_files: tuple[FileInfo, ...]
+    plan_fingerprint: str
+    content_fingerprint: str
+    build: Mapping[str, Any] = field(default_factory=dict)
+    format_version: tuple[int, int] = FORMAT_VERSION
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def bucket(self, bucket_id: str) -> Bucket:
+        """The bucket of this id; DatasetError where the table has none."""
+        for bucket in self.buckets:
+            if bucket.id == bucket_id:
+                return bucket
+        raise DatasetError(
+            f"bucket {bucket_id!r} is not in the manifest's table: {', '.join(b.id for b in self.buckets)}"
+        )
+
+    @property
+    def files(self) -> tuple[FileInfo, ...]:
+        """All files that the manifest itself names."""
+        return self.shard_files + self.sample_files + self.rejection_files + self.other_files
+
+
+def shard_path(bucket_id: str, number: int) -> str:
+    """Where the shard plan puts a shard; the bucket is in the name so that base names are unique."""
+    return f"shards/{bucket_id}/{bucket_id}-{number:06d}.tar"
+
+
+def offsets_path(path: str) -> str:
+    """Where Megatron-Energon looks for the sample offsets of a shard."""
+    return f"{path}.idx"
+
+
+def plan_fingerprint(buckets: Iterable[Bucket], shards: Iterable[ShardInfo]) -> str:
+    """SHA-256 over all that a plan depends on: buckets, and the bucket, split and sample count of each shard in order."""
+    digest = hashlib.sha256()
+    for bucket in buckets:
+        digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())
+    for shard in shards:
+        digest.update(f"shard {shard.bucket_id} {shard.number} {shard.split} {shard.num_samples}\n".encode())
+    return digest.hexdigest()
+
+
+def content_fingerprint(shards: Iterable[ShardInfo], sample_files: Iterable[FileInfo]) -> str:
+    """SHA-256 over the checksums of all shards and of the sample index."""
+    digest = hashlib.sha256()
+    for shard in shards:
+        digest.update(f"{shard.path} {shard.sha256}\n".encode())
+    for file in sample_files:
+        digest.update(f"{file.path} {file.sha256}\n".encode())
+    return digest.hexdigest()
+
+
+_FILE_GROUPS = {
+    "shards": "shard_files",
+    "samples": "sample_files",
+    "rejections": "rejection_files",
+    "other": "other_files",
+}
+
+
+def manifest_to_json(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json: no clock, no host, keys sorted."""
+    value = {
+        **manifest.unknown,
+        "format": FORMAT,
+        "format_version": list(manifest.format_version),
+        "buckets": [bucket.to_json() for bucket in manifest.buckets],
+        "clips": manifest.clips,
+        "counts": dict(manifest.counts),
+        "files": {
+            name: [{"path": f.path, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in getattr(manifest, group)]
+            for name, group in _FILE_GROUPS.items()
+        },
+        "fingerprints": {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint},
+        "build": dict(manifest.build),
+        # Reserved, so that a 1.x reader knows the names: takedowns, aligned column groups, named selections.
+        "removed": manifest.unknown.get("removed", []),
+        "sidecars": manifest.unknown.get("sidecars", []),
+        "views": manifest.unknown.get("views", []),
+    }
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+_KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build"}
+
+
+def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
+    """Parse and check manifest.json. Unknown fields are kept; a newer major version is refused."""
+    try:
+        value = json.loads(data)
+        if value.get("format") != FORMAT:
+            raise DatasetError(
+                f"{where}: field format is {value.get('format')!r}, not {FORMAT!r}: no streamvid dataset"
+            )
+        version = tuple(int(part) for part in value["format_version"])
+        if len(version) != 2 or version[0] > FORMAT_VERSION[0]:
+            raise DatasetError(
+                f"{where}: format_version {list(version)} is newer than {list(FORMAT_VERSION)}; "
+                "update streamvid (pip install -U streamvid)"
+            )
+        groups = {
+            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in value["files"][name])
+            for name, group in _FILE_GROUPS.items()
+        }
+        return Manifest(
+            buckets=tuple(Bucket.from_json(bucket) for bucket in value["buckets"]),
+            clips=str(value["clips"]),
+            counts={str(k): int(v) for k, v in value["counts"].items()},
+            plan_fingerprint=str(value["fingerprints"]["plan"]),
+            content_fingerprint=str(value["fingerprints"]["content"]),
+            build=value["build"],
+            format_version=(version[0], version[1]),
+            unknown={k: v for k, v in value.items() if k not in _KNOWN},
+            **groups,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DatasetError(
+            f"{where} is damaged ({type(error).__name__}: {error}); copy it again or rebuild the dataset"
+        ) from error
+
+
+def read_manifest(store: Store) -> Manifest:
+    """The manifest of the dataset in `store`; DatasetError where there is none."""
+    size = store.size(MANIFEST)
+    if size is None:
+        raise DatasetError(
+            f"no dataset at {store.url}: there is no {MANIFEST}. Build one with `streamvid shard SOURCE {store.url}`, "
+            "or finish an interrupted build by running the same command again"
+        )
+    if size > MAX_MANIFEST_BYTES:
+        raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; {MAX_MANIFEST_BYTES} are allowed")
+    return manifest_from_json(store.read(MANIFEST), f"{store.url}/{MANIFEST}")

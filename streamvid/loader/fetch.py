@@ -1,0 +1,77 @@
+"""Bytes of samples: their index rows, and their clips read into shared memory, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import IntegrityError
+
+_log = logging.getLogger(__name__)
+
+_ROW_COLUMNS = ("key", "text", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
+_CACHED_SHARDS = 64
+
+
+class IndexRows:
+    """Index rows of shards as column → list, the last used kept."""
+
+    def __init__(self, dataset: Dataset, columns: Sequence[str] = ()) -> None:
+        self._dataset = dataset
+        self._columns = [*_ROW_COLUMNS, *(c for c in columns if c not in _ROW_COLUMNS)]
+        self._cache: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+
+    def row(self, shard: ShardInfo, index: int) -> dict[str, Any]:
+        """One sample's row: the format's columns that decoding needs, and those asked for."""
+        columns = self._cache.get(shard.path)
+        if columns is None:
+            columns = self._dataset.samples(shard, self._columns).to_pydict()
+            self._cache[shard.path] = columns
+            if len(self._cache) > _CACHED_SHARDS:
+                self._cache.popitem(last=False)
+        self._cache.move_to_end(shard.path)
+        return {name: values[index] for name, values in columns.items()}
+
+
+def read_clip(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> None:
+    """Fill `buffer` with a sample's clip; a wrong checksum is read once more, then IntegrityError (FETCH-1)."""
+    for attempt in (1, 2):
+        dataset.store.read_into(shard.path, row["clip_offset"], buffer)
+        if hashlib.sha256(buffer).digest() == row["clip_sha256"]:
+            return
+        _log.warning("%s: %s of %s has a wrong checksum (read %d)", dataset.url, row["key"], shard.path, attempt)
+    raise IntegrityError("its stored bytes differ from the checksum in the index, twice; copy the shard again")
+
+
+class FetchThreads:
+    """A few daemon threads that run reads in the order they are given."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"streamvid-fetch-{i}", daemon=True) for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise, on the next free thread."""
+        self._queue.put(job)
+
+    def close(self) -> None:
+        """Finish what is queued and end the threads."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job()

@@ -1,0 +1,11 @@
+"""The only room that touches a file system or an object store.
+
+Everything above asks `open_store(url)` for a `Store` and names files by paths relative to it.
+"""
+
+from __future__ import annotations
+
+from streamvid.storage.local import LocalStore
+from streamvid.storage.store import Store, check_relative, open_store, redact
+
+__all__ = ["LocalStore", "Store", "check_relative", "open_store", "redact"]
