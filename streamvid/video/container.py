@@ -1,0 +1,228 @@
+"""The one place that opens a media file: hostile until proved otherwise.
+
+FFmpeg gets a nameless reader, never a path: it can guess nothing from a name, and no file can make it open another
+one. Allowed are the containers and codecs of `Limits`; cover art is no video.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from streamvid.errors import ProbeError
+from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.stream import VideoStream
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
+
+_INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
+_READ_BYTES = 1 << 16
+_HEAD_BYTES = 4096
+_REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML", b"GIF8": "a GIF"}
+
+
+class BufferReader:
+    """A read-only file over memory that is not copied, but for each piece that is read."""
+
+    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
+        self._view = memoryview(buffer).cast("B")
+        self._position = 0
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        end = len(self._view) if num_bytes < 0 else self._position + num_bytes
+        piece = bytes(self._view[self._position : end])
+        self._position += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._view.release()
+
+
+class FileReader:
+    """An open binary file without its name, which FFmpeg would read meaning into. Closes what it opened itself."""
+
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+        self._owned = isinstance(source, str | os.PathLike)
+        self._file = Path(source).open("rb") if isinstance(source, str | os.PathLike) else source  # noqa: SIM115
+        self.read, self.seek, self.tell = self._file.read, self._file.seek, self._file.tell
+
+    def close(self) -> None:
+        if self._owned:
+            self._file.close()
+
+
+class VideoFile:
+    """An opened file, its video stream and the facts that need no packet. Made by `open_video`.
+
+    Attributes: container, stream (of PyAV), container_name, codec_name, is_image, has_audio, num_bytes, head (the first
+    bytes), is_exact (the container's packets can be trusted and sought).
+    """
+
+    container: InputContainer
+    stream: VideoStream
+
+    def __init__(self, reader: BufferReader | FileReader, limits: Limits) -> None:
+        self.reader, self.limits = reader, limits
+        self.num_bytes = reader.seek(0, os.SEEK_END)
+        if not self.num_bytes:
+            raise ProbeError("the file is empty (0 bytes)")
+        if self.num_bytes > limits.max_bytes:
+            raise ProbeError(f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}")
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Start anew from the first byte, with a fresh decoder."""
+        self.close()
+        self.reader.seek(0)
+        self.head = self.reader.read(_HEAD_BYTES)
+        self.reader.seek(0)
+        _refuse_by_name(self.head)
+        self.container = _open_container(self.reader, self.limits)
+        try:
+            self.container_name = _canonical(self.container.format.name)
+            self.is_image = self.container_name in IMAGE_CONTAINERS
+            self.stream = _choose_stream(self.container, self.limits)
+            self.has_audio = bool(self.container.streams.audio)
+            self.codec_name = self.stream.codec_context.codec.canonical_name
+            self.is_exact = self.container_name in EXACT_CONTAINERS and not self._is_avi_in_matroska()
+            _prepare(self.container, self.stream, self.limits)
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_avi_in_matroska(self) -> bool:
+        """True for Matroska with an AVI-style codec header, which stores decode times only."""
+        try:
+            return self.container_name == "matroska" and self.stream.codec_context.codec_tag != "\0\0\0\0"
+        except UnicodeDecodeError:  # a tag that is not even text
+            return True
+
+    @property
+    def decoder(self) -> VideoCodecContext:
+        return self.stream.codec_context
+
+    def close(self) -> None:
+        if hasattr(self, "container"):
+            self.container.close()
+
+
+@contextmanager
+def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
+    """Open `source` within `limits`; ProbeError says in plain words what is wrong with it.
+
+    A binary file object must be seekable; it is read from its first byte and left open.
+    """
+    try:
+        reader = BufferReader(source) if isinstance(source, bytes | bytearray | memoryview) else FileReader(source)
+    except OSError as error:
+        raise ProbeError(f"the file cannot be opened: {error.strerror or type(error).__name__}") from error
+    try:
+        video = VideoFile(reader, limits)
+        try:
+            yield video
+        finally:
+            video.close()
+    finally:
+        reader.close()
+
+
+@contextmanager
+def ffmpeg_errors(problem: str) -> Iterator[None]:
+    """Turn FFmpeg's errors inside the block into a ProbeError that begins with `problem`."""
+    import av
+
+    try:
+        yield
+    except av.FFmpegError as error:
+        raise ProbeError(f"{problem} ({error.strerror})") from error
+
+
+def _refuse_by_name(head: bytes) -> None:
+    """A clear word about what the whitelist would refuse without saying what it is."""
+    text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+    names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
+    if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
+        names.append("an animated WebP")
+    if names:
+        raise ProbeError(f"the file is {names[0]}, which is not allowed: give a video (mp4, mkv, ...) or a still image")
+
+
+def _open_container(reader: BufferReader | FileReader, limits: Limits) -> InputContainer:
+    import av
+
+    options = {
+        "format_whitelist": ",".join(limits.containers),
+        "protocol_whitelist": "",
+        "max_pixels": str(limits.max_pixels),
+        # One more, so that there is something to complain about: Matroska leaves further streams out silently.
+        "max_streams": str(limits.max_streams + 1),
+        # PyAV always lets FFmpeg look for stream facts, which decodes an H.264 frame (14 ms at 1080p) that we decode
+        # again where it is needed. This reaches only that throw-away decoder.
+        "skip_frame": "all",
+    }
+    try:
+        return av.open(reader, "r", options=options, buffer_size=_READ_BYTES, metadata_errors="replace")
+    except av.FFmpegError as error:
+        allowed = ", ".join(limits.containers)
+        raise ProbeError(
+            f"the file is no video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}"
+        ) from error
+
+
+def _canonical(format_name: str) -> str:
+    names = format_name.split(",")
+    return "mov" if "mov" in names else names[0]
+
+
+def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
+    """The first video stream that is neither a cover picture nor a tile of a larger picture."""
+    from av.stream import Disposition
+
+    if len(container.streams) > limits.max_streams:
+        raise ProbeError(
+            f"the file has {len(container.streams)} streams, above the limit max_streams={limits.max_streams}"
+        )
+    pictures = 0
+    for stream in container.streams.video:
+        if stream.disposition & (Disposition.attached_pic | Disposition.dependent):
+            pictures += 1
+            continue
+        if stream.codec_context is None:
+            raise ProbeError("the file's video codec is unknown to FFmpeg: re-encode it, to H.264 for instance")
+        codec = stream.codec_context.codec.canonical_name
+        if codec not in limits.codecs:
+            raise ProbeError(f"the video codec {codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}")
+        return stream
+    reason = ", only cover art or tiles of a picture" if pictures else ""
+    raise ProbeError(f"the file has no video stream{reason}")
+
+
+def _prepare(container: InputContainer, stream: VideoStream, limits: Limits) -> None:
+    from av.codec.context import ThreadType
+    from av.stream import Discard
+
+    for other in container.streams:
+        if other.index != stream.index:
+            other.discard = Discard.all
+    decoder = stream.codec_context
+    decoder.thread_count = 1
+    decoder.thread_type = ThreadType(0)
+    decoder.options = {"max_pixels": str(limits.max_pixels)}
+    if decoder.codec.canonical_name in _INTRA_CODECS:
+        # A cut picture would come out half grey and without complaint.
+        decoder.options["err_detect"] = "crccheck+explode"

@@ -1,0 +1,147 @@
+"""What one decoded frame says about itself: size, pixel aspect, orientation and colour.
+
+Colour matrices and ranges are FFmpeg's numbers (AVColorSpace, AVColorRange), fixed by ITU-T H.273.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from streamvid.errors import ProbeError
+from streamvid.video.filters import FilterChain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from enum import Enum
+
+    from av.sidedata.sidedata import SideData
+    from av.video.format import VideoFormat
+    from av.video.frame import VideoFrame
+
+    from streamvid.video.container import VideoFile
+
+_MATRICES = {0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
+_UNSPECIFIED = {2, 3}
+_RANGES = {1: "limited", 2: "full"}
+_HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
+_BT601_CODECS = {"mjpeg", "webp", "vp8"}
+_MAX_PIXEL_ASPECT = 16
+
+#: (a, b, c, d) of the display matrix → (flip, clockwise degrees): the point (x, y) of a decoded frame is shown at
+#: (a·x + c·y, b·x + d·y), and a flip comes before the turn.
+_ORIENTATIONS = {
+    (1, 0, 0, 1): (False, 0),
+    (0, 1, -1, 0): (False, 90),
+    (-1, 0, 0, -1): (False, 180),
+    (0, -1, 1, 0): (False, 270),
+    (-1, 0, 0, 1): (True, 0),
+    (0, -1, -1, 0): (True, 90),
+    (1, 0, 0, -1): (True, 180),
+    (0, 1, 1, 0): (True, 270),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFormat:
+    """The fields of the same names in VideoInfo, read from one frame."""
+
+    coded_width: int
+    coded_height: int
+    sample_aspect_ratio: tuple[int, int]
+    rotation: int
+    flip: bool
+    pixel_format: str
+    color_space: str
+    color_range: str
+    is_color_guessed: bool
+
+    @property
+    def display_size(self) -> tuple[int, int]:
+        """(width, height) as shown: square pixels, turned."""
+        horizontal, vertical = self.sample_aspect_ratio
+        width = max(1, (2 * self.coded_width * horizontal + vertical) // (2 * vertical))
+        size = (width, self.coded_height)
+        return size[::-1] if self.rotation in (90, 270) else size
+
+
+def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
+    """The format of `frame`, decoded from `video`; ProbeError where its colours or orientation are not supported."""
+    if frame.color_trc in _HDR_TRANSFERS:
+        raise ProbeError(
+            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}), which is not supported yet: tone-map it to SDR "
+            "first, with FFmpeg's zscale and tonemap filters for instance"
+        )
+    flip, rotation = _orientation(frame)
+    color_space, is_guessed = _color_space(video.codec_name, frame)
+    return FrameFormat(
+        coded_width=frame.width,
+        coded_height=frame.height,
+        sample_aspect_ratio=_pixel_aspect(video),
+        rotation=rotation,
+        flip=flip,
+        pixel_format=frame.format.name,
+        color_space=color_space,
+        color_range=_RANGES.get(frame.color_range) or ("full" if _is_full_by_definition(frame.format) else "limited"),
+        is_color_guessed=is_guessed,
+    )
+
+
+def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:
+    if frame.format.is_rgb or "pal8" in frame.format.name:
+        return "rgb", False
+    matrix = frame.colorspace
+    if matrix in _UNSPECIFIED or (matrix == 0 and not frame.format.is_rgb):
+        if codec in _BT601_CODECS:
+            return "bt601", True
+        longer, shorter = max(frame.width, frame.height), min(frame.width, frame.height)
+        return ("bt709" if longer >= 1280 or shorter >= 720 else "bt601"), True
+    if matrix not in _MATRICES:
+        raise ProbeError(
+            f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported: convert it to BT.709, with "
+            "FFmpeg's zscale filter for instance"
+        )
+    return _MATRICES[matrix], False
+
+
+def _is_full_by_definition(pixel_format: VideoFormat) -> bool:
+    return pixel_format.is_rgb or pixel_format.name.startswith(("yuvj", "pal8", "gray", "ya", "mono"))
+
+
+def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
+    ratio = video.stream.sample_aspect_ratio or video.decoder.sample_aspect_ratio
+    if not ratio or ratio <= 0:
+        return (1, 1)
+    if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
+        raise ProbeError(f"the video's pixels have the shape {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?")
+    return ratio.numerator, ratio.denominator
+
+
+def _orientation(frame: VideoFrame) -> tuple[bool, int]:
+    for data in _side_data(frame):
+        if data.type.name == "DISPLAYMATRIX":
+            numbers = memoryview(bytes(data)).cast("i")
+            a, b, c, d = numbers[0], numbers[1], numbers[3], numbers[4]
+            scale = max(map(abs, (a, b, c, d))) or 1
+            signs = tuple(math.floor(value / scale + 0.5) for value in (a, b, c, d))
+            if signs not in _ORIENTATIONS or any(
+                abs(value / scale - sign) > 0.01 for value, sign in zip((a, b, c, d), signs, strict=True)
+            ):
+                degrees = round(math.degrees(math.atan2(b, a)))
+                raise ProbeError(f"the video asks to be turned by {degrees} degrees; only quarter turns are supported")
+            return _ORIENTATIONS[signs]
+    return False, 0
+
+
+def _side_data(frame: VideoFrame) -> list[SideData]:
+    try:
+        return list(cast("Iterable[SideData]", frame.side_data))  # PyAV's stub calls it a dict
+    except ValueError:
+        # PyAV has no name for one of its kinds (a photo's EXIF block, for one) and so shows none: drop those first.
+        from av.sidedata.sidedata import Type
+
+        known = max(int(kind.value) for kind in cast("Iterable[Enum]", Type))
+        drop = [("sidedata", f"mode=delete:type={kind}") for kind in range(known + 1, known + 20)]
+        chain = FilterChain(frame, drop, matrix=frame.colorspace, color_range=frame.color_range)
+        return list(cast("Iterable[SideData]", chain.run(frame).side_data))

@@ -1,0 +1,56 @@
+"""How much of a file that somebody else made is taken in: sizes, counts, formats and codecs.
+
+Every number exists because a file of a few hundred kilobytes can ask for gigabytes. The lists name what FFmpeg's
+demuxers and decoders are called; what is not named is refused before a byte of it is parsed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+from streamvid.errors import ConfigError
+
+#: Containers whose packets carry the truth about time: one packet a frame, each with its timestamp, seekable.
+EXACT_CONTAINERS = frozenset({"mov", "matroska"})
+
+#: Still images: FFmpeg's "pipe" demuxers, which look at the content and never open another file.
+IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe"})
+
+CONTAINERS = (
+    *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm"),
+    *("avi", "mpegts", "mpeg", "flv"),
+    *sorted(IMAGE_CONTAINERS),
+)
+
+CODECS = (
+    *("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mpeg2video", "mpeg1video", "h263", "flv1", "vc1", "msmpeg4v3"),
+    *("mjpeg", "prores", "dnxhd", "ffv1", "huffyuv", "ffvhuff", "utvideo", "qtrle", "rawvideo"),
+    *("png", "webp", "bmp"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What `probe` and `decode_into` accept; anything beyond is a ProbeError or a DecodeError that names the limit."""
+
+    max_bytes: int = 16 << 30
+    max_pixels: int = 8192 * 4320  #: of one frame, as FFmpeg counts: some decoders pad rows to 64 pixels
+    max_frames: int = 500_000
+    max_seconds: float = 12 * 3600.0
+    max_streams: int = 64
+    containers: tuple[str, ...] = CONTAINERS
+    codecs: tuple[str, ...] = CODECS
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.startswith("max_") and not value > 0:
+                raise ConfigError(f"limits: {field.name} is {value!r}, it must be above 0")
+            if not field.name.startswith("max_") and (
+                not value or not all(re.fullmatch(r"[a-z0-9_]+", name) for name in value)
+            ):
+                raise ConfigError(f"limits: {field.name} is {value!r}, it must be a tuple of FFmpeg's names, not empty")
+
+
+LIMITS = Limits()

@@ -1,0 +1,187 @@
+"""A video's packets: which frames there are, when they are shown and where decoding can start. Nothing is decoded.
+
+A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
+if it is shown before the first key frame: such a frame leans on pictures that were cut away.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from streamvid.errors import ProbeError
+from streamvid.video.bitstream import is_h264_entry, is_hidden
+from streamvid.video.container import VideoFile, ffmpeg_errors
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+_EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+
+
+@dataclass(frozen=True, slots=True)
+class PacketTable:
+    """The packets of one video.
+
+    - timestamps: of the shown frames, ascending, ticks of `time_base`; frame number = position.
+    - ordinals: for each frame number its packet's place in decode order.
+    - keys: (timestamp, ordinal) of each key packet in decode order, discarded ones included; a packet flagged as key
+      whose picture is whole only some frames later (H.264 gradual refresh) is none.
+    - rows: (timestamp, position, size) of every packet, in decode order: what a packet is recognised by.
+    - reorder_depth: the most frames that a decoder holds back to show all in order.
+    - last_duration: of the frame shown last, in ticks; 0 where unknown.
+    """
+
+    timestamps: tuple[int, ...]
+    ordinals: tuple[int, ...]
+    keys: tuple[tuple[int, int], ...]
+    rows: tuple[tuple[int | None, int | None, int], ...]
+    reorder_depth: int
+    time_base: Fraction
+    last_duration: int
+
+    @property
+    def keyframes(self) -> tuple[int, ...]:
+        """Frame numbers of the key frames that are shown."""
+        key_ordinals = {ordinal for _, ordinal in self.keys}
+        return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
+
+    def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
+        """(timestamp, ordinal) of the key packets to decode these frames from, the best first, two at most.
+
+        The second is one key frame further back: it serves where the first was no true entry point.
+        """
+        first_needed = min(self.ordinals[first_frame : last_frame + 1])
+        wanted_from = self.timestamps[first_frame]
+        usable = [key for key in self.keys if key[0] <= wanted_from and key[1] <= first_needed]
+        return usable[:-3:-1]
+
+
+def read_packets(video: VideoFile) -> PacketTable:
+    """Read through the file once. ProbeError where it breaks off, or where its timestamps do not name each frame."""
+    rows: list[tuple[int | None, int | None, int]] = []
+    keys: list[tuple[int, int]] = []
+    shown: list[tuple[int, int, int]] = []
+    for packet in each_packet(video):
+        ordinal = len(rows)
+        if ordinal >= video.limits.max_frames:
+            raise ProbeError(f"the video has more packets than the limit max_frames={video.limits.max_frames}")
+        if packet.is_corrupt:
+            raise ProbeError(_broken_off(video, ordinal))
+        rows.append((packet.pts, packet.pos, packet.size))
+        if packet.pts is not None and _is_entry(video, packet):
+            keys.append((packet.pts, ordinal))
+        if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
+            continue
+        if packet.pts is None:
+            raise ProbeError(f"packet {ordinal} of the video has no timestamp; {remedy()}")
+        shown.append((packet.pts, ordinal, packet.duration or 0))
+        if video.is_image:
+            break
+    _check_complete(video, rows)
+    return _make_table(video, rows, keys, shown)
+
+
+def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
+    """The video's packets from where the demuxer stands; empty ones, which would flush a decoder, are left out."""
+    with ffmpeg_errors("the file ends early or is damaged: its packets cannot all be read"):
+        for packet in video.container.demux(video.stream):
+            if packet.size:
+                yield packet
+
+
+def remedy() -> str:
+    """What to do about a file whose timestamps cannot be trusted."""
+    return "remux it (ffmpeg -i IN -c copy OUT.mkv) or, if that changes nothing, re-encode it (ffmpeg -i IN OUT.mp4)"
+
+
+def _make_table(
+    video: VideoFile,
+    rows: list[tuple[int | None, int | None, int]],
+    keys: list[tuple[int, int]],
+    shown: list[tuple[int, int, int]],
+) -> PacketTable:
+    if not rows:
+        raise ProbeError("the video has no packets: only a header is there (truncated file?)")
+    if not keys:
+        raise ProbeError("the video has no key frame to start decoding from; re-encode it")
+    first_time, first_ordinal = keys[0]
+    frames = sorted(frame for frame in shown if frame[0] >= first_time and frame[1] >= first_ordinal)
+    if not frames:
+        raise ProbeError("the video shows no frame: an edit list hides all of them")
+    timestamps = tuple(frame[0] for frame in frames)
+    for earlier, later in pairwise(timestamps):
+        if earlier == later:
+            raise ProbeError(f"two frames of the video have the same timestamp ({later}); {remedy()}")
+    in_order = sorted(row[0] for row in rows if row[0] is not None)
+    depth = max(i - bisect_right(in_order, row[0]) + 1 for i, row in enumerate(rows) if row[0] is not None)
+    return PacketTable(
+        timestamps=timestamps,
+        ordinals=tuple(frame[1] for frame in frames),
+        keys=tuple(keys),
+        rows=tuple(rows),
+        reorder_depth=max(0, depth),
+        time_base=video.stream.time_base or Fraction(1, 1),
+        last_duration=frames[-1][2],
+    )
+
+
+def _is_entry(video: VideoFile, packet: Packet[VideoStream]) -> bool:
+    if packet.is_keyframe and video.codec_name == "h264":
+        return is_h264_entry(memoryview(packet), video.decoder.extradata or b"")
+    return packet.is_keyframe
+
+
+def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, int]]) -> None:
+    """ProbeError where header and bytes disagree about how long the file is."""
+    if video.container_name == "mov":
+        missing = sum(entry.pos + entry.size > video.num_bytes for entry in video.stream.index_entries)
+        if missing:
+            raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing))
+        return
+    promised = 0
+    if video.container_name == "matroska":
+        promised = _matroska_end(video)
+    elif video.container_name == "avi":
+        promised = 8 + int.from_bytes(video.head[4:8], "little")
+    if promised > video.num_bytes:
+        raise ProbeError(
+            f"the file ends early: the header promises {promised} bytes, {video.num_bytes} are there (truncated file?)"
+        )
+
+
+def _broken_off(video: VideoFile, num_found: int) -> str:
+    promised = max(video.stream.frames, len(video.stream.index_entries) if video.container_name == "mov" else 0)
+    if promised > num_found:
+        return (
+            f"the file ends early: the header promises {promised} frames, {num_found} are there whole (truncated file?)"
+        )
+    return f"the file ends early or is damaged: packet {num_found} of the video is not whole (truncated file?)"
+
+
+def _matroska_end(video: VideoFile) -> int:
+    """Where the Segment ends as its own header says; 0 where it does not say (a live recording)."""
+    head = video.head
+    if not head.startswith(_EBML):
+        return 0
+    size, start = _ebml_size(head, len(_EBML))
+    segment = start + size
+    if head[segment : segment + len(_SEGMENT)] != _SEGMENT:
+        return 0
+    size, start = _ebml_size(head, segment + len(_SEGMENT))
+    return start + size if size else 0
+
+
+def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
+    """(value, position after it) of the variable-length number at `at`; value 0 means unknown."""
+    first = head[at] if at < len(head) else 0
+    length = 9 - first.bit_length()
+    if not first or at + length > len(head):
+        return 0, at + 1
+    value = int.from_bytes(head[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return (0 if value == (1 << 7 * length) - 1 else value), at + length

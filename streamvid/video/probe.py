@@ -1,0 +1,119 @@
+"""The facts of a file: frames counted from packets, one key frame decoded for its shape and colours.
+
+Where timestamps are known to lie at times (AVI, MPEG-TS, MPEG-PS, FLV, AVI's ways inside Matroska, MPEG-4 with its
+packed pictures, interlaced video with a packet a field), every frame is decoded once, and the file is accepted only if
+the frames bear exactly the timestamps that the packets promise: then `decode_into` finds the same frames later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+from streamvid.errors import ProbeError
+from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.frame_format import FrameFormat, read_frame_format
+from streamvid.video.info import VideoInfo
+from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.packets import PacketTable, each_packet, read_packets, remedy
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+#: Codecs that came from AVI with a picture put into its neighbour's packet.
+_LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
+
+
+def probe(source: Source, limits: Limits = LIMITS) -> VideoInfo:
+    """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
+
+    Allowed are the containers and codecs of `limits`; JPEG, PNG, WebP and BMP are images of one frame (further
+    pictures in the file are ignored), GIF and animated WebP are refused. Raises ProbeError, whose message names no
+    path, if the file is no video, is cut short, breaks a limit, is HDR, or has timestamps that do not name each frame.
+    """
+    with open_video(source, limits) as video:
+        table = read_packets(video)
+        seconds = float((table.timestamps[-1] - table.timestamps[0]) * table.time_base)
+        if seconds > limits.max_seconds:
+            raise ProbeError(f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}")
+        has_audio = video.has_audio
+        frame, is_interlaced = _first_frame(video, table)
+        is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
+        if not (is_one_packet_a_frame or video.is_image):
+            _compare_with_decode(video, table)
+        return _make_info(video, table, frame, is_interlaced=is_interlaced, has_audio=has_audio)
+
+
+def _first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool]:
+    """Format of the first key frame, and whether it is interlaced."""
+    first = table.keys[0][1]
+    problem = (
+        "the first key frame does not decode: it is damaged, or has more pixels than the limit "
+        f"max_pixels={video.limits.max_pixels}"
+    )
+    # An edit list may hide the key frame itself: then the first frame shown tells.
+    for stop in (first + 1, len(table.rows)):
+        for frame in _decode(video, first, stop, problem):
+            if frame.is_corrupt:
+                raise ProbeError("the first key frame is damaged")
+            return read_frame_format(video, frame), frame.interlaced_frame
+    raise ProbeError(problem)
+
+
+def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
+    first_time, first_ordinal = table.keys[0]
+    frames = _decode(video, first_ordinal, len(table.rows), "the video does not decode")
+    shown = [frame.pts for frame in frames if frame.pts is None or frame.pts >= first_time]
+    if tuple(shown) != table.timestamps:
+        raise ProbeError(
+            f"the packets promise {len(table.timestamps)} frames, {len(shown)} decode, and their timestamps differ "
+            f"(a trait of {video.container_name} files); {remedy()}"
+        )
+
+
+def _decode(video: VideoFile, first: int, stop: int, problem: str) -> Iterator[VideoFrame]:
+    """All frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder."""
+    video.reopen()
+    with ffmpeg_errors(problem):
+        for packet in islice(each_packet(video), first, stop):
+            yield from video.decoder.decode(packet)
+        yield from video.decoder.decode(None)
+
+
+def _make_info(
+    video: VideoFile, table: PacketTable, frame: FrameFormat, *, is_interlaced: bool, has_audio: bool
+) -> VideoInfo:
+    times, keyframes = table.timestamps, table.keyframes
+    num_frames = len(times)
+    span = float((times[-1] - times[0]) * table.time_base)
+    fps = (num_frames - 1) / span if span > 0 else float(video.stream.average_rate or 0)
+    last = float(table.last_duration * table.time_base) or (1 / fps if fps else 0.0)
+    starts = [*keyframes, num_frames]
+    width, height = frame.display_size
+    return VideoInfo(
+        width=width,
+        height=height,
+        coded_width=frame.coded_width,
+        coded_height=frame.coded_height,
+        sample_aspect_ratio=frame.sample_aspect_ratio,
+        rotation=frame.rotation,
+        flip=frame.flip,
+        num_frames=num_frames,
+        fps=0.0 if video.is_image else fps,
+        duration_seconds=0.0 if video.is_image else span + last,
+        time_base=table.time_base,
+        codec=video.codec_name,
+        pixel_format=frame.pixel_format,
+        container=video.container_name,
+        color_space=frame.color_space,
+        color_range=frame.color_range,
+        is_color_guessed=frame.is_color_guessed,
+        is_interlaced=is_interlaced,
+        num_keyframes=len(keyframes),
+        max_keyframe_distance=max((b - a for a, b in pairwise(starts)), default=num_frames),
+        has_audio=has_audio,
+        is_image=video.is_image,
+        timestamps=times,
+        keyframes=keyframes,
+    )

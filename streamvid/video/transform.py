@@ -1,0 +1,129 @@
+"""From a frame's shape to a tensor's: scale to cover, centre crop. Integers only.
+
+The crop comes first (it costs nothing: a shift of pointers), then one scaling pass, then the turn while the small
+picture is copied. The crop box is centred, as large as the frame allows, and has the shape of the target in display
+space, so that non-square pixels come out square. Offsets and sizes are even, because most frames carry one colour
+sample for 2 x 2 pixels; the shape is right to within a pixel of the box.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamvid.errors import ConfigError
+
+_TURNS = {0: (), 90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("transpose=cclock",)}
+
+
+class Geometry(Protocol):
+    """What a Transform needs of a VideoInfo; the fields are documented there."""
+
+    @property
+    def coded_width(self) -> int: ...
+    @property
+    def coded_height(self) -> int: ...
+    @property
+    def sample_aspect_ratio(self) -> tuple[int, int]: ...
+    @property
+    def rotation(self) -> int: ...
+    @property
+    def flip(self) -> bool: ...
+    @property
+    def color_space(self) -> str: ...
+    @property
+    def color_range(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """How a decoded frame of one shape and colour becomes an RGB picture of (height, width). Made by `cover`.
+
+    - source_width, source_height: of the decoded frame; crop_left, crop_top, crop_width, crop_height: the box in it.
+    - scale_width, scale_height: what the box is scaled to, before the turn: (width, height), or swapped for a quarter
+      turn. flip, rotation, color_space, color_range: as in VideoInfo.
+    """
+
+    source_width: int
+    source_height: int
+    crop_left: int
+    crop_top: int
+    crop_width: int
+    crop_height: int
+    scale_width: int
+    scale_height: int
+    rotation: int
+    flip: bool
+    color_space: str
+    color_range: str
+
+    def __post_init__(self) -> None:
+        inside = (
+            0 <= self.crop_left <= self.source_width - self.crop_width
+            and 0 <= self.crop_top <= self.source_height - self.crop_height
+        )
+        if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
+            raise ConfigError(f"no such transform: the crop box must lie in the frame and hold a pixel, got {self}")
+        if self.rotation not in _TURNS:
+            raise ConfigError(f"transform: rotation is {self.rotation}, allowed are {sorted(_TURNS)}")
+
+    @classmethod
+    def cover(cls, source: Geometry, height: int, width: int) -> Transform:
+        """The transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed."""
+        if height < 1 or width < 1:
+            raise ConfigError(f"transform: the target is {width}x{height}, both sides must be at least 1")
+        scale_width, scale_height = (height, width) if source.rotation in (90, 270) else (width, height)
+        aspect_width, aspect_height = source.sample_aspect_ratio
+        # The box w x h with w * aspect_width / (h * aspect_height) = scale_width / scale_height.
+        shape_width, shape_height = scale_width * aspect_height, scale_height * aspect_width
+        full_width, full_height = source.coded_width, source.coded_height
+        box_width, box_height = full_width, full_height
+        if full_width * shape_height >= full_height * shape_width:
+            box_width = _even_quotient(full_height * shape_width, shape_height, full_width)
+        else:
+            box_height = _even_quotient(full_width * shape_height, shape_width, full_height)
+        return cls(
+            source_width=full_width,
+            source_height=full_height,
+            crop_left=(full_width - box_width) // 4 * 2,
+            crop_top=(full_height - box_height) // 4 * 2,
+            crop_width=box_width,
+            crop_height=box_height,
+            scale_width=scale_width,
+            scale_height=scale_height,
+            rotation=source.rotation,
+            flip=source.flip,
+            color_space=source.color_space,
+            color_range=source.color_range,
+        )
+
+    @property
+    def crop_options(self) -> str:
+        """Options of FFmpeg's crop filter; empty where the whole frame is used."""
+        if (self.crop_width, self.crop_height) == (self.source_width, self.source_height):
+            return ""
+        return f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1"
+
+    @property
+    def scale_options(self) -> str:
+        """Options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
+        colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
+        return f"{self.scale_width}:{self.scale_height}:flags=area{colors}"
+
+    @property
+    def ffmpeg_filter(self) -> str:
+        """The same as a filter of the ffmpeg program, for anyone who wants to check a tensor.
+
+        `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
+        height, width, RGB) bytes. The turn costs nothing there either: it follows the scaling.
+        """
+        steps = [f"crop={self.crop_options}"] if self.crop_options else []
+        steps += [f"scale={self.scale_options}", "format=rgb24"]
+        steps += ["hflip"] if self.flip else []
+        return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
+
+
+def _even_quotient(numerator: int, denominator: int, limit: int) -> int:
+    """numerator / denominator as the nearest even number from 2 up to `limit`; `limit` itself may be odd."""
+    nearest = (numerator + denominator) // (2 * denominator) * 2
+    return min(limit, max(2, nearest))

@@ -1,0 +1,13 @@
+"""Clips for all tests of the room, made once a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.video.clips import ClipFolder
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> ClipFolder:
+    """`clip(name)`: the path of a clip of tests/video/clips.py."""
+    return ClipFolder(tmp_path_factory.mktemp("clips"))

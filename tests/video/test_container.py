@@ -1,0 +1,219 @@
+"""Hostile and broken files: refused in plain words, within limits, and opening nothing else."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.errors import ConfigError, DecodeError, ProbeError
+from streamvid.video import Limits, decode_into, probe
+from tests.video.clips import ClipFolder, run_ffmpeg
+
+
+def test_what_is_no_media_is_refused(tmp_path: Path) -> None:
+    """SAFE-1: the message is plain and names no path (it ends in the dataset's rejections)."""
+    path = tmp_path / "text.mp4"
+    path.write_text("This is no video.\n" * 100)
+    with pytest.raises(ProbeError, match="no video or image that FFmpeg can read") as caught:
+        probe(path)
+    assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(ProbeError, match="empty"):
+        probe(b"")
+    with pytest.raises(ProbeError, match="cannot be opened: No such file") as caught:
+        probe(tmp_path / "absent.mp4")
+    assert str(tmp_path) not in str(caught.value)
+    with pytest.raises(DecodeError, match="empty"):
+        decode_into(b"", 0, np.zeros((1, 8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:2,\n{target}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile {target}\n",
+        '<?xml version="1.0"?><MPD><Period><BaseURL>{target}</BaseURL></Period></MPD>',
+    ],
+)
+@pytest.mark.parametrize("name", ["list.m3u8", "list.mp4"])
+def test_playlists_open_no_other_file(clip: ClipFolder, tmp_path: Path, text: str, name: str) -> None:
+    """SAFE-1."""
+    target = tmp_path / "target.ts"
+    target.write_bytes(clip("h264.ts").read_bytes())
+    playlist = tmp_path / name
+    for reference in (target.name, str(target), target.as_uri()):
+        playlist.write_text(text.format(target=reference))
+        for source in (playlist, playlist.read_bytes()):
+            with pytest.raises(ProbeError, match="which is not allowed"):
+                probe(source)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("name", ["h264_open_gop.mkv", "faststart.mp4", "h264_open_gop.mp4", "mpeg4.avi"])
+def test_truncated_files_are_refused(clip: ClipFolder, tmp_path: Path, name: str, part: float) -> None:
+    """SAFE-1: with the header first or last, wherever the file is cut."""
+    if name == "faststart.mp4":
+        path = tmp_path / name
+        run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
+    else:
+        path = clip(name)
+    data = path.read_bytes()
+    cut = data[: int(len(data) * part)]
+    with pytest.raises(ProbeError):
+        probe(cut)
+    with pytest.raises(DecodeError):
+        decode_into(cut, 0, np.zeros((2, 16, 16, 3), np.uint8))
+
+
+def test_a_truncated_file_says_how_much_is_missing(clip: ClipFolder, tmp_path: Path) -> None:
+    path = tmp_path / "faststart.mp4"
+    run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
+    data = path.read_bytes()
+    with pytest.raises(ProbeError, match=r"ends early: the header promises 40 frames, \d+ are there"):
+        probe(data[: len(data) * 2 // 3])
+
+
+@pytest.mark.parametrize("name", ["image.jpg", "image.png", "image.webp"])
+def test_truncated_images_are_refused(clip: ClipFolder, name: str) -> None:
+    data = clip(name).read_bytes()
+    with pytest.raises(ProbeError):
+        probe(data[: len(data) // 2])
+
+
+def _png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, payload: bytes) -> bytes:
+        return len(payload).to_bytes(4, "big") + kind + payload + zlib.crc32(kind + payload).to_bytes(4, "big")
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + width * 3)
+    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    """A PNG of 9000 x 9000 pixels, 243 MB unpacked, in 240 kB."""
+    return _png(9000, 9000)
+
+
+@pytest.mark.parametrize("container", ["png", "mov"])
+def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, container: str) -> None:
+    """SAFE-1: a small file that unpacks to a huge frame, bare or in a MOV whose header promises 64 x 64."""
+    path = tmp_path / f"bomb.{container}"
+    if container == "png":
+        path.write_bytes(bomb)
+    else:
+        small, mov = tmp_path / "small.png", tmp_path / "small.mov"
+        small.write_bytes(_png(64, 64))
+        run_ffmpeg("-i", small, "-c", "copy", mov)
+        path.write_bytes(_with_packet(mov.read_bytes(), small.read_bytes(), bomb))
+    # The interpreter with PyAV needs some 200 MB of address space; the frame alone would need as much again.
+    code = (
+        "import sys, av, resource; from streamvid.video import probe; from streamvid.errors import ProbeError\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (120 << 20),) * 2)\n"
+        "try: probe(sys.argv[1])\n"
+        "except ProbeError as error: print(error)\n"
+    )
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc/self/statm and RLIMIT_AS to bound the child's memory")
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "max_pixels" in done.stdout
+    assert not done.stderr
+
+
+def _with_packet(mov: bytes, old: bytes, new: bytes) -> bytes:
+    """The MOV with another packet: at its end, with sample size and offset patched (one sample in one chunk)."""
+    at = mov.index(old)
+    data = bytearray(mov + new)
+    sizes, offsets = data.index(b"stsz"), data.index(b"stco")
+    data[sizes + 8 : sizes + 12] = len(new).to_bytes(4, "big")
+    assert int.from_bytes(data[offsets + 12 : offsets + 16], "big") == at
+    data[offsets + 12 : offsets + 16] = len(mov).to_bytes(4, "big")
+    return bytes(data)
+
+
+def test_limits_name_themselves(clip: ClipFolder, tmp_path: Path) -> None:
+    """SAFE-1: bytes, frames, seconds, streams, pixels, codecs, containers."""
+    path = clip("h264_open_gop.mp4")
+    for limits, message in [
+        (Limits(max_bytes=100), "max_bytes=100"),
+        (Limits(max_frames=39), "max_frames=39"),
+        (Limits(max_seconds=1.0), "max_seconds=1"),
+        (Limits(max_pixels=160 * 89), "max_pixels=14240"),
+        (Limits(codecs=("vp9",)), "codec h264 is not allowed; allowed codecs: vp9"),
+        (Limits(containers=("matroska",)), "allowed containers: matroska"),
+    ]:
+        with pytest.raises(ProbeError, match=message):
+            probe(path, limits)
+    assert probe(path, Limits(max_frames=40, max_seconds=1.6, max_pixels=192 * 96)).num_frames == 40
+    many = tmp_path / "many.mkv"
+    run_ffmpeg("-i", path, *["-map", "0:v"] * 70, "-c", "copy", many)
+    with pytest.raises(ProbeError, match="max_streams=64"):
+        probe(many)
+
+
+def test_limits_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_frames is 0"):
+        Limits(max_frames=0)
+    with pytest.raises(ConfigError, match="containers"):
+        Limits(containers=("mov,concat",))
+
+
+def test_cover_art_is_no_video(clip: ClipFolder, tmp_path: Path) -> None:
+    song, both = tmp_path / "song.m4a", tmp_path / "both.mp4"
+    tone = ("-f", "lavfi", "-i", "sine=d=1")
+    cover = ("-disposition:v:0", "attached_pic")
+    run_ffmpeg(*tone, "-i", clip("image.png"), "-map", "0", "-map", "1", "-c:v", "copy", *cover, song)
+    with pytest.raises(ProbeError, match="no video stream, only cover art"):
+        probe(song)
+    sound = tmp_path / "sound.mp4"
+    run_ffmpeg(*tone, sound)
+    with pytest.raises(ProbeError, match="no video stream$"):
+        probe(sound)
+    sources = ("-i", clip("image.png"), "-i", clip("h264_open_gop.mp4"))
+    run_ffmpeg(*sources, "-map", "0", "-map", "1", "-c", "copy", *cover, both)
+    assert probe(both).codec == "h264"
+
+
+def test_gif_and_animated_webp_are_refused(tmp_path: Path) -> None:
+    for name, options, message in [("a.gif", [], "a GIF"), ("a.webp", ["-c:v", "libwebp_anim"], "an animated WebP")]:
+        run_ffmpeg("-f", "lavfi", "-i", "testsrc=s=64x64:d=0.5", *options, tmp_path / name)
+        with pytest.raises(ProbeError, match=f"{message}, which is not allowed"):
+            probe(tmp_path / name)
+
+
+def test_errors_of_the_source_itself_come_through(clip: ClipFolder) -> None:
+    """A store that fails while it is read is not the file's fault: its own error, not a rejection."""
+
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 4096:
+                raise TimeoutError("the store is gone")
+            return super().read(size)
+
+    with pytest.raises(TimeoutError, match="the store is gone"):
+        probe(Failing(clip("h264_open_gop.mkv").read_bytes()))
+
+
+def test_rubbish_of_every_kind_is_a_rejection_and_nothing_else(clip: ClipFolder) -> None:
+    """SAFE-1: damaged headers end in ProbeError or in a clip, never in another exception."""
+    draw = np.random.default_rng(0)
+    for name in ("h264_open_gop.mp4", "vp9_odd.webm", "h264.ts", "mpeg4.avi", "image.jpg", "image.png"):
+        data = clip(name).read_bytes()
+        for _ in range(40):
+            broken = bytearray(data)
+            for at in draw.integers(0, min(len(data), 4000), 8):
+                broken[at] = draw.integers(256)
+            try:
+                info = probe(bytes(broken))
+                decode_into(bytes(broken), 0, np.zeros((1, 16, 16, 3), np.uint8), num_frames=info.num_frames)
+            except (ProbeError, DecodeError):
+                continue

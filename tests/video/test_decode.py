@@ -1,0 +1,243 @@
+"""decode_into against a full decode by the ffmpeg program, frame for frame."""
+
+from __future__ import annotations
+
+import io
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.errors import ConfigError, DecodeError
+from streamvid.video import Limits, Transform, decode_into, probe
+from tests.video.clips import (
+    IMAGE_NAMES,
+    VIDEO_NAMES,
+    ClipFolder,
+    decode_with_ffmpeg,
+    mean_square_errors,
+    psnr,
+    real_clip,
+    run_ffmpeg,
+)
+
+HEIGHT, WIDTH = 72, 96
+
+
+@pytest.mark.parametrize("name", VIDEO_NAMES)
+def test_windows_are_the_frames_of_a_full_decode(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: whatever the codec, container, GOP, rate or turn, frame i is frame i of the whole, and no other."""
+    path = clip(name)
+    info = probe(path)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
+    assert info.num_frames == len(reference)
+    data, draw = path.read_bytes(), random.Random(name)
+    starts = {0, info.num_frames - 6, *(draw.randint(0, info.num_frames - 6) for _ in range(5))}
+    for start in sorted(starts):
+        out = np.zeros((6, HEIGHT, WIDTH, 3), np.uint8)
+        decode_into(data, start, out, num_frames=info.num_frames)
+        for slot, frame in enumerate(out):
+            errors = mean_square_errors(reference, frame)
+            assert psnr(errors[start + slot]) >= 45, f"frame {start + slot}"
+            assert errors[start + slot] == errors.min(), f"frame {start + slot} looks like {errors.argmin()}"
+
+
+@pytest.mark.parametrize("name", IMAGE_NAMES)
+def test_an_image_is_a_video_of_one_frame(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2 for still images, of every pixel format."""
+    path = clip(name)
+    info = probe(path)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
+    out = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
+    decode_into(path.read_bytes(), 0, out, num_frames=1)
+    assert (info.is_image, info.num_frames) == (True, 1)
+    assert psnr(mean_square_errors(reference, out[0])[0]) >= 45
+
+
+@pytest.mark.parametrize("name", [name for name in VIDEO_NAMES if name.startswith(("turn_", "mirror"))])
+def test_turned_and_mirrored_clips_stand_as_ffmpeg_shows_them(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: orientation, judged by ffmpeg's own autorotation rather than by our filter."""
+    path = clip(name)
+    info = probe(path)
+    height, width = info.height // 2 * 2, info.width // 2 * 2
+    # Autorotation comes first: the filter sees upright frames.
+    raw = run_ffmpeg(
+        "-i", path, "-frames:v", 1, "-vf", f"scale={width}:{height}", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"
+    )
+    upright = np.frombuffer(raw, np.uint8).reshape(1, height, width, 3)
+    out = np.zeros((1, height, width, 3), np.uint8)
+    decode_into(path, 0, out)
+    right = mean_square_errors(upright, out[0])[0]
+    others = [out[0][::-1], out[0][:, ::-1], out[0][::-1, ::-1]]
+    assert psnr(right) > 28
+    assert all(mean_square_errors(upright, other)[0] > 10 * right for other in others)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize(("matrix", "tag"), [("bt709", "bt709"), ("bt601", "smpte170m"), ("bt2020", "bt2020nc")])
+@pytest.mark.parametrize("color_range", ["tv", "pc"])
+def test_a_colour_comes_back_as_it_went_in(
+    tmp_path: Path, matrix: str, tag: str, color_range: str, tagged: bool
+) -> None:
+    """SAMPLE-2: matrix and range are honoured; without a tag a large frame is BT.709 and a small one BT.601."""
+    if not tagged and (matrix == "bt2020" or color_range == "pc"):
+        return  # nothing could tell
+    size = "1280x720" if matrix == "bt709" and not tagged else "64x64"
+    colors = [(200, 50, 20), (20, 180, 60), (40, 60, 220), (250, 250, 250), (5, 5, 5)]
+    tags = f"colorspace={tag}:range={color_range}" if tagged else "colorspace=unknown:range=unknown"
+    for red, green, blue in colors:
+        path = tmp_path / "color.mp4"
+        run_ffmpeg(
+            *("-f", "lavfi", "-i", f"color=c=0x{red:02x}{green:02x}{blue:02x}:s={size}:d=0.2:r=10,format=gbrp"),
+            *("-vf", f"scale=out_color_matrix={matrix}:out_range={color_range},format=yuv444p,setparams={tags}"),
+            *("-c:v", "libx264", "-qp", "1", path),
+        )
+        out = np.zeros((1, 32, 32, 3), np.uint8)
+        decode_into(path, 0, out)
+        assert probe(path).color_space == matrix
+        assert probe(path).is_color_guessed is not tagged
+        assert np.abs(out[0, 16, 16].astype(int) - (red, green, blue)).max() <= 4
+
+
+def test_every_kind_of_source_gives_the_same(clip: ClipFolder) -> None:
+    path = clip("h264_open_gop.mp4")
+    data = path.read_bytes()
+    padded = b"front" + data + b"back"
+    expected = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
+    decode_into(data, 9, expected)
+    with path.open("rb") as file:
+        file.seek(100)
+        sources = [bytearray(data), memoryview(padded)[5:-4], np.frombuffer(data, np.uint8).data, str(path), path]
+        for source in [*sources, io.BytesIO(data), file]:
+            out = np.zeros_like(expected)
+            decode_into(source, 9, out)
+            assert np.array_equal(out, expected), type(source)
+        assert not file.closed
+
+
+def test_a_video_that_a_seek_gets_wrong_is_read_from_the_start(clip: ClipFolder) -> None:
+    """Seeking in MPEG-TS lands anywhere; the frames are right all the same (compare with the clip's Matroska copy)."""
+    out, expected = np.zeros((2, 5, HEIGHT, WIDTH, 3), np.uint8)
+    path = clip("h264.ts")
+    copy = path.with_name("remuxed.mkv")
+    run_ffmpeg("-i", path, "-c", "copy", copy)
+    for start in (0, 13, 35):
+        decode_into(path, start, out)
+        decode_into(copy, start, expected)
+        assert np.array_equal(out, expected)
+
+
+def test_wrong_number_of_frames_is_an_error(clip: ClipFolder) -> None:
+    out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
+    with pytest.raises(DecodeError, match="has 40 frames, 41 were promised"):
+        decode_into(clip("h264_open_gop.mp4"), 0, out, num_frames=41)
+    with pytest.raises(DecodeError, match="frames 37 to 40 are wanted, the video has 40"):
+        decode_into(clip("h264_open_gop.mp4"), 37, out)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (np.zeros((4, 8, 8, 3), np.float32), "float32"),
+        (np.zeros((4, 3, 8, 8), np.uint8), r"\(4, 3, 8, 8\)"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "not empty"),
+        (np.zeros((4, 8, 16, 3), np.uint8)[:, :, ::2], "C-contiguous"),
+    ],
+)
+def test_memory_that_cannot_take_frames_is_refused(out: np.ndarray, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        decode_into(b"unread", 0, out)
+
+
+def test_negative_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start is -1"):
+        decode_into(b"unread", -1, np.zeros((1, 8, 8, 3), np.uint8))
+
+
+@pytest.mark.parametrize("name", ["h264_open_gop.mp4", "h264_one_gop.mp4", "mpeg4.mp4", "mpeg2.mpg", "av1.mp4"])
+def test_damage_is_an_error_or_touches_nothing_but_never_shifts(clip: ClipFolder, name: str) -> None:
+    """SAFE-1, SAMPLE-2: packets blotted out in the middle; windows either fail or hold their own frames."""
+    path = clip(name)
+    info = probe(path)
+    whole = np.zeros((info.num_frames, HEIGHT, WIDTH, 3), np.uint8)
+    data = bytearray(path.read_bytes())
+    decode_into(data, 0, whole)
+    middle = len(data) * 6 // 10
+    data[middle : middle + 600] = bytes(600)
+    failures = 0
+    for start in range(0, info.num_frames - 4, 3):
+        out = np.zeros((4, HEIGHT, WIDTH, 3), np.uint8)
+        try:
+            decode_into(data, start, out, num_frames=info.num_frames)
+        except DecodeError:
+            failures += 1
+            continue
+        for slot, frame in enumerate(out):
+            errors = mean_square_errors(whole, frame)
+            assert errors[start + slot] == errors.min(), f"frame {start + slot} looks like {errors.argmin()}"
+    assert failures, "the damage was not noticed at all"
+
+
+def test_a_frame_whose_packet_was_emptied_is_named(clip: ClipFolder, tmp_path: Path) -> None:
+    """A whole GOP of rubbish: the message says that frames are missing, and nothing is handed on in their place."""
+    import av
+
+    data = bytearray(clip("h264_open_gop.mkv").read_bytes())
+    with av.open(io.BytesIO(data), "r") as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    for packet in packets[18:24]:
+        at = data.index(bytes(packet))
+        data[at : at + packet.size] = b"\xff" * packet.size
+    with pytest.raises(DecodeError, match=r"decode|damaged"):
+        decode_into(data, 17, np.zeros((8, HEIGHT, WIDTH, 3), np.uint8), num_frames=40)
+    decode_into(data, 2, np.zeros((8, HEIGHT, WIDTH, 3), np.uint8), num_frames=40)
+
+
+def test_a_video_that_changes_its_size_is_an_error(tmp_path: Path) -> None:
+    for name, scale in (("small.ts", "160:90"), ("large.ts", "320:180")):
+        video_filter = f"scale={scale},setsar=1"
+        run_ffmpeg(
+            *("-i", real_clip("bikes.mp4"), "-an", "-frames:v", 20, "-vf", video_filter, "-c:v", "libx264"),
+            tmp_path / name,
+        )
+    (tmp_path / "list").write_text("ffconcat version 1.0\nfile small.ts\nfile large.ts\n")
+    run_ffmpeg("-f", "concat", "-i", tmp_path / "list", "-c", "copy", tmp_path / "both.ts")
+    with pytest.raises(DecodeError, match="changes from 160x90 yuv420p to 320x180"):
+        decode_into(tmp_path / "both.ts", 15, np.zeros((10, HEIGHT, WIDTH, 3), np.uint8))
+
+
+def test_limits_hold_for_decoding_too(clip: ClipFolder) -> None:
+    """SAFE-1."""
+    with pytest.raises(DecodeError):
+        decode_into(clip("h264_open_gop.mp4"), 0, np.zeros((1, 8, 8, 3), np.uint8), limits=Limits(max_pixels=100))
+
+
+def test_thousands_of_calls_keep_no_memory(clip: ClipFolder) -> None:
+    """Containers, decoders and graphs are gone after each call, failed ones included."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs /proc/self/statm to see resident memory")
+    data = clip("h264_open_gop.mp4").read_bytes()
+    out = np.zeros((4, 24, 32, 3), np.uint8)
+
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    def calls(count: int) -> None:
+        for number in range(count):
+            decode_into(data, number % 36, out)
+            with pytest.raises(DecodeError):
+                decode_into(data[: len(data) // 2 + number], 0, out)
+
+    calls(150)
+    before = resident_bytes()
+    calls(600)
+    assert resident_bytes() - before < 12 << 20
+
+
+def test_importing_the_room_loads_neither_pyav_nor_torch() -> None:
+    code = "import sys, streamvid.video; print({'av', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,156 @@
+"""probe against what a full decode says, and facts known from how a clip was made."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import pytest
+
+from streamvid.errors import ProbeError
+from streamvid.video import VideoInfo, probe
+from tests.video.clips import VIDEO_NAMES, ClipFolder, real_clip, run_ffmpeg
+
+
+@pytest.mark.parametrize("name", VIDEO_NAMES)
+def test_timestamps_are_those_of_a_full_decode(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: frames counted from packets are the frames that come out, edit lists and hidden pictures heeded."""
+    with av.open(str(clip(name)), "r") as container:
+        decoded = [frame.pts for frame in container.decode(video=0)]
+    info = probe(clip(name))
+    assert list(info.timestamps) == decoded
+    assert info.num_frames == len(decoded)
+
+
+@pytest.mark.parametrize("name", VIDEO_NAMES)
+def test_keyframes_are_the_frames_that_decoding_calls_key(clip: ClipFolder, name: str) -> None:
+    info = probe(clip(name))
+    with av.open(str(clip(name)), "r") as container:
+        decoded = [number for number, frame in enumerate(container.decode(video=0)) if frame.key_frame]
+    if name == "h264_refresh.mp4":
+        decoded = [0]  # the others are whole only some frames later
+    if not name.startswith("h264_open_gop") and name not in ("edit_list.mp4",) and "turn" not in name:
+        assert list(info.keyframes) == decoded
+    assert info.num_keyframes == len(info.keyframes)
+    assert info.max_keyframe_distance == max(b - a for a, b in pairwise([*info.keyframes, info.num_frames]))
+
+
+def test_the_facts_of_a_plain_clip(clip: ClipFolder) -> None:
+    info = probe(clip("h264_open_gop.mp4"))
+    assert (info.width, info.height, info.coded_width, info.coded_height) == (160, 90, 160, 90)
+    assert (info.num_frames, info.fps, info.duration_seconds) == (40, 25.0, 1.6)
+    assert (info.codec, info.container, info.pixel_format) == ("h264", "mov", "yuv420p")
+    assert (info.color_space, info.color_range, info.is_color_guessed) == ("bt601", "limited", True)
+    assert (info.rotation, info.flip, info.sample_aspect_ratio) == (0, False, (1, 1))
+    assert (info.has_audio, info.is_image, info.is_interlaced) == (False, False, False)
+    assert info.timestamps[:3] == (0, 512, 1024)
+    assert info.keyframes[:2] == (0, 16)
+    assert info.max_keyframe_distance == 16
+
+
+def test_audio_and_other_streams_are_seen_and_ignored() -> None:
+    info = probe(real_clip("bigbuckbunny.mp4"))
+    assert (info.has_audio, info.num_frames, info.width, info.height) == (True, 132, 1280, 720)
+
+
+@pytest.mark.parametrize(
+    ("name", "rotation", "flip", "size"),
+    [
+        ("turn_90.mp4", 270, False, (90, 160)),
+        ("turn_180.mp4", 180, False, (160, 90)),
+        ("turn_270.mp4", 90, False, (90, 160)),
+        ("turn_90.mkv", 270, False, (90, 160)),
+        ("mirror.mp4", 0, True, (160, 90)),
+        ("turn_90_wide_pixels.mp4", 270, False, (90, 213)),
+        ("wide_pixels.mp4", 0, False, (213, 90)),
+        ("tall_pixels.mkv", 0, False, (120, 90)),
+    ],
+)
+def test_display_size_follows_turn_and_pixel_shape(
+    clip: ClipFolder, name: str, rotation: int, flip: bool, size: tuple[int, int]
+) -> None:
+    """SAMPLE-2. ffmpeg's -display_rotation counts counterclockwise, VideoInfo.rotation clockwise."""
+    info = probe(clip(name))
+    assert (info.rotation, info.flip, (info.width, info.height)) == (rotation, flip, size)
+
+
+def test_variable_frame_rate_is_averaged(clip: ClipFolder) -> None:
+    info = probe(clip("variable_rate.mp4"))
+    assert len({b - a for a, b in pairwise(info.timestamps)}) > 1
+    span = float((info.timestamps[-1] - info.timestamps[0]) * info.time_base)
+    assert info.fps == pytest.approx((info.num_frames - 1) / span)
+    assert info.duration_seconds > span
+
+
+def test_an_image_has_one_frame_and_no_rate(clip: ClipFolder) -> None:
+    info = probe(clip("image.jpg"))
+    assert (info.is_image, info.num_frames, info.fps, info.duration_seconds) == (True, 1, 0.0, 0.0)
+    assert (info.color_space, info.color_range) == ("bt601", "full")
+
+
+@pytest.mark.parametrize(
+    ("orientation", "flip", "rotation"),
+    [
+        *[(1, False, 0), (2, True, 0), (3, False, 180), (4, True, 180)],
+        *[(5, True, 270), (6, False, 90), (7, True, 90), (8, False, 270)],
+    ],
+)
+def test_exif_orientation_of_a_photo_is_honoured(clip: ClipFolder, orientation: int, flip: bool, rotation: int) -> None:
+    """SAMPLE-2: all eight, as the EXIF standard draws them."""
+    entry = b"\x01\x12\0\x03\0\0\0\x01" + orientation.to_bytes(2, "big") + b"\0\0"
+    tiff = b"MM\0*\0\0\0\x08" + b"\0\x01" + entry + b"\0\0\0\0"
+    payload = b"Exif\0\0" + tiff
+    data = clip("image.jpg").read_bytes()
+    turned = data[:2] + b"\xff\xe1" + (len(payload) + 2).to_bytes(2, "big") + payload + data[2:]
+    info = probe(turned)
+    assert (info.rotation, info.flip) == (rotation, flip)
+    assert (info.width, info.height) == ((90, 160) if rotation in (90, 270) else (160, 90))
+
+
+def test_interlaced_video_says_so(clip: ClipFolder) -> None:
+    assert probe(clip("h264_interlaced.mp4")).is_interlaced
+
+
+def test_hdr_is_refused(tmp_path: Path) -> None:
+    for transfer in ("smpte2084", "arib-std-b67"):
+        path = tmp_path / f"{transfer}.mp4"
+        params = f"colorprim=bt2020:transfer={transfer}:colormatrix=bt2020nc"
+        run_ffmpeg(
+            *("-f", "lavfi", "-i", "testsrc=s=64x64:d=0.2", "-c:v", "libx264", "-pix_fmt", "yuv420p10le"),
+            *("-x264-params", params, path),
+        )
+        with pytest.raises(ProbeError, match="HDR .* not supported yet: tone-map"):
+            probe(path)
+
+
+def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) -> None:
+    run_ffmpeg("-display_rotation", 45, "-i", clip("h264_open_gop.mp4"), "-c", "copy", tmp_path / "askew.mp4")
+    with pytest.raises(ProbeError, match="turned by -?45 degrees; only quarter turns"):
+        probe(tmp_path / "askew.mp4")
+
+
+@pytest.mark.parametrize("options", ["-c:v libx264 -bf 3 -g 12", "-c:v libxvid -bf 2 -g 12"])
+def test_avi_whose_timestamps_lie_is_refused_with_a_remedy(tmp_path: Path, options: str) -> None:
+    """SAMPLE-2: better no clip than one whose frames cannot be told apart; re-encoding as told makes it good."""
+    path = tmp_path / "lies.avi"
+    run_ffmpeg(
+        *("-i", real_clip("bikes.mp4"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path),
+    )
+    with pytest.raises(ProbeError, match=r"timestamps differ \(a trait of avi files\); remux it .* re-encode it"):
+        probe(path)
+    run_ffmpeg("-i", path, tmp_path / "good.mp4")
+    assert probe(tmp_path / "good.mp4").num_frames in (38, 39, 40)
+
+
+def test_bytes_and_file_objects_say_the_same_as_paths(clip: ClipFolder) -> None:
+    path = clip("vp9_odd.webm")
+    info = probe(path)
+    assert isinstance(info, VideoInfo)
+    data = path.read_bytes()
+    for source in (str(path), data, memoryview(data), io.BytesIO(data)):
+        assert probe(source) == info
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.width = 1  # type: ignore[misc]

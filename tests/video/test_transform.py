@@ -1,0 +1,105 @@
+"""Transform: the crop box and the equivalent filter, as arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.errors import ConfigError
+from streamvid.video import Transform
+
+
+@dataclass(frozen=True)
+class Source:
+    coded_width: int = 1920
+    coded_height: int = 1080
+    sample_aspect_ratio: tuple[int, int] = (1, 1)
+    rotation: int = 0
+    flip: bool = False
+    color_space: str = "bt709"
+    color_range: str = "limited"
+
+
+_SIDES = st.integers(1, 8192)
+_ASPECTS = st.tuples(st.integers(1, 32), st.integers(1, 32)).filter(lambda pair: 1 / 16 <= pair[0] / pair[1] <= 16)
+
+
+@given(_SIDES, _SIDES, _ASPECTS, st.sampled_from([0, 90, 180, 270]), st.booleans(), _SIDES, _SIDES)
+def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
+    coded_width: int,
+    coded_height: int,
+    aspect: tuple[int, int],
+    rotation: int,
+    flip: bool,
+    height: int,
+    width: int,
+) -> None:
+    """SAMPLE-2: covers, centred, even, and right to within a pixel, for every size, pixel shape and turn."""
+    source = Source(coded_width, coded_height, aspect, rotation, flip)
+    transform = Transform.cover(source, height, width)
+    assert 0 <= transform.crop_left <= coded_width - transform.crop_width
+    assert 0 <= transform.crop_top <= coded_height - transform.crop_height
+    assert transform.crop_left % 2 == transform.crop_top % 2 == 0
+    assert transform.crop_width in (coded_width, transform.crop_width // 2 * 2)
+    assert transform.crop_height in (coded_height, transform.crop_height // 2 * 2)
+    assert coded_width in (transform.crop_width, coded_width) or coded_height == transform.crop_height
+    # Centred: what is left over on both sides differs by at most the rounding to even.
+    assert abs(coded_width - transform.crop_width - 2 * transform.crop_left) <= 3
+    assert abs(coded_height - transform.crop_height - 2 * transform.crop_top) <= 3
+    # The turned picture has the size asked for.
+    turned = rotation in (90, 270)
+    assert (transform.scale_width, transform.scale_height) == ((height, width) if turned else (width, height))
+    # One side is whole, the other is what the shape asks for, to within a pixel (or the least box of 2).
+    shape = transform.scale_width * aspect[1] / (transform.scale_height * aspect[0])
+    ideal_width, ideal_height = min(coded_width, coded_height * shape), min(coded_height, coded_width / shape)
+    assert abs(transform.crop_width - ideal_width) <= 1 or transform.crop_width == min(2, coded_width)
+    assert abs(transform.crop_height - ideal_height) <= 1 or transform.crop_height == min(2, coded_height)
+
+
+def test_a_frame_of_the_right_shape_is_not_cropped() -> None:
+    for width, height in [(1920, 1080), (853, 480), (161, 91), (1, 1)]:
+        assert Transform.cover(Source(width, height), height, width).crop_options == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (
+            Source(),
+            (192, 336),
+            "crop=1890:1080:14:0:exact=1,scale=336:192:flags=area:in_color_matrix=bt709:in_range=limited,"
+            "format=rgb24,setsar=1",
+        ),
+        (
+            Source(rotation=90, color_space="bt601", color_range="full"),
+            (480, 480),
+            "crop=1080:1080:420:0:exact=1,scale=480:480:flags=area:in_color_matrix=bt601:in_range=full,"
+            "format=rgb24,transpose=clock,setsar=1",
+        ),
+        (
+            Source(640, 480, flip=True, rotation=270, color_space="rgb"),
+            (320, 240),
+            "scale=320:240:flags=area,format=rgb24,hflip,transpose=cclock,setsar=1",
+        ),
+        (
+            Source(720, 576, (16, 15), rotation=180),
+            (576, 576),
+            "crop=540:576:90:0:exact=1,scale=576:576:flags=area:in_color_matrix=bt709:in_range=limited,"
+            "format=rgb24,hflip,vflip,setsar=1",
+        ),
+    ],
+)
+def test_the_equivalent_filter(source: Source, target: tuple[int, int], expected: str) -> None:
+    assert Transform.cover(source, *target).ffmpeg_filter == expected
+
+
+def test_transforms_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the target is 0x4"):
+        Transform.cover(Source(), 4, 0)
+    with pytest.raises(ConfigError, match="rotation is 45"):
+        Transform.cover(Source(rotation=45), 4, 4)
+    with pytest.raises(ConfigError, match="must lie in the frame"):
+        Transform(8, 8, 4, 0, 6, 8, 4, 4, 0, False, "bt709", "limited")
