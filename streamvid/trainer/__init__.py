@@ -1,0 +1,21 @@
+"""The thin accelerate loop: a small video transformer trained by rectified flow on what the loader delivers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streamvid.trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from streamvid.trainer.trainer import TrainResult, train
+
+__all__ = ["TrainConfig", "TrainResult", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("TrainResult", "train"):
+        # torch and accelerate take seconds to import; `streamvid --help` has no use for them.
+        from streamvid.trainer import trainer
+
+        return getattr(trainer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

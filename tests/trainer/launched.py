@@ -1,0 +1,60 @@
+"""What one rank of a launched run does, on the stand-in loader: `launched.py OUTPUT NUM_STEPS STOP_RANK_1_AT`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from streamvid.loader.batch import Batch
+from streamvid.loader.world import detect_world
+from streamvid.trainer import TrainConfig, train
+from streamvid.trainer.config import EvalConfig, ModelConfig
+from tests.trainer.stand_in import StandInLoader, read_clip_frames
+
+
+class StoppingLoader(StandInLoader):
+    """Sends its own process a SIGTERM with the batch of a given step."""
+
+    def __init__(self, frames: torch.Tensor, stop_at: int, rank: int) -> None:
+        super().__init__(frames, rank=rank, num_ranks=2)
+        self.stop_at = stop_at
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            if len(self.handed_out) == self.stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    output, num_steps, stop_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    world = detect_world()
+    frames = read_clip_frames(12, 16, 16)
+    loader = StoppingLoader(frames, stop_at if world.rank == 1 else -1, world.rank)
+    held_out = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks, seed=1)
+    config = TrainConfig(
+        dataset="in memory",
+        output=output,
+        num_steps=num_steps,
+        model=ModelConfig(dim=12, depth=1, heads=2, patch=(2, 4, 4)),
+        eval=EvalConfig(every_steps=4),
+        log_every_steps=1,
+        cpu=True,
+    )
+    result = dataclasses.asdict(train(config, loader, held_out)) | {"output": None}
+    told = {"ranks": world.num_ranks, "keys": loader.handed_out, **result}
+    (output / f"rank-{world.rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

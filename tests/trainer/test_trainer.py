@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from streamvid.errors import ConfigError, StateError, StreamvidError
+from streamvid.loader.batch import Batch
+from streamvid.trainer import TrainConfig, train
+from streamvid.trainer.checkpoint import load_model
+from streamvid.trainer.config import EvalConfig, ModelConfig, OptimizerConfig
+from tests.trainer.stand_in import StandInLoader, read_clip_frames
+
+TINY = ModelConfig(dim=24, depth=1, heads=2, patch=(2, 4, 4))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    # Two threads wait for each other at every small operation, which on a busy machine takes a hundred times as long.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def frames() -> Tensor:
+    return read_clip_frames(60, 32, 32)
+
+
+def config_of(output: Path, **changes: Any) -> TrainConfig:
+    fields: dict[str, Any] = {
+        "dataset": "in memory",
+        "output": output,
+        "num_steps": 12,
+        "model": TINY,
+        "eval": EvalConfig(every_steps=4),
+        "save_every_steps": 5,
+        "log_every_steps": 1,
+        "cpu": True,
+    }
+    return TrainConfig(**(fields | changes))
+
+
+def metrics_in(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_in(output: Path) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in metrics_in(output) if "loss" in line}
+
+
+class BreakingLoader(StandInLoader):
+    """Does `act` in place of handing out the batch after `num_batches`."""
+
+    def __init__(self, frames: Tensor, num_batches: int, act: Any) -> None:
+        super().__init__(frames)
+        self.num_batches, self.act = num_batches, act
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            if len(self.handed_out) == self.num_batches + 1:
+                self.act()
+            yield batch
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_held_out_loss_falls_on_real_pixels(tmp_path: Path, frames: Tensor, seed: int) -> None:
+    config = config_of(
+        tmp_path,
+        seed=seed,
+        num_steps=160,
+        model=ModelConfig(dim=64, depth=2, heads=4, patch=(2, 4, 4)),
+        optimizer=OptimizerConfig(lr=2e-3, warmup_steps=10),
+        eval=EvalConfig(every_steps=4),
+        save_every_steps=None,
+    )
+    # The clip's last frames are for evaluation alone.
+    train(config, StandInLoader(frames[:44], 4, seed=seed), StandInLoader(frames[48:], 4, seed=seed))
+    held_out = [line["eval_loss"] for line in metrics_in(tmp_path) if "eval_loss" in line]
+    assert len(held_out) == 41
+    first, last = sum(held_out[:10]) / 10, sum(held_out[-10:]) / 10
+    assert last < 0.6 * first
+
+
+def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tensor) -> None:
+    train(config_of(tmp_path), StandInLoader(frames), StandInLoader(frames, seed=1))
+    lines = metrics_in(tmp_path)
+    assert lines[0].keys() == {"step", "eval_loss"}
+    assert [line["step"] for line in lines] == list(range(13))
+    for line in lines[1:]:
+        fields = {"step", "loss", "lr", "samples", "seconds", "data_wait_seconds", "bucket"}
+        assert line.keys() - {"eval_loss"} == fields
+        assert line["samples"] == 2 * line["step"]
+        assert 0 <= line["data_wait_seconds"] <= line["seconds"]
+    assert {line["bucket"] for line in lines[1:]} == {"32x32-4f", "16x32-1f"}
+    assert [line["step"] for line in lines if "eval_loss" in line] == [0, 4, 8, 12]
+
+
+def test_lines_come_as_often_as_asked(tmp_path: Path, frames: Tensor) -> None:
+    train(config_of(tmp_path, log_every_steps=5, eval=EvalConfig(num_batches=0)), StandInLoader(frames))
+    assert [line["step"] for line in metrics_in(tmp_path)] == [5, 10, 12]
+
+
+@pytest.mark.parametrize("first_steps", [5, 7, 8])
+def test_a_resumed_run_is_equal_to_one_that_never_stopped(tmp_path: Path, frames: Tensor, first_steps: int) -> None:
+    """PLAN-5: the trainer's side of it. Epochs have 8 steps, so both stops before, at and between their ends count."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    once = StandInLoader(frames)
+    uninterrupted = train(config_of(whole), once, StandInLoader(frames, seed=1))
+    first, second = StandInLoader(frames), StandInLoader(frames)
+    train(config_of(parts, num_steps=first_steps), first, StandInLoader(frames, seed=1))
+    resumed = train(config_of(parts), second, StandInLoader(frames, seed=1))
+    assert losses_in(parts) == losses_in(whole)
+    assert (resumed.eval_loss, resumed.num_samples) == (uninterrupted.eval_loss, uninterrupted.num_samples)
+    assert first.handed_out + second.handed_out == once.handed_out
+    weights = [load_model(folder / "step-12.safetensors").state_dict() for folder in (whole, parts)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_crashed_run_goes_on_from_its_checkpoint(tmp_path: Path, frames: Tensor) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(config_of(whole), StandInLoader(frames), StandInLoader(frames, seed=1))
+
+    def crash() -> None:
+        raise RuntimeError("the loader broke")
+
+    with pytest.raises(RuntimeError, match="the loader broke"):
+        train(config_of(parts), BreakingLoader(frames, 7, crash), StandInLoader(frames, seed=1))
+    assert max(losses_in(parts)) == 7
+    train(config_of(parts), StandInLoader(frames), StandInLoader(frames, seed=1))
+    assert [line["step"] for line in metrics_in(parts)] == list(range(13))
+    assert losses_in(parts) == losses_in(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, frames: Tensor, number: signal.Signals) -> None:
+    """STOP-1: the trainer's side of it."""
+    before = signal.getsignal(number)
+    loader = BreakingLoader(frames, 2, lambda: os.kill(os.getpid(), number))
+    result = train(config_of(tmp_path), loader, StandInLoader(frames))
+    assert (result.step, result.num_steps, result.stopped_by) == (3, 12, number)
+    assert signal.getsignal(number) is before
+    second = train(config_of(tmp_path), StandInLoader(frames), StandInLoader(frames))
+    assert (second.step, second.stopped_by) == (12, None)
+    assert [line["step"] for line in metrics_in(tmp_path)] == list(range(13))
+
+
+def test_a_complete_run_has_nothing_to_do(tmp_path: Path, frames: Tensor) -> None:
+    train(config_of(tmp_path), StandInLoader(frames))
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    loader = StandInLoader(frames)
+    result = train(config_of(tmp_path), loader)
+    assert (result.step, loader.handed_out) == (12, [])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_epochs_are_counted_in_the_loaders_steps(tmp_path: Path, frames: Tensor) -> None:
+    first = train(config_of(tmp_path, num_steps=None, num_epochs=1), StandInLoader(frames))
+    assert (first.step, first.num_steps) == (8, 8)
+    second = train(config_of(tmp_path, num_steps=None, num_epochs=3), StandInLoader(frames))
+    assert (second.step, second.num_steps) == (24, 24)
+    # Half the steps an epoch, as with twice the ranks: what is left of an epoch counts, not what is done.
+    third = train(config_of(tmp_path, num_steps=None, num_epochs=5), StandInLoader(frames, steps=4))
+    assert third.num_steps == 24 + 2 * 4
+
+
+def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, frames: Tensor) -> None:
+    """SHARD-2's rule, kept here too."""
+    (tmp_path / "state" / ".step-6.tmp" / "left").mkdir(parents=True)
+    train(config_of(tmp_path, save_every_steps=2, keep_checkpoints=2), StandInLoader(frames))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "metrics.jsonl",
+        "state",
+        "step-10.safetensors",
+        "step-12.safetensors",
+    ]
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-10", "step-12"]
+    state = json.loads((tmp_path / "state" / "step-10" / "loader.json").read_text())
+    assert state == {"epoch": 1, "position": 2}
+
+
+def test_weights_load_as_a_model_that_predicts_the_same(tmp_path: Path, frames: Tensor) -> None:
+    train(config_of(tmp_path, num_steps=3), StandInLoader(frames))
+    model, again = (load_model(tmp_path / "step-3.safetensors") for _ in range(2))
+    assert model.config == TINY
+    video = torch.randn(1, 3, 4, 16, 16)
+    velocity = model(video, torch.tensor([0.5]), ["bikes"])
+    assert velocity.any()
+    assert torch.equal(velocity, again(video, torch.tensor([0.5]), ["bikes"]))
+    (tmp_path / "text.safetensors").write_text("no weights")
+    with pytest.raises(StateError, match="holds no weights of this trainer"):
+        load_model(tmp_path / "text.safetensors")
+
+
+def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> None:
+    train(config_of(tmp_path), StandInLoader(frames))
+    with pytest.raises(ConfigError, match="holds a run already and resume is null"):
+        train(config_of(tmp_path, resume=None), StandInLoader(frames))
+    with pytest.raises(ConfigError, match="which is no checkpoint"):
+        train(config_of(tmp_path, resume=tmp_path / "state"), StandInLoader(frames))
+    with pytest.raises(ConfigError, match=r"holds newer checkpoints \(step-10, step-12\)"):
+        train(config_of(tmp_path, resume=tmp_path / "state" / "step-5"), StandInLoader(frames))
+    with pytest.raises(StateError, match=r"model\.dim is 48 here and 24 there"):
+        train(config_of(tmp_path, model=ModelConfig(dim=48, depth=1, heads=2, patch=(2, 4, 4))), StandInLoader(frames))
+    (tmp_path / "state" / "step-12" / "loader.json").write_text("torn")
+    with pytest.raises(StateError, match=r"cannot read .*loader\.json"):
+        train(config_of(tmp_path), StandInLoader(frames))
+
+
+def test_resume_from_a_checkpoint_of_another_folder(tmp_path: Path, frames: Tensor) -> None:
+    whole, branch = tmp_path / "whole", tmp_path / "branch"
+    train(config_of(whole), StandInLoader(frames))
+    train(config_of(branch, resume=whole / "state" / "step-5"), StandInLoader(frames))
+    assert losses_in(branch) == {step: loss for step, loss in losses_in(whole).items() if step > 5}
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, frames: Tensor) -> None:
+    config = config_of(tmp_path, optimizer=OptimizerConfig(lr=1e30, warmup_steps=0, grad_clip=None), save_every_steps=1)
+    with pytest.raises(StreamvidError, match=r"loss is (nan|inf) at step [0-9]+; lower optimizer.lr"):
+        train(config, StandInLoader(frames))
+    assert all(loss == loss for loss in losses_in(tmp_path).values())
+
+
+def test_two_ranks_stop_together_and_resume(tmp_path: Path) -> None:
+    """PLAN-2, STOP-1: real processes; a signal to one rank ends both after the same step."""
+    folder = Path(__file__).parent
+    launcher = ["-m", "accelerate.commands.launch", "--config_file"]
+    setup = str(folder.parents[1] / "configs" / "accelerate" / "cpu_2ranks.yaml")
+
+    def launch(num_steps: int, stop_at: int) -> list[dict[str, Any]]:
+        command = [sys.executable, *launcher, setup, str(folder / "launched.py"), str(tmp_path)]
+        done = subprocess.run(
+            [*command, str(num_steps), str(stop_at)], check=False, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+    first = launch(6, 3)
+    assert [rank["ranks"] for rank in first] == [2, 2]
+    assert [(rank["step"], rank["stopped_by"]) for rank in first] == [(3, signal.SIGTERM)] * 2
+    second = launch(6, -1)
+    assert [(rank["step"], rank["stopped_by"], rank["num_samples"]) for rank in second] == [(6, None, 24)] * 2
+    assert [len(rank["keys"]) for rank in second] == [3, 3]
+    assert [line["step"] for line in metrics_in(tmp_path)] == list(range(7))
+    assert second[0]["eval_loss"] == second[1]["eval_loss"]
