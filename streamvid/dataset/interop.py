@@ -34,7 +34,7 @@ def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
     info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
     # JSON is YAML, and needs no library to be written the same way for ever.
     split = {"exclude": [], "split_parts": parts}
-    dataset = {"sample_type": {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}}
+    dataset = {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"}
     return {
         ".nv-meta/.info.json": _json(info),
         ".nv-meta/dataset.yaml": _json(dataset),

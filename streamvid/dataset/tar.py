@@ -92,11 +92,15 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
 
 def parse_header(header: bytes, offset: int) -> Member:
     """The member that a 512-byte USTAR header at `offset` describes."""
-    stored = header[148:156].split(b"\0")[0].strip()
     computed = sum(header[:148]) + 8 * 32 + sum(header[156:])
-    if header[257:262] != b"ustar" or not stored or int(stored, 8) != computed:
+    try:
+        stored = int(header[148:156].split(b"\0")[0], 8)
+        name = header[:MAX_NAME_BYTES].split(b"\0")[0].decode("ascii", "strict")
+        num_bytes = int(header[124:136].strip(b"\0 "), 8)
+    except ValueError as error:
+        raise IntegrityError(f"no valid tar header at byte {offset}") from error
+    if header[257:262] != b"ustar" or stored != computed or num_bytes < 0:
         raise IntegrityError(f"no valid tar header at byte {offset}")
     if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0"):
         raise IntegrityError(f"the tar member at byte {offset} is no plain file with a short name")
-    name = header[:MAX_NAME_BYTES].split(b"\0")[0].decode("ascii", "strict")
-    return Member(name, offset + BLOCK_BYTES, int(header[124:136].strip(b"\0 "), 8))
+    return Member(name, offset + BLOCK_BYTES, num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ class LocalStore:
                 temporary.replace(target)
             _sync_folder(target.parent)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
             raise self._error("write", path, error) from error
 
     def remove(self, path: str) -> None:

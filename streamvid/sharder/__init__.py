@@ -1,0 +1,11 @@
+"""Offline: records become a sealed dataset of shards. `shard` builds, `dry_run` tells what it would build."""
+
+from __future__ import annotations
+
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.probing import Progress
+from streamvid.sharder.records import Rejection
+from streamvid.sharder.report import BucketRow, ShardReport
+from streamvid.sharder.sharder import dry_run, shard
+
+__all__ = ["BucketRow", "Progress", "Rejection", "ShardOptions", "ShardReport", "dry_run", "shard"]

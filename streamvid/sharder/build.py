@@ -1,0 +1,168 @@
+"""Building one shard: an idempotent unit of work with a name that the plan fixed (SHARD-1)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from streamvid.dataset.interop import tar_index
+from streamvid.dataset.manifest import offsets_path
+from streamvid.dataset.tar import Member, scan_tar, write_shard
+from streamvid.errors import SourceError, StorageError
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.plan import PlannedSample, PlannedShard, ShardPlan
+from streamvid.sharder.pool import Crash, Pool, WorkerLimits
+from streamvid.sharder.probing import Progress
+from streamvid.sharder.staging import Staging
+from streamvid.storage import LocalStore
+
+
+def shard_task(shard: PlannedShard, root: Path, staging: Path) -> dict[str, Any]:
+    """All that a worker needs to build a shard, as JSON. `staging` is the plan's folder in the staging folder."""
+    samples = [
+        {
+            "key": sample.key,
+            "path": sample.record.path,
+            "source": sample.record.source,
+            "num_bytes": sample.record.num_bytes,
+            "mtime_ns": sample.record.mtime_ns,
+            "extension": sample.probe.extension,
+            "text": sample.record.caption or "",
+            "json": sample_json(sample),
+        }
+        for sample in shard.samples
+    ]
+    task = {"root": str(root), "staging": str(staging), "path": shard.path, "samples": samples}
+    return {**task, "input_sha256": hashlib.sha256(json.dumps(samples, sort_keys=True).encode()).hexdigest()}
+
+
+def sample_json(sample: PlannedSample) -> str:
+    """The `.json` member: what foreign readers get to know of a sample. Sizes in pixels, times in seconds."""
+    value = {
+        "columns": sample.record.columns,
+        "duration_seconds": sample.probe.duration_seconds,
+        "fps": sample.probe.fps,
+        "height": sample.probe.height,
+        "key": sample.key,
+        "num_frames": sample.probe.num_frames,
+        "record_key": sample.record_key,
+        "source": sample.record.source,
+        "width": sample.probe.width,
+    }
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def marker_path(staging: Path, path: str) -> Path:
+    """Where it stands that a shard is finished, and what is in it."""
+    return staging / f"{Path(path).stem}.json"
+
+
+def read_marker(task: dict[str, Any]) -> dict[str, Any] | None:
+    """The marker of a shard that is finished and was built of the same input; None where it is to be built."""
+    store = LocalStore(Path(task["root"]))
+    try:
+        marker = json.loads(marker_path(Path(task["staging"]), task["path"]).read_bytes())
+        sizes = (marker["num_bytes"], marker["offsets_num_bytes"])
+        is_whole = sizes == (store.size(task["path"]), store.size(offsets_path(task["path"])))
+        return dict(marker) if is_whole and marker["input_sha256"] == task["input_sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
+    """Build every shard that is not finished yet. Raises what `build_shard` does."""
+    folder = staging.plan_folder(plan.sha256)
+
+    def task(number: int) -> dict[str, Any]:
+        return shard_task(plan.shards[number], staging.root, folder)
+
+    todo = [number for number in range(len(plan.shards)) if read_marker(task(number)) is None]
+    done = len(plan.shards) - len(todo)
+    progress("build", done, len(plan.shards))
+    with Pool(
+        f"{__name__}:build_shard", min(options.workers, max(1, len(todo))), WorkerLimits(), staging.lock_fd
+    ) as pool:
+        for number, answer in pool.run(len(todo), lambda index: task(todo[index])):
+            if isinstance(answer, Crash):
+                raise StorageError(
+                    f"cannot write {plan.shards[todo[number]].path}: its worker was ended by {answer}, twice. SIGKILL "
+                    "(9) mostly means that memory ran out: run the same command again with fewer workers"
+                )
+            done += 1
+            progress("build", done, len(plan.shards))
+
+
+def build_shard(task: dict[str, Any]) -> None:
+    """Write a shard, its offsets and then its marker, each whole or not at all. Runs in a worker.
+
+    Raises SourceError where a file is no longer the one that was probed, StorageError where writing fails.
+    """
+    staging, path = Path(task["staging"]), str(task["path"])
+    temporary = staging / f"{Path(path).stem}.{os.getpid()}.tmp"
+    temporary_offsets = temporary.with_suffix(".idx.tmp")
+    store = LocalStore(Path(task["root"]))
+    clips: list[str] = []
+    try:
+        with temporary.open("w+b") as file:
+            write_shard(file, _samples(task["samples"], clips))
+            file.flush()
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            members = list(scan_tar(file))
+            num_bytes = file.seek(0, os.SEEK_END)
+        offsets = tar_index(members)
+        temporary_offsets.write_bytes(offsets)
+        store.put(offsets_path(path), temporary_offsets)
+        store.put(path, temporary)
+        marker = {
+            "input_sha256": task["input_sha256"],
+            "num_bytes": num_bytes,
+            "sha256": digest,
+            "offsets_num_bytes": len(offsets),
+            "offsets_sha256": hashlib.sha256(offsets).hexdigest(),
+            "clip_offsets": _clip_offsets(members, task["samples"]),
+            "clip_sha256": clips,
+        }
+        LocalStore(staging).put(marker_path(staging, path).name, json.dumps(marker).encode())
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+        temporary_offsets.unlink(missing_ok=True)
+
+
+def _samples(samples: list[dict[str, Any]], clips: list[str]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    for sample in samples:
+        data = read_unchanged(sample["path"], sample["source"], sample["num_bytes"], sample["mtime_ns"])
+        clips.append(hashlib.sha256(data).hexdigest())
+        yield (
+            sample["key"],
+            {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()},
+        )
+
+
+def read_unchanged(path: str, source: str, num_bytes: int, mtime_ns: int) -> bytes:
+    """A source file's bytes, if it still is what was probed: another video must not take its place unseen."""
+    try:
+        with Path(path).open("rb") as file:
+            before = os.fstat(file.fileno())
+            data = file.read(num_bytes + 1)
+            after = os.fstat(file.fileno())
+    except OSError as error:
+        raise SourceError(
+            f"{source} could be probed and now cannot be read ({error.strerror or error}); "
+            "bring it back, or run the same command again to leave it out"
+        ) from error
+    states = {(status.st_size, status.st_mtime_ns) for status in (before, after)}
+    if states != {(num_bytes, mtime_ns)} or len(data) != num_bytes:
+        raise SourceError(f"{source} changed after it was probed; run the same command again")
+    return data
+
+
+def _clip_offsets(members: list[Member], samples: list[dict[str, Any]]) -> list[int]:
+    offsets = {member.name: member.offset for member in members}
+    return [offsets[f"{sample['key']}.{sample['extension']}"] for sample in samples]

@@ -1,0 +1,109 @@
+"""Where media files lie: folders walked in a fixed order, and paths from metadata kept inside their folder."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.columns import check_text
+from streamvid.storage import redact
+
+VIDEO_EXTENSIONS = (
+    *("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg", "ts", "mts", "m2ts", "flv", "wmv", "ogv", "3gp", "3g2"),
+)
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "gif", "avif", "heic")
+MAX_PATH_CHARS = 4096
+_EXTENSIONS = frozenset(VIDEO_EXTENSIONS + IMAGE_EXTENSIONS)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def is_media_name(name: str) -> bool:
+    """Whether a file of this name must end in a shard or in the rejections."""
+    return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
+
+
+def media_paths(root: Path) -> list[str]:
+    """Paths relative to `root` of all that is named like media, hidden names skipped, sorted by their parts.
+
+    Linked folders are entered, each real folder once, so that no loop of links is endless. A folder that is named like
+    media counts as one, for the rejections, and is entered too. Raises SourceError for a folder that cannot be read.
+    """
+    return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
+
+
+def _walk(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+    try:
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise SourceError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if is_media_name(entry.name):
+            yield prefix + entry.name
+        if _is_folder(entry):
+            yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", seen)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def locate(value: object, root: Path) -> tuple[str, Path]:
+    """(source, local path) of what a metadata row calls its file.
+
+    A relative path stays inside `root` (SAFE-1). An absolute one is taken as it is: the user named it. `source` is
+    relative to `root`, with forward slashes, wherever the file lies inside. Raises Rejected with the reason.
+    """
+    if value is None:
+        raise Rejected("the path is missing")
+    if not isinstance(value, str):
+        raise Rejected(f"the path is a {type(value).__name__}, not text")
+    if len(value) > MAX_PATH_CHARS:
+        raise Rejected(f"the path has {len(value)} characters, {MAX_PATH_CHARS} are allowed")
+    path = _strip_scheme(check_text(value, "the path"))
+    if posixpath.isabs(path):
+        normal = posixpath.normpath(path)
+        folder = root.as_posix().rstrip("/") + "/"
+        if not normal.startswith(folder):
+            return normal, Path(normal)
+        path = normal[len(folder) :]
+    source = posixpath.normpath(path)
+    if source == ".." or source.startswith("../"):
+        raise Rejected("the path leaves the source folder; give an absolute path if that is meant")
+    return source, root / source
+
+
+def _strip_scheme(text: str) -> str:
+    match = _URL.match(text)
+    if match is None:
+        return text
+    if match[1].lower() != "file":
+        raise Rejected(f"is a {match[1].lower()}:// URL, and only local files are read; download it first")
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost"):
+        raise Rejected("is a file:// URL with a host; write file:///folder/clip.mp4")
+    return check_text(url2pathname(parts.path), "the path")
+
+
+def printable_source(value: object) -> str:
+    """What the rejections call a source: no credentials (SAFE-1), valid Unicode, a limited length."""
+    text = value if isinstance(value, str) else ""
+    text = text.encode("utf-8", "backslashreplace").decode()[:MAX_PATH_CHARS]
+    try:
+        return redact(text)
+    except ValueError:  # no valid URL: what stands before the last @ may be a password
+        return text.rpartition("@")[2].partition("?")[0]

@@ -1,0 +1,172 @@
+"""Metadata files: CSV, JSON, JSON lines and parquet, each as a list of rows. A broken row is a row, never a crash."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from streamvid.errors import SourceError
+from streamvid.sharder.columns import check_names, clean_value, parse_text
+
+MAX_METADATA_BYTES = 16 * 2**30
+MAX_JSON_BYTES = 2 * 2**30
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """An input row that cannot be read, and why."""
+
+    reason: str
+
+
+Row: TypeAlias = dict[str, Any] | BadRow
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Rows of a metadata file in its order, and all their columns in order of first appearance."""
+
+    rows: list[Row]
+    names: list[str]
+
+
+def read_metadata(path: Path) -> Metadata:
+    """All rows of a metadata file. Raises SourceError for a file that cannot be read as what its name says."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise SourceError(f"metadata {path}: allowed are files named {', '.join(f'*{name}' for name in READERS)}")
+    try:
+        if path.stat().st_size > MAX_METADATA_BYTES:
+            raise SourceError(f"metadata {path} has over {MAX_METADATA_BYTES} bytes; split the input")
+        rows = list(reader(path))
+    except OSError as error:
+        raise SourceError(f"cannot read the metadata {path}: {error.strerror or error}") from error
+    names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+    check_names(names, f"metadata {path}")
+    return Metadata(rows, names)
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    _refuse_utf16(path)
+    rows: list[Row] = []
+    # Bytes that are no UTF-8 become lone surrogates here, and the rows that hold them rejections later.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file)
+        header = [name.strip() or "unnamed" for name in next(reader, [])]
+        if len(set(header)) < len(header):
+            raise SourceError(f"metadata {path} has a column twice: {', '.join(header)}; rename one")
+        while True:
+            try:
+                cells = next(reader)
+            except StopIteration:
+                break
+            except csv.Error as error:
+                rows.append(BadRow(f"no valid CSV row: {error}"))
+                continue
+            if not cells:
+                continue
+            if len(cells) == len(header):
+                rows.append(dict(zip(header, cells, strict=True)))
+            else:
+                rows.append(BadRow(f"has {len(cells)} fields, the header has {len(header)}; is a quote missing?"))
+    good = [row for row in rows if isinstance(row, dict)]
+    columns = [parse_text(row[name] for row in good) for name in header]
+    for index, row in enumerate(good):
+        # The text stays at hand: a caption or a path that looks like a number is what was typed.
+        row.update({name: Cell(row[name], values[index]) for name, values in zip(header, columns, strict=True)})
+    yield from rows
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A CSV cell: as typed, and as a value of its column's common type."""
+
+    text: str
+    value: Any
+
+
+def cell_text(value: Any) -> Any:
+    """What the user wrote where text is expected: None where nothing is, other types as they are."""
+    if isinstance(value, Cell):
+        return value.text or None
+    return None if value is None or value == "" or value != value else value  # noqa: PLR0124 — NaN
+
+
+def cell_value(value: Any) -> Any:
+    """The value for a column of the user's own."""
+    return value.value if isinstance(value, Cell) else clean_value(value)
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    _refuse_utf16(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if not text.strip():
+                continue
+            try:
+                yield _as_row(_parse_json(text))
+            except (ValueError, RecursionError) as error:
+                yield BadRow(f"line {number} is no valid JSON: {_first_line(error)}")
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    _refuse_utf16(path)
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise SourceError(f"metadata {path} has over {MAX_JSON_BYTES} bytes; use .jsonl or .parquet")
+    try:
+        value = _parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"metadata {path} is no valid JSON: {_first_line(error)}") from error
+    if isinstance(value, dict):
+        lists = [name for name, part in value.items() if isinstance(part, list)]
+        if len(lists) != 1:
+            raise SourceError(f"metadata {path}: expected a list of objects, or an object that holds one such list")
+        value = value[lists[0]]
+    if not isinstance(value, list):
+        raise SourceError(f"metadata {path} holds a {type(value).__name__}, not a list of objects")
+    for item in value:
+        yield _as_row(item)
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise SourceError(f"metadata {path} is no readable parquet file: {_first_line(error)}") from error
+
+
+def _parse_json(data: bytes) -> Any:
+    return json.loads(data.decode("utf-8", "surrogateescape"), parse_constant=lambda _: None)
+
+
+def _as_row(value: Any) -> Row:
+    return value if isinstance(value, dict) else BadRow(f"is a {type(value).__name__}, not an object")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _refuse_utf16(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(2) in _UTF16:
+            raise SourceError(f"metadata {path} is UTF-16; save it as UTF-8")
+
+
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".csv": _read_csv,
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,124 @@
+"""Probing: what each record's file is, found out by workers that a hostile file may kill."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from streamvid.errors import ProbeError
+from streamvid.sharder.journal import FileState, Journal
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.records import Record
+from streamvid.video.limits import LIMITS
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with (phase, done, total); phases are "records", "probe", "build" and "seal"."""
+
+PROBE_VERSION = 1
+MAX_REASON_CHARS = 500
+_EXTENSIONS = {
+    "mov": "mp4",
+    "matroska": "mkv",
+    "avi": "avi",
+    "mpegts": "ts",
+    "mpeg": "mpg",
+    "flv": "flv",
+    "jpeg_pipe": "jpg",
+    "png_pipe": "png",
+    "webp_pipe": "webp",
+    "bmp_pipe": "bmp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the sharder keeps of a VideoInfo: display size in pixels, frames, and the extension its clip gets."""
+
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+    duration_seconds: float
+    codec: str
+    extension: str
+    is_image: bool
+
+
+def probe_file(task: dict[str, str]) -> dict[str, Any]:
+    """The finding on one file: a Probe's fields, or {"rejected": reason}. Runs in a worker."""
+    from streamvid.video import probe
+
+    try:
+        info = probe(task["path"])
+        extension = clip_extension(info.container, task["path"])
+    except ProbeError as error:
+        return {"rejected": str(error)}
+    except OSError as error:
+        return {"rejected": f"cannot be read: {error.strerror or error}"}
+    except MemoryError:
+        return {"rejected": "needs more memory than worker_memory_bytes allows"}
+    except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
+        return {"rejected": f"probing failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"}
+    found = Probe(
+        info.width, info.height, info.num_frames, info.fps, info.duration_seconds, info.codec, extension, info.is_image
+    )
+    return asdict(found)
+
+
+def clip_extension(container: str, path: str) -> str:
+    """The extension of a clip's member in a tar, by what the file is and not by what it is called.
+
+    One name for each family, so that .mov and .MP4 land in one shard; .webm alone is kept, as a promise of its codecs.
+    """
+    name = _EXTENSIONS.get(container)
+    if name is None:
+        raise ProbeError(f"the container {container} is not stored; allowed are {', '.join(_EXTENSIONS)}")
+    return "webm" if name == "mkv" and posixpath.splitext(path)[1].lower() == ".webm" else name
+
+
+def probe_all(
+    records: Sequence[Record], options: ShardOptions, journal: Journal, held_fd: int, progress: Progress
+) -> Mapping[FileState, Probe | str]:
+    """A Probe or the reason of a rejection for each record's file, whatever the number of workers.
+
+    A file that crashes the decoder, outruns `probe_timeout_seconds` or outgrows `worker_memory_bytes` is a reason too.
+    """
+    sources = {file_state(record): record.source for record in records}
+    states = [state for state in sources if state not in journal.findings]
+    limits = WorkerLimits(options.probe_timeout_seconds, options.worker_memory_bytes)
+    done = len(sources) - len(states)
+    progress("probe", done, len(sources))
+    with journal, Pool(f"{__name__}:probe_file", min(options.workers, max(1, len(states))), limits, held_fd) as pool:
+        for number, answer in pool.run(len(states), lambda number: {"path": states[number][0]}):
+            finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
+            journal.add(states[number], finding)
+            done += 1
+            progress("probe", done, len(sources))
+    return {state: _finding(journal.findings[state], state[0], source) for state, source in sources.items()}
+
+
+def journal_header(options: ShardOptions) -> dict[str, Any]:
+    """The rules that findings depend on."""
+    limits = [options.probe_timeout_seconds, options.worker_memory_bytes]
+    return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits}
+
+
+def file_state(record: Record) -> FileState:
+    """What tells the record's file from another version of it."""
+    return (record.path, record.num_bytes, record.mtime_ns)
+
+
+def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | str:
+    if "rejected" in finding:
+        # No path of this machine goes into a sealed dataset (SHARD-1).
+        return str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS]
+    return Probe(**finding)
+
+
+def _reason(crash: Crash, options: ShardOptions) -> str:
+    if timed_out(crash):
+        return f"probing took longer than probe_timeout_seconds={options.probe_timeout_seconds:g}"
+    return f"the decoder crashed on it ({crash})"

@@ -1,0 +1,180 @@
+"""Sealing: the index out of the finished shards' markers, and the manifest last (SHARD-2)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamvid.dataset.index import (
+    MAX_SHARDS_PER_FILE,
+    SampleRow,
+    encode_rejections,
+    encode_samples,
+    encode_shards,
+    named_by_content,
+)
+from streamvid.dataset.interop import energon_files
+from streamvid.dataset.manifest import (
+    MANIFEST,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    content_fingerprint,
+    manifest_to_json,
+    offsets_path,
+    plan_fingerprint,
+)
+from streamvid.errors import StorageError
+from streamvid.sharder.build import marker_path
+from streamvid.sharder.options import CLIPS
+from streamvid.sharder.plan import PlannedSample, PlannedShard, ShardPlan
+from streamvid.sharder.probing import Progress
+from streamvid.sharder.staging import Staging
+from streamvid.storage import LocalStore
+
+
+@dataclass(frozen=True)
+class _Index:
+    shards: tuple[ShardInfo, ...]
+    sample_files: tuple[FileInfo, ...]
+
+
+def planned_paths(plan: ShardPlan) -> list[str]:
+    """Files that building the plan's shards writes."""
+    return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
+
+
+def seal(plan: ShardPlan, staging: Staging, progress: Progress) -> None:
+    """Write index, foreign readers' files and manifest.json, in this order, then remove the staging folder."""
+    folder = staging.plan_folder(plan.sha256)
+    store, temporary = LocalStore(staging.root), LocalStore(folder)
+    names = planned_paths(plan)
+    total = -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
+    done = 0
+
+    def put(path: str, data: bytes) -> None:
+        nonlocal done
+        names.append(path)
+        staging.name_files(folder, names)
+        temporary.put("sealing.tmp", data)
+        store.put(path, temporary.path("sealing.tmp"))
+        done += 1
+        progress("seal", done, total)
+
+    progress("seal", done, total)
+    index = _write_samples(plan, staging, put)
+    shards = encode_shards(index.shards)
+    rejections = encode_rejections([(row.row, row.source, row.reason) for row in plan.rejections])
+    others = energon_files(index.shards)
+    files = {
+        "shards": named_by_content("shards", 0, shards),
+        "rejections": named_by_content("rejections", 0, rejections),
+    }
+    put(files["shards"].path, shards)
+    put(files["rejections"].path, rejections)
+    for path, data in others.items():
+        put(path, data)
+    other_files = tuple(FileInfo.of(path, data) for path, data in others.items())
+    put(MANIFEST, manifest_to_json(_manifest(plan, index, files["shards"], files["rejections"], other_files)))
+    staging.remove()
+    progress("seal", total, total)
+
+
+def _write_samples(plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None]) -> _Index:
+    """Write the samples index, a limited number of shards at a time, and give the rows of the shard table."""
+    shards: list[ShardInfo] = []
+    files: list[FileInfo] = []
+    for start in range(0, len(plan.shards), MAX_SHARDS_PER_FILE):
+        part = plan.shards[start : start + MAX_SHARDS_PER_FILE]
+        markers = [_marker(shard, plan, staging) for shard in part]
+        groups = [
+            (shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)))
+            for shard, marker in zip(part, markers, strict=True)
+        ]
+        data = encode_samples(groups, plan.user_types)
+        file = named_by_content("samples", len(files), data)
+        put(file.path, data)
+        files.append(file)
+        shards += [
+            _shard_info(shard, marker, file.path, row_group)
+            for row_group, (shard, marker) in enumerate(zip(part, markers, strict=True))
+        ]
+    return _Index(tuple(shards), tuple(files))
+
+
+def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> dict[str, Any]:
+    path = marker_path(staging.plan_folder(plan.sha256), shard.path)
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
+
+
+def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[SampleRow]:
+    built = zip(samples, marker["clip_offsets"], marker["clip_sha256"], strict=True)
+    for index, (sample, offset, digest) in enumerate(built):
+        record, probe = sample.record, sample.probe
+        yield SampleRow(
+            key=sample.key,
+            record_key=sample.record_key,
+            index=index,
+            text=record.caption,
+            source=record.source,
+            clip_extension=probe.extension,
+            clip_offset=offset,
+            clip_bytes=record.num_bytes,
+            clip_sha256=bytes.fromhex(digest),
+            text_sha256=hashlib.sha256((record.caption or "").encode()).digest(),
+            window_start=0,
+            window_num_frames=probe.num_frames,
+            clip_width=probe.width,
+            clip_height=probe.height,
+            fps=probe.fps,
+            duration_seconds=probe.duration_seconds,
+            codec=probe.codec,
+            columns=record.columns,
+        )
+
+
+def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, row_group: int) -> ShardInfo:
+    return ShardInfo(
+        bucket_id=shard.bucket.id,
+        number=shard.number,
+        split=shard.split,
+        num_samples=len(shard.samples),
+        num_bytes=marker["num_bytes"],
+        sha256=marker["sha256"],
+        offsets_num_bytes=marker["offsets_num_bytes"],
+        offsets_sha256=marker["offsets_sha256"],
+        max_clip_bytes=max(sample.record.num_bytes for sample in shard.samples),
+        index_path=index_path,
+        index_row_group=row_group,
+    )
+
+
+def _manifest(
+    plan: ShardPlan, index: _Index, shards: FileInfo, rejections: FileInfo, others: tuple[FileInfo, ...]
+) -> Manifest:
+    # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
+    buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
+    return Manifest(
+        buckets=buckets,
+        clips=CLIPS,
+        counts={
+            "records": plan.num_samples + len(plan.rejections),
+            "samples": plan.num_samples,
+            "rejections": len(plan.rejections),
+            "shards": len(index.shards),
+            "bytes": sum(shard.num_bytes for shard in index.shards),
+        },
+        shard_files=(shards,),
+        sample_files=index.sample_files,
+        rejection_files=(rejections,),
+        other_files=others,
+        plan_fingerprint=plan_fingerprint(buckets, index.shards),
+        content_fingerprint=content_fingerprint(index.shards, index.sample_files),
+        build=plan.build,
+    )

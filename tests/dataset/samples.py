@@ -1,0 +1,80 @@
+"""Small sealed datasets without any video in them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from streamvid.buckets import Bucket
+from streamvid.dataset.index import SampleRow, encode_rejections, encode_samples, encode_shards, named_by_content
+from streamvid.dataset.manifest import (
+    MANIFEST,
+    Manifest,
+    ShardInfo,
+    content_fingerprint,
+    manifest_to_json,
+    plan_fingerprint,
+)
+from streamvid.dataset.tar import write_shard
+from streamvid.storage import LocalStore
+
+BUCKETS = (Bucket(9, 64, 96), Bucket(16, 192, 336, "256px", "16:9"))
+USER_TYPES = {"score": "double", "tag": "string"}
+ROW = SampleRow(
+    key="a-0", record_key="a", index=0, text="words", source="a.mp4", clip_extension="mp4", clip_offset=512,
+    clip_bytes=3, clip_sha256=bytes(32), text_sha256=bytes(32), window_start=0, window_num_frames=9, clip_width=96,
+    clip_height=64, fps=24.0, duration_seconds=0.375, codec="h264", columns={"score": 0.5, "tag": None},
+)  # fmt: skip
+
+
+def rows(count: int) -> list[SampleRow]:
+    return [replace(ROW, key=f"a-{index}", index=index, columns={"score": float(index)}) for index in range(count)]
+
+
+def tar_bytes(samples: list[tuple[str, dict[str, bytes]]]) -> bytes:
+    file = io.BytesIO()
+    write_shard(file, samples)
+    return file.getvalue()
+
+
+def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index_path: str, group: int) -> ShardInfo:
+    digest = hashlib.sha256(data).hexdigest()
+    return ShardInfo(
+        bucket.id, number, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group
+    )  # fmt: skip
+
+
+def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Manifest:
+    """Seal shards of these sample counts, the last of them in the second bucket; changes are the manifest's fields."""
+    store = LocalStore(root)
+    places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
+    groups = [(bucket.id, n, "train", rows(count)) for (bucket, n), count in zip(places, counts, strict=True)]
+    sample_data = encode_samples(groups, USER_TYPES)
+    samples = named_by_content("samples", 0, sample_data)
+    shards = []
+    for group, ((bucket, number), count) in enumerate(zip(places, counts, strict=True)):
+        data = tar_bytes([(f"a-{i}", {"mp4": b"mp4", "txt": b""}) for i in range(count)])
+        shards.append(shard_info(bucket, number, count, data, samples.path, group))
+        store.put(shards[-1].path, data)
+    shard_data, rejection_data = encode_shards(shards), encode_rejections([(7, "b.mp4", "no video")])
+    files = named_by_content("shards", 0, shard_data), named_by_content("rejections", 0, rejection_data)
+    manifest = Manifest(
+        buckets=BUCKETS,
+        clips="copy",
+        counts={"samples": sum(counts), "records": sum(counts) + 1, "rejections": 1},
+        shard_files=(files[0],),
+        sample_files=(samples,),
+        rejection_files=(files[1],),
+        other_files=(),
+        plan_fingerprint=plan_fingerprint(BUCKETS, shards),
+        content_fingerprint=content_fingerprint(shards, (samples,)),
+        build={"options": {"seed": 0}},
+    )
+    manifest = replace(manifest, **{name.removeprefix("manifest_"): value for name, value in changes.items()})
+    for file, data in ((samples, sample_data), (files[0], shard_data), (files[1], rejection_data)):
+        store.put(file.path, data)
+    store.put(MANIFEST, manifest_to_json(manifest))
+    return manifest

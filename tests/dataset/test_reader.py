@@ -1,0 +1,125 @@
+"""A sealed dataset, its index, and damage to either."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from streamvid.dataset.index import MAX_SHARDS_PER_FILE, StoreFile, open_samples
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError, StreamvidError
+from streamvid.storage import LocalStore
+from tests.dataset.samples import seal
+
+
+def test_shards_samples_and_rejections(tmp_path: Path) -> None:
+    seal(tmp_path, (2, 3, 1))
+    dataset = open_dataset(tmp_path)
+    assert [(s.bucket_id, s.number, s.num_samples) for s in dataset.shards] == [
+        ("96x64-9f", 0, 2), ("96x64-9f", 1, 3), ("256px-16f-16x9", 0, 1),
+    ]  # fmt: skip
+    table = dataset.samples(dataset.shards[1], ["key", "shard", "user.score"])
+    assert table.to_pydict() == {"key": ["a-0", "a-1", "a-2"], "shard": [1, 1, 1], "user.score": [0.0, 1.0, 2.0]}
+    assert dataset.samples_table().num_rows == 6
+    assert dataset.shards_table().num_rows == 3
+    assert dataset.rejections_table().to_pylist() == [{"row": 7, "source": "b.mp4", "reason": "no video"}]
+    assert dataset.url == str(tmp_path)
+
+
+def test_columns(tmp_path: Path) -> None:
+    seal(tmp_path)
+    dataset = open_dataset(tmp_path)
+    assert dataset.user_columns == ("score", "tag")
+    assert (dataset.column("score"), dataset.column("fps")) == ("user.score", "fps")
+    with pytest.raises(ConfigError, match=r"'nope' is not in the dataset.*fps.*score"):
+        dataset.column("nope")
+    schema = dataset.samples_table().schema
+    assert (schema.field("user.tag").type, schema.field("clip_sha256").type) == (pa.string(), pa.binary(32))
+
+
+def test_a_shard_with_many_rows_is_one_row_group(tmp_path: Path) -> None:
+    seal(tmp_path, (5000, 2))
+    dataset = open_dataset(tmp_path)
+    assert dataset.samples(dataset.shards[0], ["index"])["index"].to_pylist() == list(range(5000))
+
+
+def test_threads_share_a_dataset(tmp_path: Path) -> None:
+    seal(tmp_path, tuple(range(1, 30)))
+    dataset = open_dataset(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        counts = list(pool.map(lambda shard: dataset.samples(shard, ["key"]).num_rows, dataset.shards * 3))
+    assert counts == list(range(1, 30)) * 3
+
+
+@pytest.mark.parametrize("kind", ["shards", "samples", "rejections"])
+def test_a_changed_index_file_is_noticed(tmp_path: Path, kind: str) -> None:
+    seal(tmp_path)
+    path = next(tmp_path.glob(f"index/{kind}-*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    dataset = open_dataset(tmp_path)
+    with pytest.raises(IntegrityError, match="differs from what the manifest says"):
+        getattr(dataset, f"{kind}_table")()
+
+
+def test_index_files_that_are_short_or_gone(tmp_path: Path) -> None:
+    seal(tmp_path)
+    shard = open_dataset(tmp_path).shards[0]
+    path = next(tmp_path.glob("index/samples-*"))
+    data = path.read_bytes()
+    for change in (lambda: path.write_bytes(data[:-1]), path.unlink):
+        change()
+        with pytest.raises(IntegrityError, match="missing or has another size"):
+            open_dataset(tmp_path).samples(shard)
+
+
+def test_a_footer_full_of_noise_is_an_error(tmp_path: Path) -> None:
+    manifest = seal(tmp_path)
+    path = tmp_path / manifest.sample_files[0].path
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    with pytest.raises(StorageError, match="cannot read the index file"):
+        open_samples(LocalStore(tmp_path), manifest.sample_files[0])
+
+
+def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
+    seal(tmp_path, (1, 1), manifest_counts={"samples": 3})
+    with pytest.raises(IntegrityError, match="count different numbers"):
+        _ = open_dataset(tmp_path).shards
+
+
+def test_a_shard_table_that_names_another_file(tmp_path: Path) -> None:
+    seal(tmp_path, sample_files=())
+    dataset = open_dataset(tmp_path)
+    with pytest.raises(DatasetError, match="which the manifest does not"):
+        dataset.samples(dataset.shards[0])
+
+
+def test_only_local_urls_are_opened(tmp_path: Path) -> None:
+    seal(tmp_path)
+    assert open_dataset(tmp_path.as_uri()).manifest == open_dataset(str(tmp_path)).manifest
+    with pytest.raises(StreamvidError, match="no dataset at"):
+        open_dataset(tmp_path / "nowhere")
+
+
+def test_store_file_is_a_file(tmp_path: Path) -> None:
+    store, data = LocalStore(tmp_path), bytes(range(256))
+    store.put("x", data)
+    file = StoreFile(store, "x", 256)
+    assert file.readable() and file.seekable()
+    assert (file.read(3), file.tell()) == (data[:3], 3)
+    assert (file.seek(-6, io.SEEK_END), file.read()) == (250, data[250:])
+    assert file.read(5) == b""
+    file.seek(10)
+    assert (file.seek(5, io.SEEK_CUR), file.read(1)) == (15, data[15:16])
+    with pytest.raises(StorageError, match="ends at byte"):
+        StoreFile(store, "x", 300).readall()
+
+
+def test_footers_stay_small() -> None:
+    """PLAN-6: a samples file never holds more row groups than this."""
+    assert MAX_SHARDS_PER_FILE <= 256

@@ -1,0 +1,86 @@
+"""A small source folder of real clips, and the dataset that an undisturbed run makes of it."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from streamvid.buckets import parse_buckets
+from streamvid.sharder import ShardOptions, ShardReport, shard
+from tests.clips import encode, frames_of
+
+BUCKETS = parse_buckets("96x64@9,64x96@9,96x64@17,64x64@1")
+OPTIONS = {"buckets": BUCKETS, "shard_size_bytes": 12_000, "val_fraction": 0.3, "seed": 5, "workers": 1}
+
+Tree = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A dataset and how it came about."""
+
+    source: Path
+    dest: Path
+    report: ShardReport
+    tree: Tree
+
+
+def tree_of(folder: Path) -> Tree:
+    """Every file below a folder, hidden ones too, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_metadata(folder: Path, rows: list[dict[str, object]], name: str = "metadata.csv") -> None:
+    with (folder / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def make_source(folder: Path) -> None:
+    """14 good files and 5 that must be rejected, with a metadata.csv of awkward captions."""
+    wide, tall = frames_of("bikes", 96, 64, 20), frames_of("carphone_pristine", 64, 96, 12)
+    files = {
+        "a/clip_1.5s_a.mp4": encode(wide[:10]),
+        "a/clip_1.5s_b.mp4": encode(wide[4:14]),
+        "b/clip_1.5s_a.mp4": encode(wide[8:18]),
+        "b/long.MP4": encode(wide),
+        "b/long two.mov": encode(wide[:18], container="mov"),
+        "vélo.webm": encode(wide[:11], codec="libvpx-vp9", container="webm"),
+        "c/deep/tall.mkv": encode(tall, container="matroska"),
+        "c/still.jpg": encode(
+            frames_of("bigbuckbunny", 64, 64, 1), codec="mjpeg", container="image2pipe", options={"strict": "-1"}
+        ),
+        **{f"more/{number}.mp4": encode(wide[number : number + 10]) for number in range(6)},
+        "bad/text.mp4": b"no video at all, only text\n" * 20,
+        "bad/empty.mp4": b"",
+        "bad/short.mp4": encode(wide[:3]),
+    }
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    rows: list[dict[str, object]] = [
+        {"path": name, "caption": f'number {row}, with "quotes"\nand\ta new line é', "score": row / 2, "row_id": row}
+        for row, name in enumerate(files)
+    ]
+    rows.append({"path": "not/there.mp4", "caption": "missing", "score": "", "row_id": 100})
+    rows.append({"path": "../outside.mp4", "caption": "outside", "score": "nan", "row_id": 101})
+    write_metadata(folder, rows)
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source")
+    make_source(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    dest = tmp_path_factory.mktemp("built") / "dataset"
+    report = shard(source, dest, ShardOptions(**OPTIONS))  # type: ignore[arg-type]
+    return Built(source, dest, report, tree_of(dest))

@@ -1,0 +1,48 @@
+"""One run of the sharder as a process of its own, told when to be killed. Arguments are one JSON object:
+
+source, dest, options; kill: [phase, done, delay in seconds] or null; kill_worker: [phase, done] or null.
+Prints a line for each event of progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import psutil
+
+from streamvid.buckets import parse_buckets
+from streamvid.sharder import ShardOptions, shard
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    options = {**order["options"], "buckets": parse_buckets(order["options"]["buckets"])}
+    kill, kill_worker = order.get("kill"), order.get("kill_worker")
+
+    def progress(phase: str, done: int, total: int) -> None:
+        nonlocal kill, kill_worker
+        print(phase, done, total, flush=True)
+        if kill and phase == kill[0] and done >= kill[1]:
+            delay, kill = kill[2], None
+            if delay == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            threading.Thread(target=kill_later, args=(delay,), daemon=True).start()
+        if kill_worker and phase == kill_worker[0] and done >= kill_worker[1]:
+            kill_worker = None
+            for child in psutil.Process().children():
+                child.kill()
+
+    print(shard(order["source"], order["dest"], ShardOptions(**options), progress).state)
+
+
+def kill_later(delay_seconds: float) -> None:
+    threading.Event().wait(delay_seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Tasks for the pool's tests, good and bad; imported by worker processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from streamvid.errors import SourceError
+
+
+def handle(task: list[Any]) -> Any:
+    kind, value = task
+    match kind:
+        case "echo":
+            return value
+        case "signal":
+            os.kill(os.getpid(), value)
+        case "exit":
+            os._exit(value)
+        case "sleep":
+            time.sleep(value)
+        case "raise":
+            raise SourceError(value)
+        case "divide":
+            return 1 / value
+        case "allocate":
+            try:
+                return len(bytearray(value))
+            except MemoryError:
+                return "MemoryError"
+    return None

@@ -1,0 +1,98 @@
+"""The shards as other people's readers see them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import webdataset
+
+from streamvid.dataset.reader import open_dataset
+from tests.sharder.conftest import Built
+
+Sample = dict[str, bytes]
+
+
+def expected(built: Built) -> dict[str, dict[str, Sample]]:
+    """tar → key → extension → bytes, from the index and the source files."""
+    dataset = open_dataset(built.dest)
+    shards: dict[str, dict[str, Sample]] = {}
+    for row in dataset.samples_table().to_pylist():
+        tar = f"shards/{row['bucket_id']}/{row['bucket_id']}-{row['shard']:06d}.tar"
+        clip = (built.source / row["source"]).read_bytes()
+        shards.setdefault(tar, {})[row["key"]] = {row["clip_extension"]: clip, "txt": (row["text"] or "").encode()}
+    return shards
+
+
+def raw_members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """What a reader of plain headers gets: 100 bytes of name, octal size, no prefix, no extended headers."""
+    offset = 0
+    while data[offset] != 0:
+        header = data[offset : offset + 512]
+        size = int(header[124:136].rstrip(b"\0 "), 8)
+        yield header[:100].split(b"\0")[0].decode("ascii"), data[offset + 512 : offset + 512 + size]
+        offset += 512 + -(-size // 512) * 512
+
+
+def test_webdataset_reads_every_member(built: Built) -> None:
+    shards = expected(built)
+    assert sum(map(len, shards.values())) == 14
+    for tar, samples in shards.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing a tar to the collector
+            read = list(webdataset.WebDataset(str(built.dest / tar), shardshuffle=False, empty_check=False))
+            gc.collect()
+        assert [sample["__key__"] for sample in read] == list(samples)
+        for sample in read:
+            members = {name: data for name, data in sample.items() if not name.startswith("__")}
+            about = json.loads(members.pop("json"))
+            assert members == samples[sample["__key__"]]
+            assert about["key"] == sample["__key__"]
+
+
+def test_the_json_member_carries_the_columns(built: Built) -> None:
+    tar = next(iter(expected(built)))
+    about = next(
+        json.loads(data) for name, data in raw_members((built.dest / tar).read_bytes()) if name.endswith("json")
+    )
+    assert set(about["columns"]) == {"score", "row_id"}
+    assert {"source", "fps", "width", "height", "num_frames", "record_key"} <= set(about)
+
+
+def test_plain_headers_are_enough(built: Built) -> None:
+    for tar, samples in expected(built).items():
+        data = (built.dest / tar).read_bytes()
+        names = [name for name, _ in raw_members(data)]
+        assert len(names) == 3 * len(samples) == len(set(names))
+        assert [name.split(".", 1)[0] for name in names[::3]] == list(samples)
+        assert len({tuple(name.split(".", 1)[1] for name in names[i : i + 3]) for i in range(0, len(names), 3)}) == 1
+        assert all(name == name.lower().replace(name.split(".")[0].lower(), name.split(".")[0]) for name in names)
+        for name, content in raw_members(data):
+            key, _, extension = name.partition(".")
+            assert extension == "json" or samples[key][extension] == content
+
+
+def test_energon_offsets_point_at_samples(built: Built) -> None:
+    info = json.loads((built.dest / ".nv-meta" / ".info.json").read_bytes())
+    split = json.loads((built.dest / ".nv-meta" / "split.yaml").read_bytes())
+    assert sorted(info["shard_counts"]) == sorted(split["split_parts"]["train"] + split["split_parts"]["val"])
+    for tar, samples in expected(built).items():
+        data, raw = (built.dest / tar).read_bytes(), Path(f"{built.dest / tar}.idx").read_bytes()
+        offsets = struct.unpack(f"<{len(raw) // 8}Q", raw)
+        assert offsets[0] == 0 and len(offsets) == len(samples) + 1
+        assert [data[at : at + 100].split(b".")[0].decode() for at in offsets[:-1]] == list(samples)
+        assert data[offsets[-1] :].strip(b"\0") == b""
+        assert info["shard_counts"][tar] == len(samples)
+
+
+def test_a_shard_is_of_one_bucket_split_and_extension(built: Built) -> None:
+    rows = open_dataset(built.dest).samples_table().to_pylist()
+    kinds: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    for row in rows:
+        kinds.setdefault((row["bucket_id"], row["shard"]), set()).add((row["split"], row["clip_extension"]))
+    assert all(len(kind) == 1 for kind in kinds.values())
+    assert {split for kind in kinds.values() for split, _ in kind} == {"train", "val"}

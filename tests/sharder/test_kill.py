@@ -1,0 +1,145 @@
+"""Real runs, really killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamvid.dataset.reader import open_dataset
+from tests.clips import ROOT
+from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of
+
+MARK = "STREAMVID_TEST_RUN"
+
+
+def command(built: Built, dest: Path, **order: Any) -> list[str]:
+    options = {**OPTIONS, "buckets": ",".join(bucket.size_at_frames for bucket in BUCKETS)} | order.pop("options", {})
+    order |= {"source": str(built.source), "dest": str(dest), "options": options}
+    return [sys.executable, "-m", "tests.sharder.run_shard", json.dumps(order)]
+
+
+def run(built: Built, dest: Path, mark: str = "", **order: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, MARK: mark}
+    return subprocess.run(
+        command(built, dest, **order), capture_output=True, text=True, timeout=100, check=False, cwd=ROOT, env=env
+    )
+
+
+def marked(mark: str) -> list[int]:
+    """Processes of a run, its workers among them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until_gone(mark: str) -> None:
+    deadline = time.monotonic() + 20
+    while marked(mark):
+        assert time.monotonic() < deadline, f"still there: {marked(mark)}"
+        time.sleep(0.05)
+
+
+def finished_shards(dest: Path) -> dict[str, tuple[int, int]]:
+    """Identity of every tar whose marker stands."""
+    markers = {path.stem for path in dest.glob(".staging/*/*.json")}
+    tars = [path for path in dest.glob("shards/*/*.tar") if path.stem in markers]
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in tars}
+
+
+def moments(num_shards: int, rng: random.Random) -> list[tuple[str, int, float]]:
+    """20 moments in the order of a run, some at an event of progress and some a little later."""
+    delays = {"records": [0.0], "probe": [0.0, 0.002, 0.01, 0.03, 0.1], "build": [0.0, 0.01, 0.1], "seal": [0.0, 0.001]}
+    at = [("records", 1)]
+    at += [("probe", done) for done in (0, 0, 2, 5, 9, 13, 16)]
+    at += [("build", done) for done in (0, 0, 1, num_shards // 2, num_shards)]
+    at += [("seal", done) for done in (0, 1, 2, 3, 5, 6, 7)]
+    assert len(at) == 20
+    return [(phase, done, rng.choice(delays[phase])) for phase, done in at]
+
+
+def test_killed_twenty_times_it_ends_with_the_same_bytes(built: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-2: kill -9 in every phase; the next run goes on, and repeats no finished shard."""
+    dest, rng = tmp_path / "dataset", random.Random(20)
+    finished: dict[str, tuple[int, int]] = {}
+    hit = set()
+    for number, moment in enumerate(moments(built.report.num_shards, rng)):
+        result = run(built, dest, kill=moment, options={"workers": rng.choice([1, 2, 3])})
+        assert result.returncode in (0, -signal.SIGKILL), result.stderr
+        if result.returncode:
+            hit.add(result.stdout.split()[-3])
+        if (dest / "manifest.json").exists():
+            assert open_dataset(dest).samples_table().num_rows == built.report.num_samples, f"after kill {number}"
+        else:
+            now = finished_shards(dest)
+            assert finished.items() <= now.items(), "a finished shard was built again"
+            finished = now
+    assert hit == {"records", "probe", "build", "seal"}
+    result = run(built, dest, options={"workers": 1})
+    assert result.returncode == 0, result.stderr
+    assert tree_of(dest) == built.tree
+    assert {path.name for path in dest.iterdir()} == {path.name for path in built.dest.iterdir()}
+
+
+def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-3: the tasks of a worker that is killed are done again, not lost and not blamed."""
+    for phase, workers in (("probe", 2), ("build", 3)):
+        result = run(built, tmp_path / phase, kill_worker=[phase, 1], options={"workers": workers})
+        assert result.returncode == 0, result.stderr
+        assert tree_of(tmp_path / phase) == built.tree
+
+
+@pytest.mark.parametrize("phase", ["probe", "build"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: signal.Signals) -> None:
+    """STOP-1: Ctrl-C, SIGTERM and SIGKILL end the workers too, and what is done stays for the next run."""
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        command(built, tmp_path / "dataset"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, MARK: mark},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(phase + (" 1 " if phase == "probe" else "")):
+            break
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    wait_until_gone(mark)
+    assert (tmp_path / "dataset" / ".staging" / "probes.jsonl").exists()
+    assert not (tmp_path / "dataset" / "manifest.json").exists()
+
+
+def test_a_second_sharder_is_refused(built: Built, tmp_path: Path) -> None:
+    """SHARD-2: two runs never work on one dataset at a time."""
+    first = subprocess.Popen(command(built, tmp_path / "dataset"), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert first.stdout is not None
+        for line in first.stdout:
+            if line.startswith("probe"):
+                break
+        first.send_signal(signal.SIGSTOP)
+        result = run(built, tmp_path / "dataset")
+        assert result.returncode == 1
+        assert "another sharder is at work" in result.stderr
+    finally:
+        first.send_signal(signal.SIGCONT)
+        first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert tree_of(tmp_path / "dataset") == built.tree

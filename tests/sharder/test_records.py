@@ -1,0 +1,255 @@
+"""Records from folders and from metadata files, broken ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamvid.buckets import parse_buckets
+from streamvid.errors import SourceError
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.records import RecordSet, read_records
+from tests.sharder.conftest import write_metadata
+
+BUCKETS = parse_buckets("96x64@9")
+
+
+def read(source: Path, **changes: Any) -> RecordSet:
+    return read_records(source, ShardOptions(buckets=BUCKETS, **changes))
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"media")
+
+
+def reasons(records: RecordSet) -> dict[int, str]:
+    return {rejection.row: rejection.reason for rejection in records.rejections}
+
+
+def test_a_folder_is_read_in_order_with_captions_beside(tmp_path: Path) -> None:
+    touch(tmp_path, "b.mp4", "a/z.MKV", "a.mp4", "a/notes.md", ".hidden/x.mp4", ".x.mp4", "a-b/c.png")
+    (tmp_path / "a" / "z.txt").write_bytes("\ufeff  ein Fahrrad\r\n".encode())
+    records = read(tmp_path)
+    assert [(r.row, r.source, r.caption) for r in records.records] == [
+        (0, "a/z.MKV", "ein Fahrrad"), (1, "a-b/c.png", None), (2, "a.mp4", None), (3, "b.mp4", None),
+    ]  # fmt: skip
+    assert records.user_types == {}
+
+
+def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> None:
+    """SHARD-3, SAFE-1: pipes, devices, folders, loops and giants end in the rejections, and nothing hangs."""
+    touch(tmp_path, "good.mp4")
+    os.mkfifo(tmp_path / "pipe.mp4")
+    touch(tmp_path, "folder.mp4/inside.mp4")
+    (tmp_path / "zero.mp4").symlink_to("/dev/zero")
+    (tmp_path / "loop.mp4").symlink_to("loop.mp4")
+    (tmp_path / "gone.mp4").symlink_to("nowhere")
+    (tmp_path / "again").symlink_to(tmp_path)
+    (tmp_path / "empty.mp4").touch()
+    with (tmp_path / "sparse.mp4").open("wb") as file:
+        file.truncate(2**40)
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.mp4")).write_bytes(b"x")
+    os.mkfifo(tmp_path / "good.txt")
+    records = read(tmp_path)
+    assert [record.source for record in records.records] == ["folder.mp4/inside.mp4", "good.mp4"]
+    rejected = {rejection.source: rejection.reason for rejection in records.rejections}
+    assert rejected["pipe.mp4"] == rejected["zero.mp4"] == "is no regular file"
+    assert rejected["folder.mp4"] == "is a folder"
+    assert "symbolic links" in rejected["loop.mp4"]
+    assert "No such file" in rejected["gone.mp4"]
+    assert rejected["empty.mp4"] == "is empty"
+    assert "max_clip_bytes" in rejected["sparse.mp4"]
+    assert rejected["bad\\udcff.mp4"] == "the path is not valid UTF-8"
+    assert records.num_rows == 10
+
+
+@pytest.mark.parametrize(
+    ("given_path", "reason"),
+    [
+        ("../x.mp4", "leaves the source folder"),
+        ("a/../../x.mp4", "leaves the source folder"),
+        ("..", "leaves the source folder"),
+        ("", "the path is missing"),
+        (None, "the path is missing"),
+        (float("nan"), "the path is missing"),
+        (7, "the path is a int, not text"),
+        (["a.mp4"], "the path is a list, not text"),
+        ("a\0.mp4", "NUL"),
+        ("a" * 5000, "5000 characters"),
+        ("\ud800.mp4", "not valid UTF-8"),
+        ("https://user:secret@host/x.mp4?token=secret", "is a https:// URL"),
+        ("s3://bucket/x.mp4", "is a s3:// URL"),
+        ("file://host/x.mp4", "with a host"),
+        ("file:///%00", "NUL"),
+        ("/dev/null", "no regular file"),
+        (".", "is a folder"),
+    ],
+)
+def test_paths_that_are_rejected(tmp_path: Path, given_path: Any, reason: str) -> None:
+    """SAFE-1."""
+    (tmp_path / "m.jsonl").write_text(json.dumps({"path": given_path, "caption": "x"}))
+    (rejection,) = read(tmp_path / "m.jsonl").rejections
+    assert reason in rejection.reason
+    assert "secret" not in rejection.source + rejection.reason
+
+
+def test_paths_that_are_taken(tmp_path: Path) -> None:
+    touch(tmp_path, "in/a b.mp4", "out.mp4")
+    inside, outside = tmp_path / "in" / "a b.mp4", tmp_path / "out.mp4"
+    rows = [{"path": path} for path in ("a b.mp4", "./x/../a b.mp4", str(inside), inside.as_uri(), str(outside))]
+    (tmp_path / "in" / "metadata.json").write_text(json.dumps({"version": 1, "clips": rows}))
+    records = read(tmp_path / "in").records
+    assert [record.source for record in records] == ["a b.mp4"] * 4 + [str(outside)]
+    assert {record.path for record in records[:4]} == {str(inside)}
+
+
+def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
+    """SHARD-3."""
+    touch(tmp_path, "a.mp4")
+    lines = ['{"path": "a.mp4", "caption": "x"}', "{torn", '"text"', "", '{"caption": "no path"}', "[" * 100_000]
+    lines += ['{"path": "a.mp4", "caption": ["x"]}', '{"path": "a.mp4", "caption": "' + "x" * 70_000 + '"}']
+    (tmp_path / "m.jsonl").write_text("\n".join(lines))
+    records = read(tmp_path / "m.jsonl")
+    assert [record.row for record in records.records] == [0]
+    found = reasons(records)
+    assert list(found) == [1, 2, 3, 4, 5, 6]
+    assert found[1].startswith("line 2 is no valid JSON")
+    assert found[2] == "is a str, not an object"
+    assert found[3] == "the path is missing"
+    assert found[5] == "the caption is a list, not text"
+    assert "70000 bytes" in found[6]
+
+
+def test_broken_csv_rows(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    (tmp_path / "m.csv").write_bytes(
+        b'\xef\xbb\xbfpath,caption\r\na.mp4,"one, ""two""\r\nthree"\r\n\r\na.mp4\r\na.mp4,\xff\r\n'
+    )
+    records = read(tmp_path / "m.csv")
+    assert [record.caption for record in records.records] == ['one, "two"\r\nthree']
+    assert "has 1 fields, the header has 2" in reasons(records)[1]
+    assert reasons(records)[2] == "the caption is not valid UTF-8"
+
+
+def test_types_of_csv_columns(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    header = "path,caption,whole,real,flag,mixed,code,none,huge"
+    rows = ["a.mp4,12,1,1.5,true,1,007,,9999999999999999999", "a.mp4,,-2,nan,FALSE,x,008,,1", "a.mp4,x,,1e3,,,,,2"]
+    (tmp_path / "m.csv").write_text("\n".join([header, *rows]))
+    records = read(tmp_path / "m.csv")
+    assert records.user_types == {
+        "whole": "int64", "real": "double", "flag": "bool", "mixed": "string", "code": "string", "none": "string",
+        "huge": "string",
+    }  # fmt: skip
+    assert [record.caption for record in records.records] == ["12", None, "x"]
+    first, second, third = (record.columns for record in records.records)
+    assert (first["whole"], first["real"], first["flag"], first["mixed"], first["code"]) == (1, 1.5, True, "1", "007")
+    assert (second["whole"], second["real"], second["flag"], second["mixed"]) == (-2, None, False, "x")
+    assert (third["whole"], third["real"], third["flag"], third["none"]) == (None, 1000.0, None, None)
+
+
+def test_types_of_json_and_parquet_columns(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    rows = [
+        {"path": "a.mp4", "n": 1, "x": 1, "m": 1, "tags": ["b", "a"], "big": 2**70},
+        {"path": "a.mp4", "n": 2, "x": 0.5, "m": "1", "tags": None, "big": 1},
+        {"path": "a.mp4", "x": None, "m": True},
+    ]
+    (tmp_path / "m.json").write_text(json.dumps(rows))
+    records = read(tmp_path / "m.json", caption_column="")
+    assert records.user_types == {"n": "int64", "x": "double", "m": "string", "tags": "string", "big": "string"}
+    assert records.records[0].columns == {"n": 1, "x": 1.0, "m": "1", "tags": '["b", "a"]', "big": str(2**70)}
+    assert records.records[2].columns == {"n": None, "x": None, "m": "true", "tags": None, "big": None}
+    pq.write_table(
+        pa.table({"video": ["a.mp4"] * 2, "text": ["é", None], "s": [float("nan"), 2.0]}), tmp_path / "m.parquet"
+    )
+    records = read(tmp_path, metadata=tmp_path / "m.parquet")
+    assert [(r.caption, r.columns) for r in records.records] == [("é", {"s": None}), (None, {"s": 2.0})]
+
+
+def test_columns_are_found_or_listed(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    write_metadata(tmp_path, [{"Video": "a.mp4", "Prompt": "x", "where": "a.mp4", "say": "y"}])
+    assert read(tmp_path).records[0].caption == "x"
+    assert read(tmp_path, video_column="where", caption_column="say").records[0].caption == "y"
+    with pytest.raises(SourceError, match=r"caption_column='no' is not a column.*Prompt, where, say"):
+        read(tmp_path, caption_column="no")
+    write_metadata(tmp_path, [{"one": "a.mp4", "two": "x"}])
+    with pytest.raises(SourceError, match=r"video_column is usually called.*one, two"):
+        read(tmp_path)
+    with pytest.raises(SourceError, match='caption_column="" for no captions'):
+        read(tmp_path, video_column="one")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("m.txt", b"x", "allowed are files named"),
+        ("m.json", b"{", "no valid JSON"),
+        ("m.json", b'{"a": 1}', "a list of objects"),
+        ("m.json", b"3", "holds a int"),
+        ("m.jsonl", "{}".encode("utf-16"), "UTF-16"),
+        ("m.parquet", b"PAR1 or not", "no readable parquet"),
+        ("m.csv", b"path,path\na,b\n", "a column twice"),
+        ("m.csv", b"path,caption\n", "has no rows"),
+        ("m.csv", b"", "has no rows"),
+        ("m.jsonl", json.dumps({f"c{i}": 1 for i in range(1001)}).encode(), "1001 columns"),
+        ("m.jsonl", b'{"path": "a", "a\\u0000b": 1}', "rename it"),
+    ],
+)
+def test_metadata_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        read(tmp_path / name)
+
+
+def test_two_metadata_files_are_ambiguous(tmp_path: Path) -> None:
+    for name in ("metadata.csv", "metadata.jsonl"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(SourceError, match="metadata.csv and metadata.jsonl; say which"):
+        read(tmp_path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+ROWS = st.lists(
+    st.dictionaries(st.sampled_from(["path", "caption", "a", "b"]), VALUES | st.just("a.mp4"), max_size=4), min_size=1
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=ROWS)
+def test_any_rows_are_counted_and_typed(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """SHARD-3: whatever the rows hold, each is a record or a rejection, and every value has its column's type."""
+    touch(tmp_path, "a.mp4")
+    (tmp_path / "m.jsonl").write_text("\n".join(json.dumps(row) for row in [{"path": "a.mp4", "caption": "x"}, *rows]))
+    records = read(tmp_path / "m.jsonl")
+    assert sorted([r.row for r in records.records] + list(reasons(records))) == list(range(len(rows) + 1))
+    types = {"int64": int, "double": float, "bool": bool, "string": str}
+    for record in records.records:
+        assert record.columns.keys() == records.user_types.keys()
+        for name, value in record.columns.items():
+            assert value is None or type(value) is types[records.user_types[name]]
+    assert records.sha256() == read(tmp_path / "m.jsonl").sha256()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(captions=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=50), min_size=1))
+def test_captions_survive_csv(tmp_path: Path, captions: list[str]) -> None:
+    touch(tmp_path, "a.mp4")
+    write_metadata(tmp_path, [{"path": "a.mp4", "caption": caption} for caption in captions])
+    assert [record.caption or "" for record in read(tmp_path).records] == captions

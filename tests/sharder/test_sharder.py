@@ -1,0 +1,295 @@
+"""shard() and dry_run() as a caller sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError
+from streamvid.sharder import ShardOptions, dry_run, shard
+from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of, write_metadata
+
+DEFAULTS = ShardOptions(**OPTIONS)  # type: ignore[arg-type]
+
+
+def options(**changes: Any) -> ShardOptions:
+    return replace(DEFAULTS, **changes)
+
+
+@pytest.fixture
+def own(built: Built, tmp_path: Path) -> Path:
+    """A copy of the source, to be changed."""
+    return Path(shutil.copytree(built.source, tmp_path / "own"))
+
+
+def test_every_row_is_in_a_shard_or_in_the_rejections(built: Built) -> None:
+    """SHARD-3."""
+    dataset = open_dataset(built.dest)
+    sources = [row["source"] for row in dataset.samples_table().to_pylist()]
+    rejected = dataset.rejections_table().to_pylist()
+    assert len(sources) + len(rejected) == built.report.num_records == dataset.manifest.counts["records"] == 19
+    assert len(sources) == built.report.num_samples == dataset.manifest.counts["samples"] == 14
+    assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
+    reasons = {row["source"]: row["reason"] for row in rejected}
+    assert "no video" in reasons["bad/text.mp4"]
+    assert reasons["bad/empty.mp4"] == "is empty"
+    assert reasons["bad/short.mp4"] == "has 3 frames, the shortest bucket takes 9"
+    assert "No such file" in reasons["not/there.mp4"]
+    assert "leaves the source folder" in reasons["../outside.mp4"]
+
+
+def test_report_adds_up_and_is_json(built: Built) -> None:
+    value = json.loads(json.dumps(built.report.to_json()))
+    assert value["state"] == "built"
+    assert sum(row["num_samples"] for row in value["buckets"]) == value["num_samples"] == 14
+    assert sum(row["num_shards"] for row in value["buckets"]) == value["num_shards"]
+    assert sum(row["num_bytes"] for row in value["buckets"]) == value["num_bytes"]
+    assert len(value["rejections"]) == value["num_rejected"] == 5
+    assert "and 3 more rejections" in built.report.summary(max_rejections=2)
+
+
+def test_index_says_what_was_given(built: Built) -> None:
+    rows = {row["source"]: row for row in open_dataset(built.dest).samples_table().to_pylist()}
+    clip = rows["a/clip_1.5s_a.mp4"]
+    assert clip["text"] == 'number 0, with "quotes"\nand\ta new line é'
+    assert (clip["user.score"], clip["user.row_id"]) == (0.0, 0)
+    assert (clip["clip_width"], clip["clip_height"], clip["window_num_frames"], clip["fps"]) == (96, 64, 10, 24.0)
+    assert {source: row["clip_extension"] for source, row in rows.items() if not source.startswith("more/")} == {
+        **dict.fromkeys(("a/clip_1.5s_a.mp4", "a/clip_1.5s_b.mp4", "b/clip_1.5s_a.mp4", "b/long.MP4"), "mp4"),
+        "b/long two.mov": "mp4",
+        "vélo.webm": "webm",
+        "c/deep/tall.mkv": "mkv",
+        "c/still.jpg": "jpg",
+    }
+    for row in rows.values():
+        assert row["clip_bytes"] == (built.source / row["source"]).stat().st_size
+
+
+def test_equal_stems_stay_apart(built: Built) -> None:
+    keys = [row["key"] for row in open_dataset(built.dest).samples_table().to_pylist()]
+    assert len(set(keys)) == len(keys) == 14
+    assert sum(key.startswith("clip_1_5s_a-") for key in keys) == 2
+
+
+def test_a_split_never_parts_a_source(own: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"more/{number}.mp4", "caption": str(copy)} for number in range(6) for copy in range(3)]
+    write_metadata(own, rows)
+    report = shard(own, tmp_path / "out", options(val_fraction=0.5))
+    table = open_dataset(tmp_path / "out").samples_table().to_pylist()
+    splits = {(row["source"], row["split"]) for row in table}
+    assert report.num_samples == len({row["key"] for row in table}) == 18
+    assert len(splits) == 6 and {split for _, split in splits} == {"train", "val"}
+    assert len({row["record_key"] for row in table}) == 6
+
+
+def test_bytes_do_not_depend_on_workers_or_umask(built: Built, tmp_path: Path) -> None:
+    """SHARD-1."""
+    before = os.umask(0o077)
+    try:
+        shard(built.source, tmp_path / "out", options(workers=3))
+    finally:
+        os.umask(before)
+    assert tree_of(tmp_path / "out") == built.tree
+
+
+def test_bytes_do_not_depend_on_where_the_source_lies_or_its_times(built: Built, own: Path, tmp_path: Path) -> None:
+    """SHARD-1: no clock, host or temporary path."""
+    for path in own.rglob("*.mp4"):
+        os.utime(path, (1, 1))
+    shard(own / "metadata.csv", tmp_path / "out", DEFAULTS)
+    assert tree_of(tmp_path / "out") == built.tree
+    assert not any(str(tmp_path.parent).encode() in data for data in built.tree.values())
+
+
+def test_again_changes_nothing_and_probes_nothing(built: Built) -> None:
+    phases = []
+    report = shard(built.source, built.dest, DEFAULTS, lambda phase, *_: phases.append(phase))
+    assert report == replace(built.report, state="already sealed")
+    assert set(phases) == {"records"}
+    assert tree_of(built.dest) == built.tree
+
+
+def test_a_staging_folder_left_by_a_kill_after_sealing_goes(built: Built, tmp_path: Path) -> None:
+    dest = shutil.copytree(built.dest, tmp_path / "out")
+    (dest / ".staging" / "plan").mkdir(parents=True)
+    (dest / ".staging" / "plan" / "files.json").write_text('["manifest.json"]')
+    assert shard(built.source, dest, DEFAULTS).state == "already sealed"
+    assert tree_of(dest) == built.tree and not (dest / ".staging").exists()
+
+
+def append_row(own: Path) -> None:
+    with (own / "metadata.csv").open("a", newline="") as file:
+        file.write("a/clip_1.5s_a.mp4,again,1.0,50\r\n")
+
+
+def edit_caption(own: Path) -> None:
+    path = own / "metadata.csv"
+    path.write_bytes(path.read_bytes().replace(b"number 3,", b"number three,"))
+
+
+@pytest.mark.parametrize(
+    ("change", "changes", "difference"),
+    [
+        (None, {"seed": 6}, "seed: 5 there, 6 asked"),
+        (None, {"buckets": BUCKETS[:1]}, "buckets: 4: 96x64-9f 96x64@9"),
+        (append_row, {}, "input: 19 rows there, 20 now"),
+        (edit_caption, {}, "input: 19 rows as there, but with other files, sizes, captions or columns"),
+    ],
+)
+def test_another_dataset_is_never_replaced_unasked(
+    built: Built, own: Path, change: Callable[[Path], None] | None, changes: dict[str, Any], difference: str
+) -> None:
+    if change:
+        change(own)
+    with pytest.raises(SealedError, match=difference):
+        shard(own, built.dest, options(**changes))
+    assert tree_of(built.dest) == built.tree
+
+
+def test_overwrite_leaves_nothing_of_the_old_and_touches_nothing_else(built: Built, tmp_path: Path) -> None:
+    dest = shutil.copytree(built.dest, tmp_path / "out")
+    (dest / "shards" / "notes.txt").write_text("mine")
+    shard(built.source, dest, options(buckets=BUCKETS[:1], overwrite=True))
+    shard(built.source, tmp_path / "fresh", options(buckets=BUCKETS[:1]))
+    tree = tree_of(dest)
+    assert tree.pop("shards/notes.txt") == b"mine"
+    assert tree == tree_of(tmp_path / "fresh")
+
+
+def test_overwrite_with_nothing_to_put_there_keeps_the_old(built: Built, tmp_path: Path) -> None:
+    dest = shutil.copytree(built.dest, tmp_path / "out")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.mp4").write_bytes(b"text")
+    with pytest.raises(SourceError, match=r"all 1 records are rejected.*row 0 x.mp4"):
+        shard(tmp_path / "bad", dest, options(overwrite=True))
+    assert open_dataset(dest).samples_table().num_rows == 14
+
+
+def test_dry_run_writes_nothing_and_tells_what_would_be(built: Built, tmp_path: Path) -> None:
+    report = dry_run(built.source, tmp_path / "out", DEFAULTS)
+    assert report == replace(built.report, state="dry run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_appending_renames_no_sample(built: Built, own: Path, tmp_path: Path) -> None:
+    append_row(own)
+    shard(own, tmp_path / "out", DEFAULTS)
+    rows = open_dataset(tmp_path / "out").samples_table().to_pylist()
+    places = {row["key"]: (row["record_key"], row["split"]) for row in rows}
+    old = {
+        row["key"]: (row["record_key"], row["split"]) for row in open_dataset(built.dest).samples_table().to_pylist()
+    }
+    assert old.items() <= places.items()
+    assert len(places) == len(old) + 1
+
+
+class Stop(Exception):
+    """Raised in a caller's own callback."""
+
+
+def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
+    def progress(now: str, count: int, total: int) -> None:
+        if (now, count) == (phase, done):
+            raise Stop
+
+    return progress
+
+
+def test_an_unfinished_run_with_other_options_leaves_no_trace(built: Built, tmp_path: Path) -> None:
+    """SHARD-1: what an abandoned plan wrote is gone, files of its index too; its probing is used."""
+    dest = tmp_path / "out"
+    with pytest.raises(Stop):
+        shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
+    assert (dest / "index").exists()
+    probed = []
+    shard(built.source, dest, DEFAULTS, lambda phase, done, _: probed.append(done) if phase == "probe" else None)
+    assert probed == [16]
+    assert tree_of(dest) == built.tree
+
+
+def test_a_file_that_changes_after_probing_is_never_stored_unseen(built: Built, own: Path, tmp_path: Path) -> None:
+    victim = own / "more" / "3.mp4"
+
+    def change(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("build", 0):
+            victim.write_bytes(victim.read_bytes() + b"\0")
+
+    with pytest.raises(SourceError, match=r"more/3.mp4 changed after it was probed; run the same command again"):
+        shard(own, tmp_path / "out", DEFAULTS, change)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    shard(own, tmp_path / "out", DEFAULTS)
+    rows = {row["source"]: row["clip_bytes"] for row in open_dataset(tmp_path / "out").samples_table().to_pylist()}
+    assert rows["more/3.mp4"] == victim.stat().st_size
+
+
+def test_a_caption_edited_between_runs_rebuilds_its_shard(own: Path, tmp_path: Path) -> None:
+    """SHARD-1: a shard finished with another caption is not taken for finished."""
+    with pytest.raises(Stop):
+        shard(own, tmp_path / "out", DEFAULTS, stop_at("seal", 0))
+    edit_caption(own)
+    shard(own, tmp_path / "out", DEFAULTS)
+    shard(own, tmp_path / "fresh", DEFAULTS)
+    assert tree_of(tmp_path / "out") == tree_of(tmp_path / "fresh")
+
+
+def test_a_damaged_staging_folder_costs_only_work(built: Built, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+    with pytest.raises(Stop):
+        shard(built.source, dest, DEFAULTS, stop_at("seal", 1))
+    journal = dest / ".staging" / "probes.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-7])
+    markers = sorted(dest.glob(".staging/*/*-0*.json"))
+    markers[0].write_bytes(b"{")
+    markers[1].unlink()
+    next(dest.glob("shards/*/*-000001.tar")).write_bytes(b"short")
+    shard(built.source, dest, DEFAULTS)
+    assert tree_of(dest) == built.tree
+
+
+def test_a_file_that_takes_too_long_is_rejected_by_name(own: Path, tmp_path: Path) -> None:
+    """SHARD-3: probing has a wall clock for each file; a worker that it ends is no lost record."""
+    report = dry_run(own / "b", tmp_path / "out", options(probe_timeout_seconds=0.0001))
+    assert (report.num_samples, report.num_rejected) == (0, 3)
+    assert {row.reason for row in report.rejections} == {"probing took longer than probe_timeout_seconds=0.0001"}
+
+
+def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "holiday.jpg").write_text("")
+    with pytest.raises(DatasetError, match="is a file"):
+        shard(built.source, tmp_path / "file", DEFAULTS)
+    with pytest.raises(DatasetError, match="not empty and holds no dataset"):
+        shard(built.source, tmp_path / "full", DEFAULTS)
+    with pytest.raises(SourceError, match="neither a folder nor a metadata file"):
+        shard(tmp_path / "nowhere", tmp_path / "out", DEFAULTS)
+    with pytest.raises(SourceError, match="holds no file named like a video"):
+        (tmp_path / "empty").mkdir()
+        shard(tmp_path / "empty", tmp_path / "out", DEFAULTS)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"buckets": None}, "no buckets"),
+        ({"resolution": ("256px",)}, "stands beside"),
+        ({"val_fraction": 1.0}, "val_fraction=1.0"),
+        ({"val_fraction": float("nan")}, "val_fraction=nan"),
+        ({"shard_size_bytes": 10}, "shard_size_bytes=10"),
+        ({"workers": 0}, "workers=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"probe_timeout_seconds": 0}, "probe_timeout_seconds=0"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
