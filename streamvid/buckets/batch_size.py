@@ -1,0 +1,72 @@
+"""How many samples of each bucket a rank takes at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from streamvid.buckets.bucket import Bucket, is_named_by, match_buckets
+from streamvid.errors import ConfigError
+
+_MAX_BATCH_SIZE = 1 << 20
+
+
+def batch_sizes(
+    buckets: Sequence[Bucket], batch_size: int | Mapping[str, int] | None, max_tokens_per_batch: int | None = None
+) -> dict[str, int]:
+    """Bucket id → samples a rank and step, for every bucket.
+
+    Exactly one of the two is given: `batch_size`, one number for all or a mapping from ids, WxH@F or globs (an exact
+    name beats a glob); or `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / bucket.tokens).
+    ConfigError for anything else, for a bucket that gets no batch size and for a key that names no bucket.
+    """
+    if (batch_size is None) == (max_tokens_per_batch is None):
+        raise ConfigError(
+            f"batch_size={batch_size!r} and max_tokens_per_batch={max_tokens_per_batch!r}: give exactly one of them"
+        )
+    if max_tokens_per_batch is not None:
+        return _from_tokens(buckets, max_tokens_per_batch)
+    if isinstance(batch_size, Mapping):
+        return _from_mapping(buckets, batch_size)
+    return dict.fromkeys((bucket.id for bucket in buckets), _validated("batch_size", batch_size))
+
+
+def _from_tokens(buckets: Sequence[Bucket], max_tokens: int) -> dict[str, int]:
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+        raise ConfigError(f"max_tokens_per_batch={max_tokens!r}: allowed are integers of at least 1")
+    for bucket in buckets:
+        if bucket.tokens > max_tokens:
+            raise ConfigError(
+                f"max_tokens_per_batch={max_tokens}: one sample of bucket {bucket.id} is {bucket.tokens} tokens; "
+                f"raise it to at least {bucket.tokens}, or leave the bucket out of the dataset"
+            )
+    return {bucket.id: max_tokens // bucket.tokens for bucket in buckets}
+
+
+def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:
+    for key, size in sizes.items():
+        _validated(f"batch_size[{key!r}]", size)
+        match_buckets(key, buckets)
+    return {bucket.id: sizes[_key_of(bucket, sizes)] for bucket in buckets}
+
+
+def _key_of(bucket: Bucket, sizes: Mapping[str, int]) -> str:
+    """The key that settles a bucket's size: its id, else its WxH@F, else the globs that match it, which must agree."""
+    for exact in (bucket.id, bucket.size_at_frames):
+        if exact in sizes:
+            return exact
+    globs = [key for key in sizes if is_named_by(bucket, key)]
+    if not globs:
+        raise ConfigError(f"batch_size gives bucket {bucket.id} no size; add {bucket.id!r} or a glob such as '*' to it")
+    for other in globs[1:]:
+        if sizes[other] != sizes[globs[0]]:
+            raise ConfigError(
+                f"batch_size: {globs[0]!r} ({sizes[globs[0]]}) and {other!r} ({sizes[other]}) both match "
+                f"bucket {bucket.id}; add {bucket.id!r} itself to settle which"
+            )
+    return globs[0]
+
+
+def _validated(name: str, size: object) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_BATCH_SIZE:
+        raise ConfigError(f"{name}={size!r}: allowed are the integers 1 to {_MAX_BATCH_SIZE}")
+    return size

@@ -1,0 +1,195 @@
+"""One bucket: the (T, H, W) that every clip in it has, and the ways of naming it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from streamvid.buckets.geometry import (
+    DEFAULT_MULTIPLE,
+    MAX_SIDE,
+    aspect_table,
+    ratio_fraction,
+    resolution_pixels,
+    validate_multiple,
+)
+from streamvid.errors import ConfigError
+
+MAX_NUM_FRAMES = 65536
+"""Most frames that a bucket may take."""
+
+_SIZE_AT_FRAMES = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})@([1-9][0-9]{0,5})")
+_EXPLICIT_ID = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})-([1-9][0-9]{0,5})f")
+_NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape that all clips of a bucket have.
+
+    `resolution` and `aspect_ratio` (``"w:h"``) are given together, or not at all for an explicit size.
+    """
+
+    num_frames: int
+    height: int
+    width: int
+    resolution: str | None = None
+    aspect_ratio: str | None = None
+
+    def __post_init__(self) -> None:
+        limits = (
+            ("num_frames", self.num_frames, MAX_NUM_FRAMES),
+            ("height", self.height, MAX_SIDE),
+            ("width", self.width, MAX_SIDE),
+        )
+        for name, value, limit in limits:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+                raise ConfigError(f"bucket {name}={value!r}: allowed are the integers 1 to {limit}")
+        if (self.resolution is None) != (self.aspect_ratio is None):
+            raise ConfigError(
+                f"bucket resolution={self.resolution!r} with aspect_ratio={self.aspect_ratio!r}: give both, "
+                "as '256px' with '16:9', or neither for an explicit size"
+            )
+        if self.resolution is not None and self.aspect_ratio is not None:
+            resolution_pixels(self.resolution)
+            ratio_fraction(self.aspect_ratio)
+
+    @property
+    def id(self) -> str:
+        """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size."""
+        if self.resolution is None or self.aspect_ratio is None:
+            return f"{self.width}x{self.height}-{self.num_frames}f"
+        return f"{self.resolution}-{self.num_frames}f-{self.aspect_ratio.replace(':', 'x')}"
+
+    @property
+    def size_at_frames(self) -> str:
+        """The form WxH@F that the command line takes."""
+        return f"{self.width}x{self.height}@{self.num_frames}"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(T, H, W)."""
+        return (self.num_frames, self.height, self.width)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it takes still images, which only one-frame buckets do."""
+        return self.num_frames == 1
+
+    @property
+    def num_pixels(self) -> int:
+        """T * H * W."""
+        return self.num_frames * self.height * self.width
+
+    @property
+    def tokens(self) -> int:
+        """Transformer tokens of a sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
+
+        That is what the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo makes of it; for other models it is a
+        measure of relative cost.
+        """
+        return -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields, for a manifest; `from_json` reads them back."""
+        fields: dict[str, Any] = {"num_frames": self.num_frames, "height": self.height, "width": self.width}
+        if self.resolution is not None:
+            fields |= {"resolution": self.resolution, "aspect_ratio": self.aspect_ratio}
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Bucket:
+        """Bucket of what `to_json` gave; unknown fields are passed over, anything unfit is a ConfigError."""
+        if not isinstance(fields, Mapping):
+            raise ConfigError(f"bucket={fields!r}: expected an object with num_frames, height and width")
+        missing = [name for name in ("num_frames", "height", "width") if name not in fields]
+        if missing:
+            raise ConfigError(f"bucket {dict(fields)!r} lacks {', '.join(missing)}")
+        names = (fields.get("resolution"), fields.get("aspect_ratio"))
+        if not all(name is None or isinstance(name, str) for name in names):
+            raise ConfigError(f"bucket resolution={names[0]!r}, aspect_ratio={names[1]!r}: expected text")
+        return cls(fields["num_frames"], fields["height"], fields["width"], *names)
+
+
+def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
+    """The bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
+
+    `multiple` is the spatial multiple that explicit sizes must keep and that named resolutions are generated with.
+    ConfigError says what is wrong with the name.
+    """
+    text = text.strip()
+    validate_multiple(multiple)
+    match = _SIZE_AT_FRAMES.fullmatch(text) or _EXPLICIT_ID.fullmatch(text)
+    if match is not None:
+        width, height, num_frames = (int(group) for group in match.groups())
+        _validate_side(text, "width", width, multiple)
+        _validate_side(text, "height", height, multiple)
+        return Bucket(num_frames, height, width)
+    match = _NAMED_ID.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"bucket {text!r} is no bucket name; allowed are WxH@F as '832x480@81', '832x480-81f' and '256px-16f-16x9'"
+        )
+    resolution, num_frames, aspect_ratio = match[1], int(match[2]), f"{match[3]}:{match[4]}"
+    table = aspect_table(resolution, multiple)
+    if aspect_ratio not in table:
+        raise ConfigError(
+            f"bucket {text!r}: {resolution} with multiple {multiple} has no ratio {aspect_ratio}; "
+            f"it has {', '.join(table)}"
+        )
+    return Bucket(num_frames, *table[aspect_ratio], resolution, aspect_ratio)
+
+
+def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
+    """The buckets of a comma-separated list, in its order.
+
+    ConfigError for an empty list, a bad name or a bucket named twice.
+    """
+    buckets: list[Bucket] = []
+    for name in (part for part in text.split(",") if part.strip()):
+        bucket = parse_bucket(name, multiple)
+        if bucket in buckets:
+            raise ConfigError(f"buckets={text!r} names {bucket.id} twice; keep one")
+        buckets.append(bucket)
+    if not buckets:
+        raise ConfigError(f"buckets={text!r} names no bucket; write a list as '832x480@81,480x832@81'")
+    return tuple(buckets)
+
+
+def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """The buckets that an id, a WxH@F or a glob over either names, in the order of `buckets`.
+
+    ConfigError with the nearest names if there is none.
+    """
+    buckets = tuple(buckets)
+    exact = tuple(bucket for bucket in buckets if pattern in (bucket.id, bucket.size_at_frames))
+    matched = exact or tuple(bucket for bucket in buckets if is_named_by(bucket, pattern))
+    if not matched:
+        raise ConfigError(f"no bucket matches {pattern!r}; {_nearest_names(pattern, buckets)}")
+    return matched
+
+
+def is_named_by(bucket: Bucket, pattern: str) -> bool:
+    """Whether `pattern` is the bucket's id, its WxH@F or a glob that matches one of them."""
+    return any(name == pattern or fnmatchcase(name, pattern) for name in (bucket.id, bucket.size_at_frames))
+
+
+def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
+    names = sorted({bucket.id for bucket in buckets})
+    if not names:
+        return "there are no buckets"
+    forms = {form: bucket.id for bucket in buckets for form in (bucket.size_at_frames, bucket.id)}
+    near = dict.fromkeys(forms[form] for form in get_close_matches(pattern, forms, n=5, cutoff=0.3))
+    shown = list(near)[:3] or names[:3]
+    return f"nearest of {len(names)}: {', '.join(shown)}"
+
+
+def _validate_side(text: str, name: str, side: int, multiple: int) -> None:
+    if side % multiple:
+        below, above = side // multiple * multiple, -(-side // multiple) * multiple
+        allowed = f"{below} and {above}" if below else str(above)
+        raise ConfigError(f"bucket {text!r}: {name}={side} is not a multiple of {multiple}; nearest allowed: {allowed}")

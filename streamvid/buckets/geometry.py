@@ -1,0 +1,97 @@
+"""Resolution names and the aspect table that each one stands for, in exact integer arithmetic.
+
+A resolution name is an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect table
+holds, for every listed ratio, the size nearest to that area whose sides are multiples of the spatial multiple. The
+tables equal those of Open-Sora 2 for multiples of 16 and 32 (tests/data/opensora_aspect.json).
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from math import isqrt
+
+from streamvid.errors import ConfigError
+
+MAX_SIDE = 16384
+"""Longest side of a bucket, in pixels."""
+
+DEFAULT_MULTIPLE = 16
+"""Spatial multiple of the 8x VAE with 2x2 patches that Wan and HunyuanVideo use."""
+
+_LISTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
+_RESOLUTION = re.compile(r"([1-9][0-9]{0,4})(px|p)")
+_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?)")
+
+
+def resolution_pixels(name: str) -> int:
+    """Area in pixels that a resolution name stands for; ConfigError for a name of another form."""
+    match = _RESOLUTION.fullmatch(name)
+    if match is None:
+        raise ConfigError(
+            f"resolution={name!r} is no resolution name; allowed are '<n>px' (n x n pixels, as '256px') and "
+            "'<n>p' (n*n*16/9 pixels, as '480p'). For one explicit size give a bucket as '832x480@81'"
+        )
+    side = int(match[1])
+    pixels = side * side if match[2] == "px" else side * side * 16 // 9
+    if pixels > MAX_SIDE * MAX_SIDE:
+        raise ConfigError(f"resolution={name!r} is {pixels} pixels; at most {MAX_SIDE}x{MAX_SIDE} is allowed")
+    return pixels
+
+
+def ratio_fraction(name: str) -> Fraction:
+    """Width over height of a ratio name such as ``"16:9"`` or ``"2.39:1"``; ConfigError for a name of another form."""
+    match = _RATIO.fullmatch(name)
+    sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
+    if not all(sides):
+        raise ConfigError(f"aspect_ratio={name!r} is no ratio; write it as width:height, as '16:9' or '2.39:1'")
+    return sides[0] / sides[1]
+
+
+def validate_multiple(multiple: int) -> None:
+    """ConfigError unless `multiple` can be a spatial multiple."""
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 2 <= multiple <= 1024:
+        raise ConfigError(
+            f"multiple={multiple!r} is no spatial multiple; allowed are the integers 2 to 1024, usually 16 or 32"
+        )
+
+
+@lru_cache(maxsize=256)
+def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]], ...]:
+    pixels = resolution_pixels(name)
+    validate_multiple(multiple)
+    if pixels < multiple * multiple:
+        raise ConfigError(
+            f"resolution={name!r} is {pixels} pixels, under one block of multiple={multiple}; take a smaller one"
+        )
+    listed: dict[str, tuple[int, int]] = {}
+    for ratio in _LISTED_RATIOS:
+        size = _nearest_size(pixels, ratio_fraction(ratio), multiple)
+        if size not in listed.values():
+            listed[ratio] = size
+    for ratio in tuple(listed):
+        # A reversed ratio may repeat a size under a second name (16:9 beside 2:1 where the multiple is coarse):
+        # both names take part in the choice of the nearest ratio, and BucketTable gives them one bucket.
+        # Where both directions are listed, the first gives the second its size: every table is its own mirror.
+        height, width = listed[ratio]
+        listed[":".join(reversed(ratio.split(":")))] = (width, height)
+    return tuple(listed.items())
+
+
+def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
+    """Ratio name ``"w:h"`` → (height, width) for a resolution, in the order in which ties are broken.
+
+    Every side is a multiple of `multiple` (2 to 1024). ConfigError names what is wrong with the arguments.
+    """
+    return dict(_aspect_items(name, multiple))
+
+
+def _nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
+    """(height, width): the ratio's size rounded down, or the neighbour one step away that is nearer to `pixels`."""
+    # floor(sqrt(pixels * ratio) / multiple) without a float.
+    width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple
+    height = max(1, pixels // width // multiple) * multiple
+    sizes = [(height, width), (height - multiple, width), (height + multiple, width)]
+    sizes += [(height, width - multiple), (height, width + multiple)]
+    return min((size for size in sizes if min(size) > 0), key=lambda size: abs(size[0] * size[1] - pixels))

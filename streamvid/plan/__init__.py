@@ -1,0 +1,25 @@
+"""The epoch as arithmetic: no I/O, no torch, no clock."""
+
+from __future__ import annotations
+
+from streamvid.plan.cursor import Cursor
+from streamvid.plan.hashing import hash64, hash_below, hash_text, uniform
+from streamvid.plan.options import PLAN_VERSION, PlanOptions
+from streamvid.plan.plan import EpochPlan
+from streamvid.plan.step import Step
+from streamvid.plan.tail import BucketReport
+from streamvid.plan.world import World
+
+__all__ = [
+    "PLAN_VERSION",
+    "BucketReport",
+    "Cursor",
+    "EpochPlan",
+    "PlanOptions",
+    "Step",
+    "World",
+    "hash64",
+    "hash_below",
+    "hash_text",
+    "uniform",
+]

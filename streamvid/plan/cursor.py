@@ -1,0 +1,48 @@
+"""Where a run stands in its plan: the whole state of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamvid.errors import StateError
+
+MAX_EPOCH = 1 << 30
+MAX_POSITION = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """An epoch and a position in the endless stream of each bucket; nothing in it depends on the number of ranks.
+
+    positions: bucket id → samples delivered since the stream began, over all passes; a bucket that is not in it
+    stands at the natural start of the epoch. StateError for values that no plan gives.
+    """
+
+    epoch: int = 0
+    positions: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _validate("epoch", self.epoch, MAX_EPOCH)
+        if not isinstance(self.positions, Mapping) or not all(isinstance(name, str) for name in self.positions):
+            raise StateError(f"positions={self.positions!r}: expected a mapping from bucket ids to integers")
+        for name, position in self.positions.items():
+            _validate(f"positions[{name!r}]", position, MAX_POSITION)
+        object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON that `from_json` reads back; under 4 KB for 100 buckets."""
+        return {"epoch": self.epoch, "positions": dict(self.positions)}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Cursor:
+        """Cursor of what `to_json` gave; StateError for anything else."""
+        if not isinstance(state, Mapping) or set(state) != {"epoch", "positions"}:
+            raise StateError(f"cursor={state!r}: expected an object of epoch and positions")
+        return cls(state["epoch"], state["positions"])
+
+
+def _validate(name: str, value: object, highest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= highest:
+        raise StateError(f"{name}={value!r} in the cursor: expected an integer from 0 to {highest}")

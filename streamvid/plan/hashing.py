@@ -1,0 +1,134 @@
+"""Randomness as integer arithmetic: the same on every machine and every version of numpy and Python.
+
+The whole algorithm, on 64-bit unsigned integers that wrap:
+
+    mix(z)              z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
+                        (the finaliser of splitmix64)
+    hash64(p1, p2, …)   h = 0; for each part p, taken modulo 2**64: h = mix((h + 0x9E3779B97F4A7C15) ^ p)
+    uniform(…)          (hash64(…) >> 11) / 2**53, in [0, 1)
+    hash_below(n, …)    (hash64(…) * n) >> 64, in [0, n)
+    permute(i, n, k)    an alternating Feistel network of 8 rounds on the b = bit_length(n - 1) bits of i, the upper
+                        b // 2 as `high` and the rest as `low`: even rounds r do low ^= mix(high ^ hash64(k, r)), odd
+                        ones high ^= mix(low ^ hash64(k, r)), each masked to its width; repeated until the result is
+                        below n (cycle walking), then rotated: (result + hash64(k, 8) % n) % n
+
+Every part may be a Python int or a numpy integer array; arrays broadcast, and give element by element what ints give.
+tests/data/plan_golden.json pins values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+UInt64Array: TypeAlias = npt.NDArray[np.uint64]
+IntArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_NUM_ROUNDS = 8
+
+
+def hash_text(text: str) -> int:
+    """64-bit number of a text: the first 8 bytes of its SHA-256, big-endian."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+@overload
+def hash64(*parts: int) -> int: ...
+@overload
+def hash64(*parts: int | IntArray) -> int | UInt64Array: ...
+def hash64(*parts: int | IntArray) -> int | UInt64Array:
+    """64-bit hash of integers; a uint64 array as soon as one part is an array."""
+    state: int | UInt64Array = 0
+    for part in parts:
+        if isinstance(part, int) and isinstance(state, int):
+            state = _mix_int(((state + _GOLDEN) & _MASK) ^ (part & _MASK))
+        else:
+            state = _mix_array((_as_array(state) + np.uint64(_GOLDEN)) ^ _as_array(part))
+    return state
+
+
+def hash64_array(*parts: int | IntArray) -> UInt64Array:
+    """`hash64` as an array of at least one dimension."""
+    return _as_array(hash64(*parts))
+
+
+def uniform(*parts: int) -> float:
+    """A float64 in [0, 1) from 53 bits of the hash of integers."""
+    return (hash64(*parts) >> 11) * 2.0**-53
+
+
+def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
+    """`uniform` of arrays."""
+    return (hash64_array(*parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def hash_below(n: int, *parts: int) -> int:
+    """An integer in [0, n) from the hash of integers; its bias is at most n / 2**64."""
+    return (hash64(*parts) * n) >> 64
+
+
+def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray[np.int64]:
+    """Where the permutation of range(size) that belongs to a key takes each position: int64, shaped as they broadcast.
+
+    `positions` are in [0, size), sizes up to 2**62. Memory is O(len(positions)) whatever the sizes.
+    """
+    places, bounds, seeds = (part.astype(np.uint64).ravel() for part in np.broadcast_arrays(positions, sizes, keys))
+    outcome = places.copy()
+    walking = np.flatnonzero(bounds > 1)
+    while walking.size:
+        outcome[walking] = _feistel(outcome[walking], bounds[walking], seeds[walking])
+        walking = walking[outcome[walking] >= bounds[walking]]
+    # A network of a few bits is not quite uniform; the rotation makes every place equally likely for every position.
+    outcome = (outcome + hash64_array(seeds, _NUM_ROUNDS) % bounds) % bounds
+    return outcome.astype(np.int64).reshape(np.broadcast_shapes(positions.shape, sizes.shape, keys.shape))
+
+
+def _feistel(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UInt64Array:
+    """One walk of the network, whose domain is the next power of two from the bound: under half the places walk on."""
+    num_bits = _bit_length(bounds - np.uint64(1))
+    num_low = num_bits - num_bits // np.uint64(2)
+    low_mask = (np.uint64(1) << num_low) - np.uint64(1)
+    high_mask = (np.uint64(1) << (num_bits - num_low)) - np.uint64(1)
+    low, high = places & low_mask, places >> num_low
+    for number in range(_NUM_ROUNDS):
+        round_keys = hash64_array(keys, number)
+        if number % 2 == 0:
+            low = low ^ (_mix_array(high ^ round_keys) & low_mask)
+        else:
+            high = high ^ (_mix_array(low ^ round_keys) & high_mask)
+    return (high << num_low) | low
+
+
+def _bit_length(values: UInt64Array) -> UInt64Array:
+    rest, num_bits = values.copy(), np.zeros_like(values)
+    for step in (32, 16, 8, 4, 2, 1):
+        wide = rest >= np.uint64(1) << np.uint64(step)
+        num_bits[wide] += np.uint64(step)
+        rest[wide] >>= np.uint64(step)
+    return num_bits + (rest > 0)
+
+
+def _mix_int(value: int) -> int:
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mix_array(values: UInt64Array) -> UInt64Array:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+def _as_array(part: int | IntArray) -> UInt64Array:
+    # At least one dimension: arithmetic on numpy scalars warns where it wraps.
+    if isinstance(part, int):
+        return np.array([part & _MASK], dtype=np.uint64)
+    return np.atleast_1d(part).astype(np.uint64, copy=False)

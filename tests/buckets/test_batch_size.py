@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.buckets import Bucket, BucketTable, batch_sizes, parse_buckets
+from streamvid.errors import ConfigError
+
+BUCKETS = parse_buckets("832x480@81,480x832@81,256px-16f-16x9")
+
+
+def test_one_number_for_all() -> None:
+    assert batch_sizes(BUCKETS, 4) == {"832x480-81f": 4, "480x832-81f": 4, "256px-16f-16x9": 4}
+
+
+def test_an_exact_name_beats_a_glob() -> None:
+    sizes = batch_sizes(BUCKETS, {"*": 2, "832x480@81": 1, "256px-16f-16x9": 24})
+    assert sizes == {"832x480-81f": 1, "480x832-81f": 2, "256px-16f-16x9": 24}
+
+
+@given(max_tokens=st.integers(1, 200_000))
+def test_derived_from_tokens(max_tokens: int) -> None:
+    buckets = BucketTable.from_resolutions(["256px"], [1, 33, 129]).buckets
+    largest = max(bucket.tokens for bucket in buckets)
+    if max_tokens < largest:
+        with pytest.raises(ConfigError, match=r"one sample of bucket 256px-\d+f-\S+ is \d+ tokens; raise it"):
+            batch_sizes(buckets, None, max_tokens)
+        return
+    sizes = batch_sizes(buckets, None, max_tokens)
+    for bucket in buckets:
+        assert sizes[bucket.id] * bucket.tokens <= max_tokens < (sizes[bucket.id] + 1) * bucket.tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, None), "give exactly one"),
+        ((4, 1000), "give exactly one"),
+        ((0, None), "batch_size=0"),
+        ((True, None), "batch_size=True"),
+        ((None, -1), "max_tokens_per_batch=-1"),
+        (({"*": 0}, None), r"batch_size\['\*'\]=0"),
+        (({"832*": 1}, None), "gives bucket 480x832-81f no size; add '480x832-81f' or a glob"),
+        (({"*": 1, "480x832-80f": 2}, None), "no bucket matches '480x832-80f'; nearest"),
+        (({"*": 1, "8*": 2}, None), "both match bucket 832x480-81f; add '832x480-81f' itself"),
+    ],
+)
+def test_unclear_sizes_are_refused(arguments: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        batch_sizes(BUCKETS, *arguments)
+
+
+def test_globs_that_agree_or_are_settled_are_taken() -> None:
+    assert batch_sizes(BUCKETS[:1], {"*": 2, "8*": 2}) == {"832x480-81f": 2}
+    assert batch_sizes(BUCKETS[:1], {"*": 1, "8*": 2, "832x480-81f": 3}) == {"832x480-81f": 3}
+    assert batch_sizes((Bucket(1, 64, 64),), {"64x64-1f": 5, "64x64@1": 6}) == {"64x64-1f": 5}

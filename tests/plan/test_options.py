@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from streamvid.errors import ConfigError
+from streamvid.plan import PLAN_VERSION, PlanOptions
+
+
+def test_the_order_key_says_what_positions_depend_on() -> None:
+    """PLAN-1: a state may change its tail, but not what gives its positions their meaning."""
+    key = PlanOptions(seed=3, window=8).order_key()
+    assert json.loads(json.dumps(key)) == {"plan_version": PLAN_VERSION, "seed": 3, "shuffle": "window", "window": 8}
+    assert PlanOptions(seed=3, window=8, tail="drop").order_key() == key
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**63}, "seed="),
+        ({"seed": "0"}, "seed='0'"),
+        ({"window": 0}, "window=0"),
+        ({"shuffle": "all"}, "shuffle='all': allowed are 'none', 'shards', 'window'"),
+        ({"tail": "shrink"}, "tail='shrink': allowed are 'carry', 'drop', 'pad'"),
+        ({"sync": "cost"}, "sync='cost': allowed are 'bucket'"),
+    ],
+)
+def test_other_options_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PlanOptions(**fields)

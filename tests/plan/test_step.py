@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from streamvid.errors import ConfigError
+from streamvid.plan import Cursor, EpochPlan, PlanOptions
+from tests.plan.runs import Leg, datasets, legs, make_plan, options, samples_of
+
+
+@given(dataset=datasets(), chosen=options(), leg=legs())
+def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -> None:
+    """PLAN-3: one bucket a step, whose samples lie in order of shard and index, so that a rank reads few shards."""
+    for step in make_plan(dataset, leg, chosen).steps(0, 100):
+        places = list(zip(step.shards.tolist(), step.indices.tolist(), strict=True))
+        assert places == sorted(places)
+        assert set(places) <= samples_of(dataset[step.bucket_id])
+
+
+def test_pads_wrap_as_often_as_a_step_needs() -> None:
+    """SAMPLE-1: two samples fill a step of seven; the pads of every epoch and wrap have their own visits."""
+    seen = set()
+    for epoch in range(3):
+        plan = EpochPlan({"a": [2]}, {"a": 7}, PlanOptions(tail="pad"), cursor=Cursor(epoch))
+        (step,) = plan.steps(0, 5)
+        assert Counter(step.indices.tolist()) in (Counter({0: 4, 1: 3}), Counter({0: 3, 1: 4}))
+        assert [line.num_repeated for line in plan.report()] == [5]
+        assert step.visits[~step.is_repeat].tolist() == [epoch, epoch]
+        seen |= set(zip(step.indices.tolist(), step.visits.tolist(), strict=True))
+    assert len(seen) == 21
+
+
+def test_pads_repeat_the_head_of_the_pass() -> None:
+    """PLAN-4: ten samples in steps of eight: the second step holds the last two and six of the first eight."""
+    first, second = EpochPlan({"a": [10]}, {"a": 8}, PlanOptions(tail="pad")).steps(0, 2)
+    assert set(second.indices[second.is_repeat].tolist()) < set(first.indices.tolist())
+    assert set(second.indices[~second.is_repeat].tolist()).isdisjoint(first.indices.tolist())
+
+
+def test_equal_samples_of_a_step_keep_the_order_of_their_positions() -> None:
+    """PLAN-1: dealing is stable, whatever numpy's default sort does with long ties."""
+    (step,) = EpochPlan({"a": [2]}, {"a": 400}, PlanOptions(tail="pad")).steps(0, 1)
+    for index in (0, 1):
+        assert step.visits[step.indices == index].tolist() == [0, *(-wrap for wrap in range(1, 200))]
+
+
+@given(chosen=options(shuffle="window"))
+def test_ranks_read_few_shards(chosen: PlanOptions) -> None:
+    """FETCH-1's cheap reads: dealt, the slices of all ranks touch fewer (rank, shard) pairs than ranks + shards."""
+    plan = EpochPlan({"a": [50] * 6}, {"a": 4}, chosen, 16)
+    for step in plan.steps(0, 4):
+        pairs = {(rank, int(shard)) for rank in range(16) for shard in step.for_rank(rank, 4).shards}
+        assert len(pairs) < 16 + len(set(step.shards.tolist()))
+
+
+@pytest.mark.parametrize(("rank", "batch_size"), [(1, 4), (0, 5), (-1, 2), (0, 0)])
+def test_ranks_outside_of_a_step_are_refused(rank: int, batch_size: int) -> None:
+    (step,) = EpochPlan({"a": [4]}, {"a": 4}).steps(0, 1)
+    with pytest.raises(ConfigError, match="outside of a step of 4 samples"):
+        step.for_rank(rank, batch_size)
