@@ -67,6 +67,8 @@ def test_imports_only_from_lower_floors(path: Path) -> None:
         parts = module.split(".")
         if parts[0] != "streamvid" or len(parts) < 2 or parts[1] not in FLOORS or parts[1] == own:
             continue
+        if parts[1] == "errors":
+            continue  # the one file that all may raise from, config.py on its own floor too
         assert FLOORS[parts[1]] < FLOORS[own], f"{path.relative_to(PACKAGE)} (floor {FLOORS[own]}) imports {module}"
 
 
@@ -77,7 +79,9 @@ def test_libraries_stay_in_their_rooms(path: Path) -> None:
         rooms = ROOMS_OF.get(module.split(".")[0])
         if rooms is None or for_types:
             continue
-        assert relative in rooms or room(path) in rooms, f"{relative} imports {module}, which belongs to {sorted(rooms)}"
+        assert relative in rooms or room(path) in rooms, (
+            f"{relative} imports {module}, which belongs to {sorted(rooms)}"
+        )
 
 
 def test_every_room_has_a_floor() -> None:

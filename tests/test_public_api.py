@@ -46,7 +46,9 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = streamvid.Loader
 
 
-@pytest.mark.parametrize("statement", ["import streamvid", "import streamvid.loader.worker", "import streamvid.cli.main"])
+@pytest.mark.parametrize(
+    "statement", ["import streamvid", "import streamvid.loader.worker", "import streamvid.cli.main"]
+)
 def test_importing_is_light(statement: str) -> None:
     """A worker, a notebook and `--help` pay for nothing that they do not use."""
     code = f"{statement}\nimport sys; print([m for m in {HEAVY!r} if m in sys.modules])"

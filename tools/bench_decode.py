@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.errors import StreamvidError
+from streamvid.errors import ProbeError, StreamvidError
 from streamvid.video import VideoInfo, decode_into, probe
 
 SIZES = {"256px 192x336": (192, 336), "480p 480x848": (480, 848)}
@@ -89,6 +90,26 @@ def _cover(frame: av.VideoFrame, picture: NDArray[np.uint8]) -> None:
     picture[:] = pixels[top : top + height, left : left + width]
 
 
+def start_of(info: VideoInfo, repeat: int, num_frames: int) -> int:
+    """The window that a repeat takes of a clip."""
+    return random.Random(f"{repeat} {info.timestamps[-1]}").randint(0, info.num_frames - num_frames)
+
+
+def load(path: Path, repeats: int, num_frames: int) -> tuple[bytes, VideoInfo] | None:
+    """A clip that every window of decodes; None, with a line on standard error, for one that cannot be compared."""
+    data, out = path.read_bytes(), np.empty((num_frames, 64, 64, 3), np.uint8)
+    try:
+        info = probe(data)
+        if info.num_frames < num_frames:
+            raise ProbeError(f"has {info.num_frames} frames, {num_frames} are wanted")
+        for repeat in range(repeats):
+            decode_into(data, start_of(info, repeat, num_frames), out)
+    except StreamvidError as error:
+        print(f"left out: {path}: {error}", file=sys.stderr)
+        return None
+    return data, info
+
+
 def measure(clips: list[tuple[bytes, VideoInfo]], repeats: int, num_frames: int) -> list[dict[str, object]]:
     """One row a size and method: cpu_ms (median over repeats of the mean a sample), and ratios to streamvid."""
     rows: list[dict[str, object]] = []
@@ -97,7 +118,7 @@ def measure(clips: list[tuple[bytes, VideoInfo]], repeats: int, num_frames: int)
         costs: dict[str, list[float]] = {name: [] for name in METHODS}
         for repeat in range(repeats):
             draw = random.Random(repeat)
-            starts = [draw.randint(0, info.num_frames - num_frames) for _, info in clips]
+            starts = [start_of(info, repeat, num_frames) for _, info in clips]
             spent = dict.fromkeys(METHODS, 0.0)
             for (data, info), start in zip(clips, starts, strict=True):
                 for name in draw.sample(sorted(METHODS), len(METHODS)):
@@ -122,17 +143,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     paths = [file for path in options.clips for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    clips = []
-    for path in paths:
-        if path.suffix.lower() not in SUFFIXES:
-            continue
-        data = path.read_bytes()
-        try:
-            info = probe(data)
-        except StreamvidError as error:
-            parser.error(f"{path}: {error}")
-        if info.num_frames >= options.num_frames:
-            clips.append((data, info))
+    found = (load(path, options.repeats, options.num_frames) for path in paths if path.suffix.lower() in SUFFIXES)
+    clips = [clip for clip in found if clip is not None]
     if not clips:
         parser.error(f"no clip with {options.num_frames} frames or more among {len(paths)} files")
     rows = measure(clips, options.repeats, options.num_frames)

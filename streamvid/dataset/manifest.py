@@ -64,7 +64,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The sealed dataset. `files` names every file that is neither a shard nor beside one; the shard table names those."""
+    """The sealed dataset. `files` are all but the shards and what lies beside them: the shard table names those."""
 
     buckets: tuple[Bucket, ...]
     clips: str
@@ -105,7 +105,7 @@ def offsets_path(path: str) -> str:
 
 
 def plan_fingerprint(buckets: Iterable[Bucket], shards: Iterable[ShardInfo]) -> str:
-    """SHA-256 over all that a plan depends on: buckets, and the bucket, split and sample count of each shard in order."""
+    """SHA-256 over what a plan depends on: buckets, and the bucket, split and sample count of each shard in order."""
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())

@@ -71,7 +71,7 @@ class Dataset:
 
     def is_numeric(self, column: str) -> bool:
         """Whether an index column (as `column()` names it) holds numbers or truth values."""
-        import pyarrow.types as types
+        from pyarrow import types
 
         with self._lock:
             kind = self._samples_file(self.manifest.sample_files[0].path).schema_arrow.field(column).type

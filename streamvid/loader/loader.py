@@ -12,22 +12,21 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from streamvid.buckets.batch_size import batch_sizes
-from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
-from streamvid.errors import ConfigError, DatasetError, LoaderError
+from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.batch import STANDARD_FIELDS, Batch
-from streamvid.loader.pipeline import BatchRequest, PendingBatch, Pipeline, SampleRequest
+from streamvid.loader.pipeline import PendingBatch, Pipeline
+from streamvid.loader.requests import Selection, shards_by_bucket
 from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.state import make_state, read_state
 from streamvid.loader.world import default_num_workers, detect_world
 from streamvid.plan.cursor import Cursor
 from streamvid.plan.options import PlanOptions
-from streamvid.plan.plan import EpochPlan
+from streamvid.plan.tail import BucketReport
 from streamvid.plan.world import World
 
 _log = logging.getLogger(__name__)
 
-_STEPS_PER_SLICE = 256
 _MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
 _DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
@@ -72,10 +71,11 @@ class VideoLoader:
         self.world = detect_world() if world is None else world
         self.options = PlanOptions(seed=seed, shuffle=shuffle, tail=tail, sync=sync)
         self.split = split
-        self._shards = _shards_by_bucket(self.dataset, split)
-        self.buckets = tuple(b for b in self.dataset.manifest.buckets if b.id in self._shards)
-        self._by_id = {bucket.id: bucket for bucket in self.buckets}
+        shards = shards_by_bucket(self.dataset, split)
+        self.buckets = tuple(bucket for bucket in self.dataset.manifest.buckets if bucket.id in shards)
         self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
+        by_id = {bucket.id: bucket for bucket in self.buckets}
+        self._selection = Selection(shards, by_id, self.batch_sizes, self.options, self.world)
         self._columns = {name: self.dataset.column(name) for name in _check_columns(columns)}
         self._numeric = {name for name, column in self._columns.items() if self.dataset.is_numeric(column)}
         self._num_epochs = _at_least("num_epochs", num_epochs, 1)
@@ -87,7 +87,7 @@ class VideoLoader:
         self._pid = os.getpid()
         self._closed = False
         self._start, self._num_done = Cursor(), 0
-        self._plan = self._make_plan(self._start)
+        self._plan = self._selection.plan(self._start)
         self._plan.check(num_epochs)
         self._report()
 
@@ -111,6 +111,10 @@ class VideoLoader:
         """Steps of the first `num_epochs` epochs together: what a learning rate schedule wants to know."""
         return self._plan.num_steps_through(num_epochs)
 
+    def plan_report(self) -> tuple[BucketReport, ...]:
+        """For each bucket, what the rest of the epoch delivers, carries over, drops and repeats, over all ranks."""
+        return self._plan.report()
+
     @property
     def shapes(self) -> list[tuple[str, tuple[int, int, int, int, int]]]:
         """(bucket id, (B, C, T, H, W)) of every batch there can be, largest first: for a warm-up."""
@@ -131,7 +135,9 @@ class VideoLoader:
         pipeline = self._open_pipeline()
         pipeline.stop()
         self._move_to(self._start)
-        pipeline.start(self._requests(self._plan))
+        epoch, span = self._plan.cursor.epoch, self._num_epochs
+        end_epoch = None if span is None else (epoch // span + 1) * span
+        pipeline.start(self._selection.requests(self._plan, end_epoch))
         return self._iterate(pipeline, run)
 
     def _iterate(self, pipeline: Pipeline, run: int) -> Iterator[Batch]:
@@ -150,23 +156,6 @@ class VideoLoader:
         finally:
             if run == self._run:
                 pipeline.stop()
-
-    def _requests(self, plan: EpochPlan) -> Iterator[BatchRequest]:
-        epoch, span = plan.cursor.epoch, self._num_epochs
-        end = None if span is None else (epoch // span + 1) * span
-        while True:
-            for first in range(0, plan.num_steps_left, _STEPS_PER_SLICE):
-                steps = plan.steps(first, min(first + _STEPS_PER_SLICE, plan.num_steps_left))
-                for number, step in enumerate(steps, first + 1):
-                    mine = step.for_rank(self.world.rank, self.batch_sizes[step.bucket_id])
-                    shards = self._shards[step.bucket_id]
-                    slots = zip(mine.shards, mine.indices, mine.visits, mine.is_repeat, strict=True)
-                    samples = tuple(SampleRequest(shards[int(s)], int(i), int(v), bool(r)) for s, i, v, r in slots)
-                    yield BatchRequest(self._by_id[step.bucket_id], samples, (plan, number))
-            cursor = plan.next_epoch()
-            if cursor.epoch == end:
-                return
-            plan = self._make_plan(cursor)
 
     def _to_batch(self, pending: PendingBatch) -> Batch:
         pipeline = self._pipeline
@@ -199,12 +188,8 @@ class VideoLoader:
 
     def _move_to(self, cursor: Cursor) -> None:
         self._start = cursor
-        self._plan = self._make_plan(cursor)
+        self._plan = self._selection.plan(cursor)
         self._num_done = 0
-
-    def _make_plan(self, cursor: Cursor) -> EpochPlan:
-        counts = {bucket_id: [shard.num_samples for shard in shards] for bucket_id, shards in self._shards.items()}
-        return EpochPlan(counts, self.batch_sizes, self.options, self.world.num_ranks, cursor)
 
     # Resources.
 
@@ -215,7 +200,7 @@ class VideoLoader:
 
     @property
     def _clip_bytes(self) -> int:
-        largest = max(shard.max_clip_bytes for shards in self._shards.values() for shard in shards)
+        largest = max(shard.max_clip_bytes for shards in self._selection.shards.values() for shard in shards)
         return max(self._prefetch_bytes // 8, 2 * (largest + 4096))
 
     @property
@@ -236,7 +221,7 @@ class VideoLoader:
                 columns=list(self._columns.values()),
             )
             # Also runs when the loader is collected or the interpreter ends.
-            self._finalizer = weakref.finalize(self, _close_in, os.getpid(), self._pipeline)
+            self._finalizer = weakref.finalize(self, self._pipeline.close)
             pin(self._pipeline.ring)
         return self._pipeline
 
@@ -271,10 +256,12 @@ class VideoLoader:
                 row.bucket_id, row.num_samples, row.num_steps_left, row.global_batch,
                 row.num_carried, row.num_dropped, row.num_repeated,
             )  # fmt: skip
-        for row in self._plan.starved:
+        starved = [f"{row.bucket_id} ({row.num_samples} of {row.global_batch})" for row in self._plan.starved]
+        if starved:
             _log.warning(
-                "bucket %s has %d samples, a step takes %d: it has no step in this epoch. Lower its batch_size, use "
-                "fewer ranks or tail='pad'", row.bucket_id, row.num_samples, row.global_batch,
+                "no step in this epoch for %d of %d buckets, which have fewer samples than a step takes: %s. "
+                "Lower their batch_size, use fewer ranks or tail='pad'",
+                len(starved), len(self.buckets), ", ".join(starved[:10]) + (", …" if len(starved) > 10 else ""),
             )  # fmt: skip
 
     # What it is not.
@@ -287,17 +274,6 @@ class VideoLoader:
 
     def __reduce__(self) -> Any:
         raise TypeError("VideoLoader cannot be pickled; make it in the process that iterates it, and pass state_dict()")
-
-
-def _shards_by_bucket(dataset: Dataset, split: str) -> dict[str, list[ShardInfo]]:
-    shards: dict[str, list[ShardInfo]] = {}
-    for shard in dataset.shards:
-        if shard.split == split:
-            shards.setdefault(shard.bucket_id, []).append(shard)
-    if not shards:
-        there = sorted({shard.split for shard in dataset.shards})
-        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {', '.join(map(repr, there))}")
-    return shards
 
 
 def _check_columns(columns: Sequence[str]) -> Sequence[str]:
@@ -331,9 +307,3 @@ def _product(shape: Sequence[int]) -> int:
     for size in shape:
         product *= size
     return product
-
-
-def _close_in(pid: int, pipeline: Pipeline) -> None:
-    # A forked child inherits this finalizer, but workers and threads are its parent's.
-    if os.getpid() == pid:
-        pipeline.close()

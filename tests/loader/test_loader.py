@@ -1,0 +1,270 @@
+"""What a consumer receives over whole epochs: uniform, equal, exactly once, the right frames, at any number of ranks."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid
+from streamvid.errors import ConfigError, DatasetError, LoaderError, PlanError, RingFullError, SampleError, StateError
+from streamvid.loader import pipeline
+from streamvid.plan.world import World
+from tests.clips import corpus_tool
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
+
+
+def read_epoch(dataset: Path, rank: int, num_ranks: int, **options: object) -> list[tuple[str, list[str], list[bool]]]:
+    world = World(rank, num_ranks)
+    with streamvid.VideoLoader(dataset, world=world, num_workers=0, **{"batch_size": 1, **options}) as loader:  # type: ignore[arg-type]
+        steps = len(loader)
+        received = [(batch.bucket.id, batch.sample_keys, batch.is_repeat.tolist()) for batch in loader]
+        assert len(received) == steps
+        return received
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
+def test_one_epoch_over_all_ranks(dataset: Path, num_ranks: int, tail: str) -> None:
+    """PLAN-2, PLAN-3, PLAN-4: same steps everywhere, one bucket a step, no sample twice but what was announced."""
+    per_rank = [read_epoch(dataset, rank, num_ranks, tail=tail) for rank in range(num_ranks)]
+    buckets = [[bucket for bucket, _, _ in received] for received in per_rank]
+    assert all(sequence == buckets[0] for sequence in buckets)
+    first = Counter(key for received in per_rank for _, keys, repeats in received
+                    for key, repeat in zip(keys, repeats, strict=True) if not repeat)  # fmt: skip
+    assert set(first.values()) <= {1}
+    num_repeats = sum(sum(repeats) for received in per_rank for _, _, repeats in received)
+    sizes = {"64x96-9f": 11, "96x64-5f": 12}
+    if tail == "pad":
+        assert len(first) == 23
+        assert num_repeats == sum(-n % num_ranks for n in sizes.values())
+    else:
+        assert num_repeats == 0
+        assert len(first) == sum(n - n % num_ranks for n in sizes.values())
+
+
+def test_carry_delivers_the_remainder_first_in_the_next_epoch(dataset: Path) -> None:
+    """PLAN-4: over epochs, each bucket is one endless stream of passes; after n passes all were seen n times."""
+    with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0, num_epochs=6) as loader:
+        assert loader.num_steps(num_epochs=6) == 6 * 11 // 3 + 6 * 12 // 3
+        seen = Counter(key for batch in loader for key in batch.sample_keys)
+    assert len(seen) == 23 and set(seen.values()) == {6}
+
+
+def test_frames_are_consecutive_and_from_the_clip_they_name(dataset: Path) -> None:
+    """SAMPLE-2: burned numbers rise by one in each window, and windows of one sample differ from visit to visit."""
+    read_number = corpus_tool().read_number
+    starts: dict[str, set[int]] = {}
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=2, num_epochs=8) as loader:
+        for batch in loader:
+            video = batch.video.permute(0, 2, 3, 4, 1).numpy()
+            for key, frames in zip(batch.sample_keys, video, strict=True):
+                numbers = [read_number(frame, 0.5) for frame in frames]
+                assert None not in numbers, f"{key}: no number in {numbers}"
+                assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{key}: {numbers}"
+                starts.setdefault(key, set()).add(numbers[0])
+    assert len(starts) == 23
+    assert np.mean([len(found) for found in starts.values()]) > 3
+
+
+def test_choices_depend_on_seed_key_and_visit_alone(dataset: Path) -> None:
+    """SAMPLE-1: another number of ranks, workers and batch size gives the same pixels for the same visit of a sample."""
+
+    def pixels(**options: object) -> dict[str, int]:
+        found = {}
+        ranks = int(options.pop("ranks", 1))  # type: ignore[call-overload]
+        for rank in range(ranks):
+            with streamvid.VideoLoader(dataset, world=World(rank, ranks), tail="pad", **options) as loader:  # type: ignore[arg-type]
+                for batch in loader:
+                    for key, video, repeat in zip(batch.sample_keys, batch.video, batch.is_repeat, strict=True):
+                        if not repeat:
+                            found[key] = hash(video.contiguous().numpy().tobytes())
+        return found
+
+    one = pixels(batch_size=1, num_workers=0)
+    assert len(one) == 23
+    assert pixels(batch_size=3, num_workers=2) == one
+    assert pixels(batch_size=2, num_workers=0, ranks=2) == one
+    assert pixels(batch_size=1, num_workers=0, shuffle="none") == one
+    assert pixels(batch_size=1, num_workers=0, seed=1) != one
+
+
+def test_epochs_differ_and_set_epoch_returns_to_one(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        first = [batch.sample_keys[0] for batch in loader]
+        assert loader.epoch == 1
+        second = [batch.sample_keys[0] for batch in loader]
+        assert sorted(first) == sorted(second) and first != second
+        loader.set_epoch(0)
+        assert [batch.sample_keys[0] for batch in loader] == first
+
+
+def test_a_break_starts_the_epoch_anew(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+        seen = []
+        for batch in loader:
+            seen.append(batch.sample_keys[0])
+            if len(seen) == 5:
+                break
+        assert loader.num_steps_left == len(loader) - 5
+        assert [batch.sample_keys[0] for batch in loader][:5] == seen
+
+
+def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        first = iter(loader)
+        next(first)
+        second = iter(loader)
+        next(second)
+        with pytest.raises(LoaderError, match="another iteration"):
+            next(first)
+    with pytest.raises(LoaderError, match="closed"):
+        iter(loader)
+
+
+def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Path) -> None:
+    """BATCH-1: no later batch writes into one that is held, not even through a view of it, or after the loader closed."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=4, prefetch_bytes=0) as loader:
+        iterator = iter(loader)
+        held = next(iterator)
+        view, copy = held.video[0, :, 1], held.video[0, :, 1].clone()
+        del held
+        for _ in range(30):
+            next(iterator)
+        assert torch.equal(view, copy)
+    assert torch.equal(view, copy)
+
+
+def test_a_full_ring_waits_then_names_the_remedies(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BATCH-1: a caller that keeps every batch gets an error that names prefetch_bytes and clone, never old frames."""
+    monkeypatch.setattr(pipeline, "RING_WAIT_SECONDS", 0.5)  # the wait's length, not what happens after it
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
+        with pytest.raises(RingFullError, match=r"clone\(\).*prefetch_bytes"):
+            _ = list(loader)
+        kept = [batch.clone() for batch in loader]
+        assert len(kept) > 9
+
+
+def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None:
+    root = build_dataset(tmp_path, {SMALL: [2], LONG: [3]})
+    with streamvid.VideoLoader(root, batch_size=2, num_workers=0, prefetch_bytes=0) as loader:
+        largest = 2 * 17 * 64 * 96 * 3
+        assert loader.shapes[0] == ("96x64-17f", (2, 3, 17, 64, 96))
+        assert 3 * largest <= loader.ring_bytes < 4 * largest + 2 * 10**6
+
+
+def test_damaged_bytes_name_the_sample(tmp_path: Path) -> None:
+    """FETCH-1: wrong bytes are never handed on; the error says where they lie."""
+    root = build_dataset(tmp_path, {SMALL: [2]})
+    shard = root / "shards/96x64-5f/96x64-5f-000000.tar"
+    data = bytearray(shard.read_bytes())
+    at = data.index(b"mdat") + 200
+    data[at] ^= 0xFF
+    shard.write_bytes(data)
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0, shuffle="none") as loader,
+        pytest.raises(SampleError, match=r"sample 96x64-5f-0 \(number 0 of .*000000.tar.*checksum"),
+    ):
+        list(loader)
+    shard.write_bytes(data[:2000])
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=2, shuffle="none") as loader,
+        pytest.raises(SampleError, match="ends at byte"),
+    ):
+        list(loader)
+    shard.unlink()
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0) as loader,
+        pytest.raises(SampleError, match="No such file"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_clip_that_does_not_decode_is_an_error_that_names_it(tmp_path: Path, num_workers: int) -> None:
+    root = build_dataset(tmp_path, {SMALL: [3]}, damage={"96x64-5f-1": clip_bytes(0, 192, 128, 24)[:3000]})
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers) as loader,
+        pytest.raises(SampleError, match=r"sample 96x64-5f-1 .*cannot be delivered: \w*Error"),
+    ):
+        list(loader)
+
+
+def test_no_dataset_and_no_split(tmp_path: Path, dataset: Path) -> None:
+    with pytest.raises(DatasetError, match="no dataset at .*streamvid shard"):
+        streamvid.VideoLoader(tmp_path, batch_size=1)
+    with pytest.raises(DatasetError, match="split='val' has no samples in .*'train'"):
+        streamvid.VideoLoader(dataset, batch_size=1, split="val")
+
+
+def test_a_plan_without_a_step_is_an_error_with_remedies(dataset: Path) -> None:
+    """PLAN-4."""
+    with pytest.raises(PlanError, match=r"11 sample.*tail='pad'"):
+        streamvid.VideoLoader(dataset, batch_size=100, num_workers=0)
+    with streamvid.VideoLoader(dataset, batch_size=100, num_workers=0, tail="pad") as loader:
+        assert len(loader) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({}, "exactly one"),
+        ({"batch_size": 1, "num_workers": -1}, "num_workers=-1"),
+        ({"batch_size": 1, "tail": "keep"}, "tail"),
+        ({"batch_size": 1, "num_epochs": 0}, "num_epochs=0"),
+        ({"batch_size": {"96x64-5f": 1}}, "64x96-9f"),
+    ],
+)
+def test_options_that_cannot_be(dataset: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        streamvid.VideoLoader(dataset, **options)  # type: ignore[arg-type]
+
+
+def test_tokens_decide_the_batch_size(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, max_tokens_per_batch=200, num_workers=0) as loader:
+        assert loader.batch_sizes == {"96x64-5f": 200 // (2 * 4 * 6), "64x96-9f": 200 // (3 * 6 * 4)}
+
+
+def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path: Path) -> None:
+    """PLAN-5: positions mean something for one dataset, split, seed and shuffle only."""
+    other = build_dataset(tmp_path, {SMALL: [5], TALL: [3]})
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        state = loader.state_dict()
+    for options, name in (({"seed": 1}, "seed is 0"), ({"shuffle": "none"}, "shuffle is 'window'")):
+        with (
+            streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, **options) as loader,  # type: ignore[arg-type]
+            pytest.raises(StateError, match=name),
+        ):
+            loader.load_state_dict(state)
+    with (
+        streamvid.VideoLoader(other, batch_size=1, num_workers=0) as loader,
+        pytest.raises(StateError, match="plan_fingerprint is"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(dataset, copy)
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        rest = [batch.sample_keys for batch in iterator]
+    with streamvid.VideoLoader(f"file://{copy}", batch_size=1, num_workers=0) as loader:
+        loader.load_state_dict(state)
+        assert [batch.sample_keys for batch in loader] == rest
+
+
+def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        with pytest.raises(TypeError, match="do not wrap it in a torch DataLoader"):
+            next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
+        from accelerate import Accelerator
+
+        assert Accelerator(cpu=True).prepare(loader) is loader

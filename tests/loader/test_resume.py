@@ -1,0 +1,93 @@
+"""PLAN-5: stop anywhere, go on in a new process with another number of workers or ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import streamvid
+from streamvid.plan.world import World
+
+READ_REST = """
+import hashlib, json, sys, streamvid
+root, state, workers, batch_size = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+with streamvid.VideoLoader(root, batch_size=batch_size, num_workers=workers, num_epochs=3) as loader:
+    loader.load_state_dict(state)
+    for batch in loader:
+        digest = hashlib.sha256(batch.video.contiguous().numpy().tobytes()).hexdigest()
+        print(json.dumps([batch.bucket.id, batch.sample_keys, digest]))
+"""
+
+
+def digest(batch: streamvid.Batch) -> list[object]:
+    return [batch.bucket.id, batch.sample_keys, hashlib.sha256(batch.video.contiguous().numpy().tobytes()).hexdigest()]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_rest_is_bit_identical_in_a_new_process(dataset: Path, seed: int) -> None:
+    random_step = random.Random(seed)
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=2, num_epochs=3) as loader:
+        stop = random_step.randrange(1, loader.num_steps(3))
+        batches = []
+        for number, batch in enumerate(loader, 1):
+            batches.append(digest(batch))
+            if number == stop:
+                state = json.dumps(loader.state_dict())
+    assert len(state) < 4096
+    command = [sys.executable, "-c", READ_REST, str(dataset), state, str(random_step.choice([0, 1, 3])), "2"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert [json.loads(line) for line in result.stdout.splitlines()] == batches[stop:]
+
+
+def test_other_ranks_and_batch_sizes_deliver_what_was_not_delivered(dataset: Path) -> None:
+    """The same state serves 1 rank, then 3 ranks, then 2 ranks of another batch size, and no sample comes twice."""
+    seen: Counter[str] = Counter()
+    state = None
+    for num_ranks, batch_size, steps in ((1, 2, 3), (3, 1, 2), (2, 1, None)):
+        states = []
+        for rank in range(num_ranks):
+            world = World(rank, num_ranks)
+            with streamvid.VideoLoader(
+                dataset, batch_size=batch_size, world=world, num_workers=0, tail="pad"
+            ) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for number, batch in enumerate(loader, 1):
+                    repeats = batch.is_repeat.tolist()
+                    seen.update(k for k, repeat in zip(batch.sample_keys, repeats, strict=True) if not repeat)
+                    if number == steps:
+                        break
+                states.append(loader.state_dict())
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert len(seen) == 23 and set(seen.values()) == {1}
+
+
+def test_a_state_at_the_end_of_an_epoch_has_nothing_left_of_it(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
+        for _ in loader:
+            last = loader.state_dict()
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
+        loader.load_state_dict(last)
+        assert loader.num_steps_left == 0 and list(loader) == []
+        assert (loader.epoch == 1 and len([1 for _ in loader]) == len(loader)) or loader.epoch == 2
+
+
+def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
+    """The usual `for epoch in range(start, n): loader.set_epoch(epoch)` must not undo a resume."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        iterator = iter(loader)
+        for _ in range(4):
+            next(iterator)
+        state = loader.state_dict()
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(state["epoch"])
+        assert len(list(loader)) == len(loader) - 4 or loader.epoch == 1

@@ -1,0 +1,269 @@
+"""The main job, once, on real clips: corpus → shard → dataset → loader → training, judged from what comes out."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import streamvid
+from streamvid.dataset.tar import scan_tar
+from streamvid.video import Transform, decode_into, probe
+from tests.clips import ROOT, corpus_tool
+from tests.conftest import Corpus, Sharded, run_streamvid
+from tests.video.clips import FFMPEG, decode_with_ffmpeg, mean_square_errors, psnr
+
+NUM_WINDOWS = 5
+
+
+def test_every_input_row_is_in_a_shard_or_rejected_for_a_reason(corpus: Corpus, sharded: Sharded) -> None:
+    """SHARD-3, for a corpus with a truncated, an empty, a missing and a text file in it."""
+    with (corpus.root / "metadata.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row["path"] for row in csv.DictReader(file)]
+    dataset = streamvid.open_dataset(sharded.root)
+    accepted = dataset.samples_table()["source"].to_pylist()
+    rejected = {row["source"]: row["reason"] for row in dataset.rejections_table().to_pylist()}
+    assert Counter([*accepted, *rejected]) == Counter(rows)
+    assert sharded.report["num_records"] == len(rows) == len(accepted) + len(rejected)
+    for path, entry in corpus.entries.items():
+        if entry["expect"] == "reject":
+            assert path in rejected, path
+        elif entry["expect"] == "keep":
+            assert path in accepted, f"{path}: {rejected.get(path)}"
+    for name, reason in {
+        "truncated": "ends early",
+        "not_a_video": "no video",
+        "empty": "is empty",
+        "missing": "No such",
+    }.items():
+        (found,) = [text for source, text in rejected.items() if name in source]
+        assert reason in found
+
+
+def stored_clips(root: Path) -> list[dict[str, Any]]:
+    """Every sample of a dataset: its index row, and the clip's bytes as they lie in the tar."""
+    dataset = streamvid.open_dataset(root)
+    found = []
+    for shard in dataset.shards:
+        data = (root / shard.path).read_bytes()
+        bucket = dataset.manifest.bucket(shard.bucket_id)
+        for row in dataset.samples(shard).to_pylist():
+            clip = data[row["clip_offset"] : row["clip_offset"] + row["clip_bytes"]]
+            found.append(row | {"clip": clip, "bucket": bucket})
+    return found
+
+
+def ffmpeg_timestamps(path: Path) -> list[float]:
+    """Seconds at which the ffmpeg program shows each frame of a full decode."""
+    command = [FFMPEG, "-nostdin", "-copyts", "-i", str(path), "-map", "0:V:0", "-fps_mode", "passthrough"]
+    done = subprocess.run([*command, "-vf", "showinfo", "-f", "null", "-"], capture_output=True, check=True)
+    return [float(time) for time in re.findall(r"pts_time:\s*(-?[\d.]+)", done.stderr.decode(errors="replace"))]
+
+
+def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, sharded: Sharded) -> None:
+    """SAMPLE-2: frame numbers, timestamps and pixels of random windows against a full decode by the ffmpeg program."""
+    tool, draw = corpus_tool(), random.Random(0)
+    num_burned = 0
+    for sample in stored_clips(sharded.root):
+        path, bucket = corpus.root / sample["source"], sample["bucket"]
+        frames, height, width = bucket.shape
+        assert sample["clip"] == path.read_bytes(), f"{path}: copied clips are the original bytes"
+        info = probe(sample["clip"])
+        reference = decode_with_ffmpeg(path, Transform.cover(info, height, width).ffmpeg_filter, height, width)
+        assert info.num_frames == len(reference) == sample["window_num_frames"], path
+        if not info.is_image:
+            ours = np.array(info.timestamps) * float(info.time_base)
+            np.testing.assert_allclose(ours, ffmpeg_timestamps(path), atol=2e-4, err_msg=str(path))
+        entry = corpus.entries[sample["source"]]
+        for _ in range(NUM_WINDOWS if not info.is_image else 1):
+            start = draw.randint(0, info.num_frames - frames)
+            out = np.zeros((frames, height, width, 3), np.uint8)
+            decode_into(sample["clip"], start, out, num_frames=info.num_frames)
+            for number, picture in enumerate(out, start):
+                error = mean_square_errors(reference[number : number + 1], picture)[0]
+                assert psnr(error) >= 45, f"{path}: frame {number}: {psnr(error):.1f} dB"
+                if entry.get("burned") and not info.is_image:
+                    read = tool.read_number(picture, *tool.cover_geometry(entry, height, width))
+                    assert read == number + entry.get("first_number", 0), f"{path}: frame {number} reads {read}"
+                    num_burned += 1
+    assert num_burned > 500
+
+
+@pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_an_epoch_over_ranks(sharded: Sharded, num_ranks: int, tail: Any) -> None:
+    """PLAN-2, -3, -4 over the real dataset: same steps, one bucket a step, no sample twice but what is announced."""
+    sequences, seen, repeats, announced = [], Counter[str](), 0, None
+    for rank in range(num_ranks):
+        world = streamvid.World(rank, num_ranks)
+        with streamvid.VideoLoader(sharded.root, batch_size=1, world=world, tail=tail, num_workers=0) as loader:
+            announced, num_steps, steps = loader.plan_report(), len(loader), []
+            for batch in loader:
+                steps.append(batch.bucket.id)
+                assert batch.video.shape == (1, 3, *batch.bucket.shape)
+                repeats += int(batch.is_repeat.sum())
+                seen.update(k for k, r in zip(batch.sample_keys, batch.is_repeat.tolist(), strict=True) if not r)
+            assert len(steps) == num_steps
+            sequences.append(steps)
+    assert all(steps == sequences[0] for steps in sequences)
+    assert set(seen.values()) == {1}
+    assert announced is not None
+    assert repeats == sum(row.num_repeated for row in announced)
+    left_out = sum(row.num_carried + row.num_dropped for row in announced)
+    assert len(seen) == sharded.report["num_samples"] - left_out
+
+
+def test_captions_and_columns_arrive_with_their_own_clip(corpus: Corpus, sharded: Sharded) -> None:
+    with (corpus.root / "metadata.csv").open(newline="", encoding="utf-8") as file:
+        wanted = {row["path"]: row for row in csv.DictReader(file)}
+    rows = {row["key"]: row for row in streamvid.open_dataset(sharded.root).samples_table().to_pylist()}
+    options: dict[str, Any] = {"batch_size": 2, "tail": "pad", "num_workers": 2, "columns": ("aesthetic", "category")}
+    num_captions = 0
+    with streamvid.VideoLoader(sharded.root, **options) as loader:
+        for batch in loader:
+            for key, text, score, category in zip(
+                batch.sample_keys, batch.text, batch.aesthetic.tolist(), batch.category, strict=True
+            ):
+                row = wanted[rows[key]["source"]]
+                assert text == row["caption"] and (category or "") == row["category"]
+                assert score == pytest.approx(float(row["aesthetic"] or "nan"), nan_ok=True)
+                num_captions += bool(text)
+    assert num_captions > 20
+
+
+def test_megatron_energon_reads_every_shard_as_it_is(sharded: Sharded, tmp_path: Path) -> None:
+    """Interop: energon finds its metadata and offsets, and gives every member of every sample, byte for byte."""
+    script = tmp_path / "read.py"
+    script.write_text("""
+import hashlib, json, sys
+import megatron.energon as energon
+
+@energon.stateless
+def as_it_is(sample):
+    return sample
+
+class AsItIs(energon.DefaultTaskEncoder):
+    cookers = [energon.Cooker(as_it_is)]
+    decoder = None
+
+    @energon.stateless
+    def encode_sample(self, sample):
+        return sample
+
+    def batch(self, samples):
+        return samples
+
+dataset = energon.get_val_dataset(
+    sys.argv[1], split_part="train", worker_config=energon.WorkerConfig(rank=0, world_size=1, num_workers=0),
+    batch_size=1, task_encoder=AsItIs(),
+)
+for batch in energon.get_loader(dataset):
+    for sample in batch:
+        members = {k: hashlib.sha256(v).hexdigest() for k, v in sample.items() if not k.startswith("__")}
+        print(json.dumps([sample["__key__"], members]))
+""")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(sharded.root)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected: dict[str, dict[str, str]] = {}
+    for path in (sharded.root / "shards").rglob("*.tar"):
+        data = path.read_bytes()
+        with path.open("rb") as file:
+            for member in scan_tar(file):
+                content = data[member.offset : member.offset + member.num_bytes]
+                expected.setdefault(member.key, {})[member.extension] = hashlib.sha256(content).hexdigest()
+    read = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("["):
+            key, members = json.loads(line)
+            read[Path(key).name] = members
+    assert read == expected
+
+
+def train(output: Path, dataset: Path, *overrides: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    settings = [f"dataset={dataset}", f"output={output}", "model.dim=48", "model.depth=1", *overrides]
+    arguments = ["--config", str(ROOT / "configs/train/tiny.yaml"), *(part for s in settings for part in ("--set", s))]
+    if ranks == 1:
+        return run_streamvid("train", *arguments)
+    launcher = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "configs/accelerate/cpu_2ranks.yaml"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [*launcher, "-m", "streamvid.trainer", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(output: Path) -> list[tuple[int, float]]:
+    return [(record["step"], record["loss"]) for record in metrics(output) if "loss" in record]
+
+
+def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Path) -> None:
+    """PLAN-5 through the trainer: 12 steps at once, and 6 then 6 in a new process, see the same batches and losses."""
+    common = ("log_every_steps=1", "save_every_steps=6", "eval.every_steps=6", "eval.num_batches=1")
+    train(tmp_path / "whole", sharded.root, "num_steps=12", *common)
+    train(tmp_path / "parts", sharded.root, "num_steps=6", *common)
+    train(tmp_path / "parts", sharded.root, "num_steps=12", *common, "num_workers=0")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert [step for step, _ in losses(tmp_path / "whole")] == list(range(1, 13))
+    assert (tmp_path / "whole" / "step-12.safetensors").exists()
+
+
+def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
+    """PLAN-2 in real processes: a step that one rank lacked, or of another bucket, would hang or fail the all-reduce."""
+    train(
+        tmp_path / "run",
+        sharded.root,
+        "num_steps=null",
+        "num_epochs=2",
+        "batch_size=1",
+        "log_every_steps=1",
+        "eval.num_batches=0",
+        ranks=2,
+    )
+    found = metrics(tmp_path / "run")
+    with streamvid.VideoLoader(sharded.root, batch_size=1, world=streamvid.World(0, 2), num_workers=0) as loader:
+        assert len(losses(tmp_path / "run")) == loader.num_steps(2)
+    assert found[-1]["samples"] == 2 * len(losses(tmp_path / "run"))
+
+
+def test_a_wheel_runs_the_demo_outside_the_checkout(tmp_path: Path) -> None:
+    """Presets and the corpus builder travel inside the wheel."""
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True, timeout=240)
+    (wheel,) = tmp_path.glob("streamvid-*.whl")
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True, timeout=120
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    done = run_streamvid("demo", "--steps", "4", cwd=elsewhere, env=environment)
+    assert "39 input rows" in done.stdout and "held-out loss" in done.stdout and "what to type next" in done.stdout
+    where = subprocess.run(
+        [sys.executable, "-c", "import streamvid; print(streamvid.__file__)"],
+        cwd=elsewhere, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert str(tmp_path / "site") in where.stdout
+    assert sorted(p.name for p in elsewhere.iterdir()) == ["streamvid-demo"]
