@@ -21,7 +21,7 @@ import streamvid
 from streamvid.dataset.tar import scan_tar
 from streamvid.video import Transform, decode_into, probe
 from tests.clips import ROOT, corpus_tool
-from tests.conftest import Corpus, Sharded, run_streamvid
+from tests.conftest import SHARD_ARGUMENTS, Corpus, Sharded, run_streamvid
 from tests.video.clips import FFMPEG, decode_with_ffmpeg, mean_square_errors, psnr
 
 NUM_WINDOWS = 5
@@ -71,11 +71,11 @@ def ffmpeg_timestamps(path: Path) -> list[float]:
     return [float(time) for time in re.findall(r"pts_time:\s*(-?[\d.]+)", done.stderr.decode(errors="replace"))]
 
 
-def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, sharded: Sharded) -> None:
-    """SAMPLE-2: frame numbers, timestamps and pixels of random windows against a full decode by the ffmpeg program."""
+def check_windows(corpus: Corpus, dataset: Path) -> int:
+    """Random windows of every stored clip against a full decode by the ffmpeg program; how many numbers were read."""
     tool, draw = corpus_tool(), random.Random(0)
     num_burned = 0
-    for sample in stored_clips(sharded.root):
+    for sample in stored_clips(dataset):
         path, bucket = corpus.root / sample["source"], sample["bucket"]
         frames, height, width = bucket.shape
         assert sample["clip"] == path.read_bytes(), f"{path}: copied clips are the original bytes"
@@ -97,7 +97,25 @@ def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, 
                     read = tool.read_number(picture, *tool.cover_geometry(entry, height, width))
                     assert read == number + entry.get("first_number", 0), f"{path}: frame {number} reads {read}"
                     num_burned += 1
-    assert num_burned > 500
+    return num_burned
+
+
+def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, sharded: Sharded) -> None:
+    """SAMPLE-2: frame numbers, timestamps and pixels of random windows."""
+    assert check_windows(corpus, sharded.root) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_windows_of_the_full_corpus(tmp_path: Path) -> None:
+    """SAMPLE-2 over every codec, rate, GOP and size that the corpus builder knows."""
+    described = corpus_tool().make_corpus(tmp_path / "corpus", size="full")
+    corpus = Corpus(tmp_path / "corpus", {entry["path"]: entry for entry in described["files"]})
+    done = run_streamvid("shard", corpus.root, tmp_path / "dataset", *SHARD_ARGUMENTS, "--json")
+    rejected = {row["source"]: row["reason"] for row in json.loads(done.stdout)["rejections"]}
+    for path, entry in corpus.entries.items():
+        assert entry["expect"] == "either" or (path in rejected) == (entry["expect"] == "reject"), rejected.get(path)
+    assert check_windows(corpus, tmp_path / "dataset") > 3000
 
 
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])

@@ -277,7 +277,7 @@ def measure(dataset: Path, options: argparse.Namespace) -> dict[str, Any]:
         "peak_shared_bytes": watch.peak(lambda memory: memory.shared),
         "peak_pss_bytes": watch.peak(lambda memory: memory.pss),
         "epoch_bytes": epochs,
-        "growth_bytes": epochs[-1] - epochs[settled],
+        "growth_bytes": max(epochs[settled:]) - epochs[settled],
         "growth_since_epoch": settled + 1,
     }
 
@@ -354,7 +354,7 @@ def print_table(result: dict[str, Any]) -> None:
         ("peak above the baseline", result["peak_bytes"]),
         ("  of it shared memory", result["peak_shared_bytes"]),
         ("peak of everything, code included (PSS)", result["peak_pss_bytes"]),
-        (f"growth, epoch {result['growth_since_epoch']} to {result['epochs']}", result["growth_bytes"]),
+        (f"growth after epoch {result['growth_since_epoch']} of {result['epochs']}", result["growth_bytes"]),
     )
     for name, value in lines:
         print(f"{name:<48} {value / 2**20:>9.1f} MiB")

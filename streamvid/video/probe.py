@@ -1,8 +1,9 @@
 """The facts of a file: frames counted from packets, one key frame decoded for its shape and colours.
 
 Where timestamps are known to lie at times (AVI, MPEG-TS, MPEG-PS, FLV, AVI's ways inside Matroska, MPEG-4 with its
-packed pictures, interlaced video with a packet a field), every frame is decoded once, and the file is accepted only if
-the frames bear exactly the timestamps that the packets promise: then `decode_into` finds the same frames later.
+packed pictures, interlaced video with a packet a field, B-frames stamped in storage order), every frame is decoded
+once, and the file is accepted only if the frames bear exactly the timestamps that the packets promise, in that order:
+then `decode_into` finds the same frames later.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def probe(source: Source, limits: Limits = LIMITS) -> VideoInfo:
         has_audio = video.has_audio
         frame, is_interlaced = _first_frame(video, table)
         is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
-        if not (is_one_packet_a_frame or video.is_image):
+        # A stream that reorders its pictures under timestamps that do not: some muxer took one time for the other.
+        is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
+        if not (is_one_packet_a_frame or video.is_image) or is_order_doubtful:
             _compare_with_decode(video, table)
         return _make_info(video, table, frame, is_interlaced=is_interlaced, has_audio=has_audio)
 
@@ -68,7 +71,7 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     if tuple(shown) != table.timestamps:
         raise ProbeError(
             f"the packets promise {len(table.timestamps)} frames, {len(shown)} decode, and their timestamps differ "
-            f"(a trait of {video.container_name} files); {remedy()}"
+            f"(the writer of this {video.container_name} file mixed them up); {remedy()}"
         )
 
 

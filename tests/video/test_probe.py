@@ -139,7 +139,7 @@ def test_avi_whose_timestamps_lie_is_refused_with_a_remedy(tmp_path: Path, optio
     run_ffmpeg(
         *("-i", real_clip("bikes.mp4"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path),
     )
-    with pytest.raises(ProbeError, match=r"timestamps differ \(a trait of avi files\); remux it .* re-encode it"):
+    with pytest.raises(ProbeError, match=r"timestamps differ \(.* avi file mixed .*\); remux it .* re-encode it"):
         probe(path)
     run_ffmpeg("-i", path, tmp_path / "good.mp4")
     assert probe(tmp_path / "good.mp4").num_frames in (38, 39, 40)
@@ -154,3 +154,19 @@ def test_bytes_and_file_objects_say_the_same_as_paths(clip: ClipFolder) -> None:
         assert probe(source) == info
     with pytest.raises(dataclasses.FrozenInstanceError):
         info.width = 1  # type: ignore[misc]
+
+
+def test_reordered_pictures_under_timestamps_in_storage_order_are_refused(clip: ClipFolder) -> None:
+    """SAMPLE-2: a muxer that wrote decode times for presentation times scrambles the frames; a real camera app did."""
+    sink = io.BytesIO()
+    with av.open(str(clip("h264_one_gop.mp4"))) as source, av.open(sink, "w", format="mp4") as target:
+        stream = target.add_stream_from_template(source.streams.video[0])
+        first = None
+        for packet in source.demux(video=0):
+            if packet.dts is not None:
+                first = packet.dts if first is None else first
+                packet.stream = stream
+                packet.pts = packet.dts = packet.dts - first
+                target.mux(packet)
+    with pytest.raises(ProbeError, match="timestamps differ.*remux it"):
+        probe(sink.getvalue())
