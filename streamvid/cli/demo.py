@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -125,6 +126,9 @@ def _show_loss(run: Path) -> None:
 
 def _whats_next(root: Path, dataset: Path, run: Path) -> None:
     weights = sorted(run.glob("step-*.safetensors"))
+    # In an environment that is not active, the names alone would not be found.
+    is_on_path = shutil.which("streamvid") is not None
+    streamvid, python = ("streamvid", "python") if is_on_path else (sys.argv[0], sys.executable)
     click.echo(f"""
 == where everything lies
 corpus    {root / "corpus"}   (videos, images, metadata.csv, corpus.json)
@@ -132,8 +136,8 @@ dataset   {dataset}   (manifest.json, index/, shards/)
 training  {run}   (metrics.jsonl, {weights[-1].name if weights else "no weights yet"}, state/)
 
 == what to type next
-streamvid stats {dataset}
-streamvid shard YOUR_VIDEOS/ YOUR_DATASET/ --dry-run
-python -c "import streamvid
+{streamvid} stats {dataset}
+{streamvid} shard YOUR_VIDEOS/ YOUR_DATASET/ --dry-run
+{python} -c "import streamvid
 for batch in streamvid.VideoLoader('{dataset}', batch_size=2):
     print(batch.bucket.id, tuple(batch.video.shape), batch.text)\"""")

@@ -169,7 +169,7 @@ class _Run:
         self.last |= record
         if self.is_main and len(record) > 1:
             append_metrics(self.config.output, record)
-            _log.info("%s", ", ".join(f"{name} {value}" for name, value in record.items()))
+            _log.info("%s", ", ".join(f"{name} {_brief(value)}" for name, value in record.items()))
 
     def save(self, progress: Progress) -> None:
         save_checkpoint(self.accelerator, self.model, self.config, progress, self.loader.state_dict())
@@ -184,3 +184,7 @@ class _Run:
     @staticmethod
     def is_due(step: int, *every: int | None) -> bool:
         return any(number is not None and step % number == 0 for number in every)
+
+
+def _brief(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
