@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.clips import corpus_tool
+
+# Tests assert no timings, and machines are shared.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 # What CI may skip: its machine has no such device. Any other skip there is a test that silently does not run.
 ALLOWED_SKIPS = ("no CUDA device on this machine",)
