@@ -172,6 +172,11 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
                 f"{where}: format_version {list(version)} is newer than {list(FORMAT_VERSION)}; "
                 "update streamvid (pip install -U streamvid)"
             )
+        if value.get("removed"):
+            raise DatasetError(
+                f"{where}: field removed names {len(value['removed'])} samples that were taken down, and this version "
+                "would deliver them; update streamvid (pip install -U streamvid)"
+            )
         groups = {
             group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in value["files"][name])
             for name, group in _FILE_GROUPS.items()

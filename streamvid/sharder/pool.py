@@ -147,11 +147,6 @@ class Pool:
         self._workers.append(self._start_worker())
         return self._workers[-1]
 
-    def _bury(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        worker.connection.close()
-        self._last_signal = max(0, -worker.process.wait())
-
     def _start_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), self._alive[0], self._held_fd)

@@ -41,7 +41,7 @@ def test_round_trip(manifest: Manifest) -> None:
 
 
 def test_a_newer_minor_version_is_read_and_its_fields_are_kept(manifest: Manifest) -> None:
-    data = changed(manifest, format_version=[1, 7], from_the_future={"x": [1]}, removed=["a-0"])
+    data = changed(manifest, format_version=[1, 7], from_the_future={"x": [1]}, views=["a"])
     again = manifest_from_json(data)
     assert again.unknown["from_the_future"] == {"x": [1]}
     assert json.loads(manifest_to_json(again)) == json.loads(data)
@@ -135,3 +135,9 @@ def test_rows_that_cannot_be() -> None:
         shard_info(BUCKETS[0], 0, 0, b"", "index/x", 0)
     with pytest.raises(StorageError, match="stay inside"):
         FileInfo("../x", 1, "0" * 64)
+
+
+def test_takedowns_that_this_version_would_deliver_are_refused(manifest: Manifest) -> None:
+    value = json.loads(manifest_to_json(manifest)) | {"removed": ["a-key"]}
+    with pytest.raises(DatasetError, match="names 1 samples that were taken down.*update streamvid"):
+        manifest_from_json(json.dumps(value).encode())
