@@ -11,7 +11,7 @@ import streamvid
 
 PACKAGE = Path(streamvid.__file__).parent
 FLOORS = {
-    "errors": 0, "config": 0,
+    "errors": 0, "config": 0, "shipped": 0,
     "buckets": 1, "video": 1, "storage": 1,
     "dataset": 2,
     "plan": 3,

@@ -15,8 +15,8 @@ import click
 
 from streamvid.cli.console import Progress, size, table
 from streamvid.cli.report import print_report
-from streamvid.cli.shipped import shipped
 from streamvid.errors import SourceError
+from streamvid.shipped import shipped
 
 if TYPE_CHECKING:
     from streamvid.trainer.trainer import TrainResult

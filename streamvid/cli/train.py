@@ -12,24 +12,27 @@ if TYPE_CHECKING:
 
 _EPILOG = """\b
 Examples:
-  streamvid train --config configs/train/tiny.yaml --set dataset=ds/ --set output=run/
-  streamvid train --config tiny.yaml --set num_steps=2000 --set optimizer.lr=3e-4
-  accelerate launch --config_file cpu_2ranks.yaml -m streamvid.trainer --config tiny.yaml
+  streamvid train --config tiny --set dataset=ds/ --set output=run/
+  streamvid train --config mine.yaml --set num_steps=2000 --set optimizer.lr=3e-4
+  accelerate launch -m streamvid.trainer --config tiny --set dataset=ds/ --set output=run/
 
 Started again with the same output, it goes on from the newest checkpoint there."""
 
 
 @click.command(epilog=_EPILOG)
-@click.option("--config", required=True, type=click.Path(), metavar="FILE", help="YAML of a training run.")
+@click.option(
+    "--config", required=True, type=click.Path(), metavar="FILE", help="YAML of a training run, or a preset: tiny."
+)
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a field of the config; repeatable.")
 def command(config: str, overrides: tuple[str, ...]) -> int:
     """Train the small default model on a dataset."""
     from streamvid.config import load_config
+    from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
 
     logging.getLogger("streamvid.trainer").setLevel(logging.INFO)
-    return print_result(train(load_config(TrainConfig, config, overrides)))
+    return print_result(train(load_config(TrainConfig, shipped_config("train", config), overrides)))
 
 
 def print_result(result: TrainResult) -> int:

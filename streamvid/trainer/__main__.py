@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from streamvid.config import load_config
 from streamvid.errors import StreamvidError
+from streamvid.shipped import shipped_config
 from streamvid.trainer.config import TrainConfig
 
 _log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as told; 0 when complete, 128 + the signal that stopped it, 2 for a mistake in the config, else 1."""
     parser = argparse.ArgumentParser(prog="python -m streamvid.trainer", description=__doc__)
-    parser.add_argument("--config", metavar="FILE", help="YAML of a TrainConfig")
+    parser.add_argument("--config", metavar="FILE", help="YAML of a TrainConfig, or a preset: tiny")
     parser.add_argument("--set", metavar="NAME=VALUE", dest="overrides", action="append", default=[])
     options = parser.parse_args(arguments)
     is_main = int(os.environ.get("RANK", "0")) == 0
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
     try:
-        config = load_config(TrainConfig, options.config, options.overrides)
+        config = load_config(
+            TrainConfig, shipped_config("train", options.config) if options.config else None, options.overrides
+        )
     except StreamvidError as error:
         _log.error("%s", error)
         return 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamvid.errors import ConfigError
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parent
 _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
@@ -18,3 +18,18 @@ def shipped(name: str) -> Path:
         if path.exists():
             return path
     raise ConfigError(f"{name} is missing from this installation of streamvid; install it again")
+
+
+def shipped_config(kind: str, name: str | Path) -> Path:
+    """A config file: the path given where there is a file, else the shipped preset of that name, e.g. `tiny`."""
+    path = Path(name)
+    if path.exists() or len(path.parts) != 1 or path.suffix:
+        return path
+    presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))
+    for preset in presets:
+        if preset.stem == path.name:
+            return preset
+    raise ConfigError(
+        f"config {str(name)!r} is no file and no preset; presets: {', '.join(p.stem for p in presets)}. "
+        "Give a path to a YAML file or one of these"
+    )

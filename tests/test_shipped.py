@@ -1,0 +1,25 @@
+"""Files that travel with the package, found by name from anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import ConfigError
+from streamvid.shipped import shipped, shipped_config
+
+
+def test_a_preset_is_found_by_name_and_a_file_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shipped_config("train", "tiny").read_text().startswith("# ")
+    (tmp_path / "tiny").write_text("dataset: x")
+    assert shipped_config("train", "tiny") == Path("tiny")  # a file of that name is what the user means
+    assert shipped_config("train", "missing/tiny.yaml") == Path("missing/tiny.yaml")  # reading it says what is wrong
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="'tny' is no file and no preset; presets: tiny"):
+        shipped_config("train", "tny")
+    with pytest.raises(ConfigError, match="install it again"):
+        shipped("configs/nothing.yaml")
