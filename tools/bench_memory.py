@@ -125,7 +125,7 @@ def watching(pid: int) -> Iterator[Watch]:
 
 
 def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_bytes: int) -> None:
-    """The streaming process: says "ready", "full?" and the epochs on its output, and waits for a line at the first two."""
+    """The streaming process: says "ready", "full?" and the epochs, and waits for a line at the first two."""
     import pyarrow.parquet
     import torch
 
@@ -135,7 +135,12 @@ def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_by
     torch.zeros(1, dtype=torch.uint8).clone()
     _ask("ready", pyarrow=pyarrow.__version__)
     with VideoLoader(
-        dataset, batch_size=batch_size, num_epochs=epochs, tail="pad", num_workers=workers, prefetch_bytes=prefetch_bytes
+        dataset,
+        batch_size=batch_size,
+        num_epochs=epochs,
+        tail="pad",
+        num_workers=workers,
+        prefetch_bytes=prefetch_bytes,
     ) as loader:
         _say("ring", num_bytes=loader.ring_bytes)
         epoch, num_samples = -1, 0
@@ -228,7 +233,8 @@ def measure_decoder(dataset: Path, folder: Path) -> Watch:
     """Samples of one process that decodes windows of every clip, `DECODER_PASSES` times, of the largest bucket."""
     opened = streamvid.open_dataset(dataset)
     largest = max(opened.manifest.buckets, key=lambda bucket: bucket.num_pixels)
-    clips, windows = [], []
+    clips: list[tuple[str, str, int]] = []
+    windows: list[tuple[int, int, int]] = []
     for shard in opened.shards:
         for row in opened.samples(shard).to_pylist():
             if row["window_num_frames"] >= largest.num_frames:

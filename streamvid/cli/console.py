@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +38,9 @@ class Progress:
 
         if self._bar is None or phase != self._phase:
             self.close()
-            self._bar = tqdm(total=total, desc=phase, file=sys.stderr, leave=True, dynamic_ncols=True)
+            # Terminals that nobody gave a size say that they have 0 columns and rows, where tqdm shows nothing.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+            self._bar = tqdm(total=total, desc=phase, file=sys.stderr, leave=True, ncols=min(width, 120), nrows=20)
         self._bar.update(done - self._bar.n)
         if done == total:
             self.close()
@@ -64,6 +67,11 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([line(list(headers)), line(["-" * width for width in widths]), *(line(row) for row in cells)])
 
 
+def printable(text: str) -> str:
+    """`text` as one line that cannot move a cursor: control characters and line breaks as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def size(num_bytes: int) -> str:
     """12.3 MB, in powers of ten as disks and --shard-size count."""
     value = float(num_bytes)
@@ -76,4 +84,4 @@ def size(num_bytes: int) -> str:
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2, sort_keys=False, ensure_ascii=False))
+    click.echo(json.dumps(value, indent=2))  # ASCII: valid whatever the encoding of the output

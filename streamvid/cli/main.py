@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
+from difflib import get_close_matches
 
 import click
 
 from streamvid import __version__
+from streamvid.cli.console import printable
 from streamvid.errors import ConfigError, StreamvidError
 
 EXIT_FAILED = 1
@@ -35,6 +38,13 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"streamvid.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _VERBS and (near := get_close_matches(args[0], _VERBS, n=1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -63,12 +73,12 @@ def cli(verbose: bool) -> None:
 
 def run(command: click.Command) -> None:
     """Run `command` and leave with its exit code; a streamvid error is one line, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name in another alphabet is no reason to fail
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
-    except click.Abort:
-        click.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; run the same command again to go on", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
@@ -81,5 +91,6 @@ def run(command: click.Command) -> None:
     except StreamvidError as error:
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
-        click.echo(f"error: {error}", err=True)
+        lines = map(printable, str(error).splitlines())
+        click.echo("\n".join(["error: " + next(lines, ""), *lines]), err=True)
         sys.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)

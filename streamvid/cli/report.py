@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import size, table
+from streamvid.cli.console import printable, size, table
 
 if TYPE_CHECKING:
     from streamvid.sharder.report import ShardReport
@@ -48,11 +48,11 @@ def print_report(report: ShardReport, dest: str) -> None:
 def _print_rejections(report: ShardReport) -> None:
     shown = report.rejections[:_MAX_REJECTIONS]
     for rejection in shown:
-        click.echo(f"rejected: row {rejection.row}  {rejection.source}: {rejection.reason}")
+        click.echo(printable(f"rejected: row {rejection.row}  {rejection.source}: {rejection.reason}"))
     if len(shown) < report.num_rejected:
         reasons = Counter(_kind(rejection.reason) for rejection in report.rejections[_MAX_REJECTIONS:])
         for reason, count in reasons.most_common(10):
-            click.echo(f"rejected: {count} more like: {reason}")
+            click.echo(printable(f"rejected: {count} more like: {reason}"))
     if shown:
         click.echo("")
 

@@ -25,8 +25,12 @@ class ByteSize(click.ParamType[int]):
         return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def _words(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(word.strip() for word in value.split(",") if word.strip()) if value else ()
+def _words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
+    if value is not None and not words:
+        example = "1,17,33" if param.name == "num_frames" else "256px,480p"
+        raise click.BadParameter(f"{value!r} is empty; write it as {example}, or leave it out", ctx, param)
+    return words
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import print_json, size, table
+from streamvid.cli.console import print_json, printable, size, table
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
@@ -37,7 +37,7 @@ def command(dataset: str, as_json: bool) -> None:
     click.echo(f"columns: {', '.join(facts['columns']) or 'none'}")
     click.echo(f"rejected: {len(facts['rejections'])} of {facts['samples'] + len(facts['rejections'])} input rows")
     for rejection in facts["rejections"]:
-        click.echo(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}")
+        click.echo(printable(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}"))
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from streamvid.storage import LocalStore
 
 STAGING = ".staging"
 LOCK_WAIT_SECONDS = 5.0
+_OPEN_ATTEMPTS = 20
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
 _logger = logging.getLogger(__name__)
@@ -123,10 +124,17 @@ def _lock(folder: Path) -> int:
 
 
 def _open_lock(folder: Path) -> int:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except FileNotFoundError:
-        return _open_lock(folder)
-    except OSError as error:
-        raise StorageError(f"cannot write to {folder.parent}: {error.strerror or error}") from error
+    problem: OSError | None = None
+    for _ in range(_OPEN_ATTEMPTS):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError as error:  # a sharder that has just ended removed the folder in between
+            problem = error
+        except OSError as error:
+            problem = error
+            break
+    reason = problem.strerror if problem else ""
+    raise StorageError(
+        f"cannot write to {folder.parent}: {reason}; give a destination that you may write to"
+    ) from problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -28,13 +29,11 @@ def main(handler: str, tasks_fd: int, alive_fd: int, timeout_seconds: float, mem
     threading.Thread(target=_end_with_pool, args=(alive_fd,), daemon=True).start()
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
-    with Connection(tasks_fd) as connection:
+    # The pool may be gone at any time, before this worker is ready even: that is its end, and no error.
+    with Connection(tasks_fd) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
-            try:
-                task = json.loads(connection.recv_bytes())
-            except EOFError:
-                return
+            task = json.loads(connection.recv_bytes())
             signal.setitimer(signal.ITIMER_REAL, timeout_seconds)
             answer = _answer(handle, task)
             signal.setitimer(signal.ITIMER_REAL, 0)

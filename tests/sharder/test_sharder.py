@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamvid.dataset.reader import open_dataset
-from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError
+from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder import ShardOptions, dry_run, shard
 from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of, write_metadata
 
@@ -293,3 +293,8 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
 def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes)
+
+
+def test_a_destination_that_cannot_be_made_is_one_clear_error(own: Path) -> None:
+    with pytest.raises(StorageError, match="cannot write to /proc/nope/x: No such file.*give a destination"):
+        shard(own, "/proc/nope/x", options())

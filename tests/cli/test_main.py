@@ -1,0 +1,85 @@
+"""The command itself, in real processes: help, version, exit codes, and output that goes elsewhere than a terminal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import streamvid
+from tests.cli.conftest import OPTIONS, Tiny
+from tests.conftest import run_streamvid
+
+VERBS = ("demo", "shard", "stats", "train")
+
+
+def test_version() -> None:
+    assert run_streamvid("--version").stdout.strip() == f"streamvid, version {streamvid.__version__}"
+
+
+def test_help_names_every_verb_and_the_exit_codes() -> None:
+    text = run_streamvid("--help").stdout
+    assert all(f"\n  {verb} " in text for verb in VERBS)
+    assert "130 interrupted" in text and "streamvid shard videos/ ds/ --dry-run" in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_has_examples(verb: str) -> None:
+    text = run_streamvid(verb, "-h").stdout
+    assert "Examples:" in text and f"  streamvid {verb}" in text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["shrad"], ["--fast"], ["stats"], ["stats", "a", "b"], ["shard", "a", "b", "--x"]]
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    done = run_streamvid(*arguments, check=False)
+    assert done.returncode == 2 and not done.stdout
+    assert "Error:" in done.stderr and "--help" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_mistyped_verb_is_told_the_nearest() -> None:
+    assert "Did you mean 'shard'?" in run_streamvid("shrad", check=False).stderr
+
+
+def test_an_error_is_one_line_and_verbose_adds_the_traceback(tmp_path: Path) -> None:
+    quiet = run_streamvid("stats", tmp_path, check=False)
+    assert quiet.returncode == 1 and quiet.stderr.count("\n") == 1 and quiet.stderr.startswith("error: no dataset at")
+    verbose = run_streamvid("-v", "stats", tmp_path, check=False)
+    assert verbose.returncode == 1 and "Traceback" in verbose.stderr and verbose.stderr.endswith(quiet.stderr)
+
+
+def test_verbose_logs_what_the_library_does(tmp_path: Path) -> None:
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "broken.mp4").write_bytes(b"no video")
+    arguments = ("shard", tmp_path / "videos", tmp_path / "ds", *OPTIONS)
+    assert "INFO streamvid.sharder" in run_streamvid("-v", *arguments, check=False).stderr
+    assert "INFO" not in run_streamvid(*arguments, check=False).stderr
+
+
+@pytest.mark.parametrize("verb", ["stats", "shard"])
+def test_a_reader_that_goes_away_is_no_traceback(tiny: Tiny, verb: str) -> None:
+    """`streamvid stats ds | head`, where head is gone before anything is written."""
+    where = [tiny.dataset] if verb == "stats" else [tiny.videos, tiny.dataset, *OPTIONS]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "streamvid", verb, *map(str, where)]
+    try:
+        done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    finally:
+        os.close(write_end)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr and "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_names_that_the_output_cannot_spell_are_escaped(tmp_path: Path, option: tuple[str, ...]) -> None:
+    """A log in an old encoding, and a file name in another alphabet."""
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "東京.mp4").write_bytes(b"no video")
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = run_streamvid("shard", tmp_path / "videos", tmp_path / "ds", "--dry-run", *option, env=environment)
+    assert r"\u6771\u4eac.mp4" in done.stdout

@@ -1,0 +1,235 @@
+"""streamvid shard in real processes: what it writes where, its exit codes, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid
+from tests.cli.conftest import OPTIONS, Tiny, files_of
+from tests.clips import encode, frames_of
+from tests.conftest import run_streamvid
+
+# Control characters that are no line break: bars, colours, cursor moves.
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-3: the counts add up, and the rejection is shown with its reason."""
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
+    assert re.search(r"^96x64-5f +5 x 64 x 96 +1 +1 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^64x96-5f +5 x 96 x 64 +1 +1 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^rejected: row 0  broken\.mp4: .*no video", done.stdout, re.MULTILINE)
+    assert "3 input rows = 2 samples in 2 shards" in done.stdout and "+ 1 rejected" in done.stdout
+    assert f"next: streamvid stats {tmp_path / 'ds'}" in done.stdout
+    assert files_of(tmp_path / "ds") == files_of(tiny.dataset)
+
+
+def test_progress_goes_to_the_error_stream_without_control_characters(tiny: Tiny, tmp_path: Path) -> None:
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
+    assert "probe 3/3\n" in done.stderr and "build 2/2\n" in done.stderr and "seal" in done.stderr
+    assert not CONTROL.search(done.stdout) and not CONTROL.search(done.stderr)
+    assert "probe" not in done.stdout
+
+
+def test_json_alone_is_on_the_output(tiny: Tiny, tmp_path: Path) -> None:
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--json")
+    assert json.loads(done.stdout) == tiny.report
+    assert tiny.report["state"] == "built"
+    assert (tiny.report["num_records"], tiny.report["num_samples"], tiny.report["num_rejected"]) == (3, 2, 1)
+
+
+@pytest.mark.parametrize("output", [(), ("--json",)])
+def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, output: tuple[str, ...]) -> None:
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--dry-run", *output)
+    assert list(tmp_path.iterdir()) == []
+    if output:
+        assert json.loads(done.stdout) == tiny.report | {"state": "dry run"}
+    else:
+        assert "dry run: nothing was written" in done.stdout and "3 input rows = 2 samples" in done.stdout
+
+
+def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
+    before = files_of(tiny.dataset)
+    run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--seed", "7", "--dry-run")
+    assert files_of(tiny.dataset) == before
+
+
+def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
+    before = files_of(tiny.dataset)
+    done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
+    assert "sealed there before, left as it is" in done.stdout
+    state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
+    assert state == tiny.report | {"state": "already sealed"}
+    assert files_of(tiny.dataset) == before
+
+
+def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
+    dataset = tmp_path / "ds"
+    run_streamvid("shard", tiny.videos, dataset, *OPTIONS)
+    before = files_of(dataset)
+    refused = run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--seed", "3", check=False)
+    assert refused.returncode == 1
+    assert "seed: 0 there, 3 asked" in refused.stderr and "--overwrite" in refused.stderr
+    assert files_of(dataset) == before
+    one_bucket = ("--buckets", "96x64@5", "--workers", "1")
+    done = run_streamvid("shard", tiny.videos, dataset, *one_bucket, "--overwrite", "--json")
+    assert json.loads(done.stdout)["state"] == "built"
+    assert [bucket.id for bucket in streamvid.open_dataset(dataset).manifest.buckets] == ["96x64-5f"]
+    assert not any("64x96-5f" in name for name in files_of(dataset)), "the old dataset's shards are gone"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--shard-size", "12XB"), "write it as 512MB"),
+        (("--shard-size", "-1"), "write it as 512MB"),
+        (("--shard-size", "1B"), "shard_size_bytes=1"),
+        (("--num-frames", "1,x"), "write it as 1,17,33"),
+        (("--num-frames", "0"), "num_frames=0"),
+        (("--num-frames", ","), "write it as 1,17,33"),
+        (("--resolution", ""), "write it as 256px"),
+        (("--resolution", "large"), "'large'"),
+        (("--buckets", "100x100@5"), "nearest allowed: 96 and 112"),
+        (("--buckets", "wide"), "'832x480@81'"),
+        (("--buckets", ","), "'832x480@81,480x832@81'"),
+        (("--buckets", "64x64@5,64x64-5f"), "twice"),
+        (("--buckets", "64x64@5", "--resolution", "256px"), "give explicit buckets or the other two"),
+        (("--buckets", "64x64@5", "--num-frames", "5"), "give explicit buckets or the other two"),
+        (("--multiple", "0"), "multiple=0"),
+        (("--val-fraction", "1"), "allowed is 0 to below 1"),
+        (("--workers", "0"), "x>=1"),
+        (("--seed", "-1"), "seed=-1"),
+    ],
+)
+def test_bad_options_are_exit_code_2_with_the_remedy(
+    tiny: Tiny, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *options, check=False)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr and "Traceback" not in done.stderr and not done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> None:
+    dataset = tmp_path / "ds"
+    run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--shard-size", "1.5 KiB")
+    assert streamvid.open_dataset(dataset).manifest.build["options"]["shard_size_bytes"] == 1536
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda root: None, "neither a folder nor a metadata file"),
+        (lambda root: root.mkdir(), "no file named like a video or an image"),
+        (lambda root: (root.mkdir(), (root / "a.mp4").write_bytes(b"text")), "all 1 records are rejected"),
+        (lambda root: root.write_text("path\n"), "allowed are files named *.csv"),
+    ],
+    ids=["missing", "empty", "all rejected", "no metadata"],
+)
+def test_a_source_that_gives_nothing_is_exit_code_1(tmp_path: Path, make: Any, says: str) -> None:
+    make(tmp_path / "source")
+    done = run_streamvid("shard", tmp_path / "source", tmp_path / "ds", check=False)
+    assert done.returncode == 1 and not done.stdout
+    assert says in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "ds" / "manifest.json").exists()
+
+
+def test_a_dest_that_is_something_else_is_left_alone(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "mine.txt").write_text("dear")
+    for dest in (tmp_path / "letters", tmp_path / "letters" / "mine.txt"):
+        done = run_streamvid("shard", tiny.videos, dest, *OPTIONS, "--overwrite", check=False)
+        assert done.returncode == 1 and "give a folder that is empty or not there yet" in done.stderr
+    assert files_of(tmp_path) == {"letters/mine.txt": b"dear"}
+
+
+def test_a_folder_of_one_video(tiny: Tiny, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "clip.mp4").write_bytes((tiny.videos / "wide.mp4").read_bytes())
+    done = run_streamvid("shard", tmp_path / "one", tmp_path / "ds", "--resolution", "64px", "--num-frames", "5")
+    assert "1 input rows = 1 samples in 1 shards" in done.stdout
+    assert streamvid.open_dataset(tmp_path / "ds").samples_table()["source"].to_pylist() == ["clip.mp4"]
+
+
+def test_names_from_the_input_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
+    """SAFE-1: a file name with an escape sequence and a line break is shown escaped, in `shard` and in `stats`."""
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "evil\x1b[2J\nrejected: row 9.mp4").write_bytes(b"no video")
+    (tmp_path / "videos" / "clip.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 6)))
+    shown = on_a_terminal("shard", tmp_path / "videos", tmp_path / "ds", *OPTIONS)
+    shown += on_a_terminal("stats", tmp_path / "ds")
+    assert shown.count(r"evil\x1b[2J\nrejected: row 9.mp4") == 2
+    assert "\x1b[2J" not in shown
+
+
+def test_a_terminal_shows_a_bar(tiny: Tiny, tmp_path: Path) -> None:
+    shown = on_a_terminal("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
+    assert "\r" in shown and re.search(r"probe: 100%\|.*\| 3/3", shown) and re.search(r"build: 100%\|", shown)
+    assert "probe 3/3\r\n" not in shown
+
+
+def on_a_terminal(*arguments: object) -> str:
+    """What a person sees of the command; its output and errors are one terminal."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
+    shown = b""
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        while select.select([controller], [], [], 60)[0]:
+            try:
+                shown += os.read(controller, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(controller)
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+@pytest.fixture(scope="module")
+def many(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 clips: enough that an interrupt comes in the middle."""
+    folder = tmp_path_factory.mktemp("many")
+    for number in range(120):
+        (folder / f"{number}.mp4").symlink_to(tiny.videos / "wide.mp4")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def many_sharded(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dataset = tmp_path_factory.mktemp("whole") / "ds"
+    run_streamvid("shard", many, dataset, *OPTIONS, "--shard-size", "1KB")
+    return dataset
+
+
+@pytest.mark.parametrize("phase", ["probe", "build"])
+def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
+    many: Path, many_sharded: Path, tmp_path: Path, phase: str
+) -> None:
+    """SHARD-1 and SHARD-2: nothing to be seen of the half-built dataset, then the same bytes as in one go."""
+    arguments = ("shard", many, tmp_path / "ds", *OPTIONS, "--shard-size", "1KB")
+    command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith(f"{phase} 0/120"):
+            assert line, f"the phase {phase} never began"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert not output and "Traceback" not in errors
+    assert errors.splitlines()[-1] == "interrupted; run the same command again to go on"
+    assert not (tmp_path / "ds" / "manifest.json").exists()
+    assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1
+    again = run_streamvid(*arguments, "--json")
+    assert json.loads(again.stdout)["state"] == "built"
+    assert files_of(tmp_path / "ds") == files_of(many_sharded)

@@ -1,0 +1,54 @@
+"""streamvid stats in real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import streamvid
+from tests.cli.conftest import Tiny, files_of
+from tests.conftest import run_streamvid
+
+
+def test_stats_show_buckets_columns_and_rejections(tiny: Tiny) -> None:
+    before = files_of(tiny.dataset)
+    text = run_streamvid("stats", tiny.dataset).stdout
+    assert re.search(r"^96x64-5f +5 x 64 x 96 +train +1 +1 ", text, re.MULTILINE)
+    assert "2 samples in 2 shards" in text and "clips: copy; format 1.0" in text
+    assert "rejected: 1 of 3 input rows" in text
+    assert re.search(r"^  row 0  broken\.mp4: .*no video", text, re.MULTILINE)
+    assert files_of(tiny.dataset) == before
+
+
+def test_stats_as_json_agree_with_the_dataset(tiny: Tiny) -> None:
+    done = run_streamvid("stats", tiny.dataset, "--json")
+    facts, dataset = json.loads(done.stdout), streamvid.open_dataset(tiny.dataset)
+    assert not done.stderr
+    assert facts["plan_fingerprint"] == dataset.manifest.plan_fingerprint
+    assert facts["content_fingerprint"] == dataset.manifest.content_fingerprint
+    assert facts["format_version"] == [1, 0]
+    assert {(b["bucket"], b["split"], b["samples"], b["shards"]) for b in facts["buckets"]} == {
+        ("96x64-5f", "train", 1, 1), ("64x96-5f", "train", 1, 1),
+    }  # fmt: skip
+    assert facts["bytes"] == sum(path.stat().st_size for path in tiny.dataset.rglob("*.tar"))
+    assert [(row["row"], row["source"]) for row in facts["rejections"]] == [(0, "broken.mp4")]
+
+
+def test_stats_of_what_is_no_dataset_say_how_to_make_one(tiny: Tiny, tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "missing", tiny.videos, tiny.videos / "wide.mp4"):
+        done = run_streamvid("stats", place, check=False)
+        assert done.returncode == 1 and not done.stdout
+        assert done.stderr.startswith(f"error: no dataset at {place}") and "streamvid shard" in done.stderr
+
+
+def test_stats_of_a_damaged_dataset_are_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    for name, damage in {"manifest.json": b'{"format": "streamvid"', "index/shards": b"PAR1"}.items():
+        root = tmp_path / name.replace("/", "-")
+        shutil.copytree(tiny.dataset, root)
+        (path,) = [path for path in root.rglob("*") if str(path.relative_to(root)).startswith(name)]
+        path.write_bytes(damage)
+        done = run_streamvid("stats", root, check=False)
+        assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert path.name in done.stderr
