@@ -27,7 +27,6 @@ import argparse
 import csv
 import functools
 import hashlib
-import importlib
 import importlib.util
 import itertools
 import json
@@ -39,13 +38,13 @@ import shutil
 import struct
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from fractions import Fraction
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -148,7 +147,6 @@ class Verbatim:
 
 Recipe: TypeAlias = Clip | Still | Verbatim
 Job: TypeAlias = "tuple[Recipe, Source | None, str, int]"  # recipe, its source, the folder to write below, seed
-PackedJob: TypeAlias = tuple[str, dict[str, Any], dict[str, Any] | None, str, int]
 
 COLOUR_TAGS: Mapping[str, tuple[str, str, bool]] = {  # name: (matrix, range, tagged)
     "untagged": ("bt601", "limited", False),
@@ -484,7 +482,7 @@ def unpack_wheel(path: Path, scratch: Path) -> list[Path]:
 
 def extra_recipes(name: str, source: Source) -> list[Recipe]:
     """An extra source as it is, if it is not too big, and a burned clip of it within 640 pixels."""
-    frames = source_frames(source)
+    frames = source_frames(source, threading.get_ident())
     rate, shape = source_rate(source), (frames[0].width, frames[0].height)
     fit = min(1.0, 640 / max(shape))
     size = (max(2, round(shape[0] * fit / 2) * 2), max(2, round(shape[1] * fit / 2) * 2))
@@ -499,9 +497,12 @@ def extra_recipes(name: str, source: Source) -> list[Recipe]:
     return [clip, copy]
 
 
-@functools.lru_cache(maxsize=2)
-def source_frames(source: Source) -> tuple[av.VideoFrame, ...]:
-    """The source's first frames in presentation order, as many as MAX_SOURCE_BYTES and MAX_SOURCE_FRAMES allow."""
+@functools.lru_cache(maxsize=4)
+def source_frames(source: Source, thread: int) -> tuple[av.VideoFrame, ...]:
+    """The source's first frames in presentation order, as many as MAX_SOURCE_BYTES and MAX_SOURCE_FRAMES allow.
+
+    Each thread has its own: PyAV writes to a frame while it converts it.
+    """
     frames: list[av.VideoFrame] = []
     try:
         with av.open(source.path) as container:
@@ -530,7 +531,7 @@ def source_rate(source: Source) -> Fraction:
 
 def pictures(recipe: Clip | Still, source: Source, times: Sequence[Fraction], seed: int) -> Iterator[Picture]:
     """The source at the given times as uint8 (H, W, 3) of the recipe's size: it runs to and fro under a slow pan."""
-    frames, rate = source_frames(source), source_rate(source)
+    frames, rate = source_frames(source, threading.get_ident()), source_rate(source)
     draw = random.Random(f"{seed}:{recipe.path}")
     width, height = recipe.size
     zoom = max(width / frames[0].width, height / frames[0].height) * draw.uniform(1.04, 1.25)
@@ -1001,27 +1002,6 @@ def build_all(
     return [entries[recipe.path] for recipe in recipes]
 
 
-def pack(job: Job) -> PackedJob:
-    """The job as plain data: our classes have another module's name in the worker."""
-    recipe, source, folder, seed = job
-    return type(recipe).__name__, asdict(recipe), asdict(source) if source else None, folder, seed
-
-
-def build_packed(job: PackedJob) -> Entry:
-    kind, recipe, source, folder, seed = job
-    recipe_type: type[Recipe] = {"Clip": Clip, "Still": Still, "Verbatim": Verbatim}[kind]
-    try:
-        return build_one(recipe_type(**recipe), Source(**source) if source else None, folder, seed)
-    except CorpusError as error:
-        return {"error": str(error)}
-
-
-def accepted(entry: Entry) -> Entry:
-    if "error" in entry:
-        raise CorpusError(entry["error"])
-    return entry
-
-
 def cost(recipe: Recipe) -> float:
     """Roughly how long a file takes, so that a pool begins with the longest."""
     if not isinstance(recipe, Clip):
@@ -1030,22 +1010,16 @@ def cost(recipe: Recipe) -> float:
 
 
 def build_in_pool(jobs: Sequence[Job], workers: int) -> Iterator[Entry]:
-    # A spawned process finds functions by module name and is given our sys.path, so the jobs go through the name
-    # that this file has there, whatever name it was loaded under.
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    try:
-        module = importlib.import_module(Path(__file__).stem)
-        ordered = sorted(jobs, key=lambda job: -cost(job[0]))
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            futures: list[Future[Entry]] = [pool.submit(module.build_packed, pack(job)) for job in ordered]
-            try:
-                for future in as_completed(futures):
-                    yield accepted(future.result())
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    finally:
-        sys.path.remove(str(Path(__file__).resolve().parent))
+    """In threads: encoders run without the interpreter's lock, and an interrupt leaves no process behind."""
+    ordered = sorted(jobs, key=lambda job: -cost(job[0]))
+    with ThreadPoolExecutor(workers) as pool:
+        futures: list[Future[Entry]] = [pool.submit(build_one, *job) for job in ordered]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def write_metadata(recipes: Sequence[Recipe], target: Path) -> None:

@@ -45,8 +45,15 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int) -> dict[str, int]:
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:
     for key, size in sizes.items():
         _validated(f"batch_size[{key!r}]", size)
-        match_buckets(key, buckets)
+        if not _is_glob(key):
+            match_buckets(key, buckets)
     return {bucket.id: sizes[_key_of(bucket, sizes)] for bucket in buckets}
+
+
+def _is_glob(key: str) -> bool:
+    # One that matches nothing is no mistake: a config may serve datasets that lack some sizes. A misspelt one shows
+    # all the same, in the bucket that then has no size.
+    return any(character in key for character in "*?[")
 
 
 def _key_of(bucket: Bucket, sizes: Mapping[str, int]) -> str:

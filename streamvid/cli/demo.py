@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +18,7 @@ import click
 
 from streamvid.cli.console import Progress, size, table
 from streamvid.cli.report import print_report
-from streamvid.errors import SourceError
+from streamvid.errors import ConfigError, SourceError
 from streamvid.shipped import shipped
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 RESOLUTIONS = ("128px", "256px")
 NUM_FRAMES = (1, 5, 17)
 BATCH_SIZE = 2
+_CLEAN_UP_SECONDS = 20.0
 
 
 @click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir /tmp/demo --steps 400")
@@ -38,6 +42,8 @@ def command(folder: str, steps: int | None, workers: int | None) -> int:
     Takes a minute or two on two cores, and needs the clips that `pip install 'streamvid[demo]'` brings.
     """
     root = Path(folder)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"--dir {folder!r} is a file; give a folder, which need not exist yet")
     corpus, dataset, run = root / "corpus", root / "dataset", root / "run"
     _headline("1. a corpus of real clips", corpus)
     _make_corpus(corpus)
@@ -60,11 +66,24 @@ def _headline(title: str, path: Path) -> None:
 
 
 def _make_corpus(corpus: Path) -> None:
-    code = subprocess.run([sys.executable, str(shipped("make_corpus.py")), str(corpus)], check=False).returncode
-    if code != 0:
+    if _run_to_its_end([sys.executable, str(shipped("make_corpus.py")), str(corpus)]) != 0:
         raise SourceError("the demo's corpus could not be built; the line above says why")
     described = json.loads((corpus / "corpus.json").read_text())
     click.echo(f"{len(described['files'])} files in {corpus}, captions in metadata.csv")
+
+
+def _run_to_its_end(command: list[str]) -> int:
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except BaseException:
+        # A Ctrl-C in the terminal reached it too: it cleans up after itself, if it is given the time.
+        for remind in (process.send_signal, lambda _: process.kill()):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_CLEAN_UP_SECONDS)
+            remind(signal.SIGINT)
+        process.wait()
+        raise
 
 
 def _shard(corpus: Path, dataset: Path) -> None:
@@ -100,9 +119,8 @@ def _stream(dataset: Path, workers: int | None) -> None:
                 rows.append((number, batch.bucket.id, tuple(batch.video.shape), text[:48]))
         seconds = time.perf_counter() - began
     click.echo(table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows))
-    click.echo(
-        f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of the workers included"
-    )
+    click.echo(f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of workers included")
+    click.echo("the other samples are of split 'val', which training does not see")
 
 
 def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
@@ -112,6 +130,8 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
 
     overrides = [f"dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
     overrides += [f"num_steps={steps}"] if steps is not None else []
+    # With so few samples some buckets fill no step of two; in a dataset of one's own that is worth the warning.
+    logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING)
     return train(load_config(TrainConfig, shipped("configs/train/tiny.yaml"), overrides))
 
@@ -129,6 +149,7 @@ def _whats_next(root: Path, dataset: Path, run: Path) -> None:
     # In an environment that is not active, the names alone would not be found.
     is_on_path = shutil.which("streamvid") is not None
     streamvid, python = ("streamvid", "python") if is_on_path else (sys.argv[0], sys.executable)
+    where = shlex.quote(str(dataset))
     click.echo(f"""
 == where everything lies
 corpus    {root / "corpus"}   (videos, images, metadata.csv, corpus.json)
@@ -136,8 +157,8 @@ dataset   {dataset}   (manifest.json, index/, shards/)
 training  {run}   (metrics.jsonl, {weights[-1].name if weights else "no weights yet"}, state/)
 
 == what to type next
-{streamvid} stats {dataset}
+{streamvid} stats {where}
 {streamvid} shard YOUR_VIDEOS/ YOUR_DATASET/ --dry-run
 {python} -c "import streamvid
-for batch in streamvid.VideoLoader('{dataset}', batch_size=2):
+for batch in streamvid.VideoLoader({str(dataset)!r}, batch_size=2):
     print(batch.bucket.id, tuple(batch.video.shape), batch.text)\"""")

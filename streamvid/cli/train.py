@@ -45,6 +45,6 @@ def print_result(result: TrainResult) -> int:
         return 128 + result.stopped_by
     loss = "-" if result.loss is None else f"{result.loss:.4f}"
     held_out = "-" if result.eval_loss is None else f"{result.eval_loss:.4f}"
-    click.echo(f"step {result.step}: loss {loss}, held-out loss {held_out}, {result.num_samples} samples")
+    click.echo(f"step {result.step}: loss {loss}, evaluation loss {held_out}, {result.num_samples} samples")
     click.echo(f"weights, state and metrics.jsonl: {result.output}")
     return 0

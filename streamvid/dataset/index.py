@@ -147,12 +147,14 @@ def named_by_content(stem: str, number: int, data: bytes) -> FileInfo:
 
 def read_table(store: Store, file: FileInfo) -> pa.Table:
     """A whole index file, its checksum proved."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     data = store.read(file.path)
     if len(data) != file.num_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
         raise IntegrityError(f"{store.url}: {file.path} differs from what the manifest says; copy the dataset again")
-    return pq.read_table(io.BytesIO(data))
+    # Over a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter ends.
+    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
 def shards_from_table(table: pa.Table) -> list[ShardInfo]:

@@ -51,7 +51,9 @@ class Dataset:
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
         """The index rows of one shard, in tar order: one row group, one small read."""
         with self._lock:
-            table = self._samples_file(shard.index_path).read_row_group(shard.index_row_group, columns=columns)
+            table = self._samples_file(shard.index_path).read_row_group(
+                shard.index_row_group, columns=columns, use_threads=False
+            )
         if table.num_rows != shard.num_samples:
             raise IntegrityError(
                 f"{self.url}: the index has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"

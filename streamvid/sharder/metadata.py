@@ -56,16 +56,21 @@ def _read_csv(path: Path) -> Iterator[Row]:
     rows: list[Row] = []
     # Bytes that are no UTF-8 become lone surrogates here, and the rows that hold them rejections later.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, strict=True)
         header = [name.strip() or "unnamed" for name in next(reader, [])]
         if len(set(header)) < len(header):
             raise SourceError(f"metadata {path} has a column twice: {', '.join(header)}; rename one")
         while True:
+            first_line = reader.line_num + 1
             try:
                 cells = next(reader)
             except StopIteration:
                 break
             except csv.Error as error:
+                if "end of data" in str(error):  # a quote that never closes has swallowed all rows after it
+                    raise SourceError(
+                        f'metadata {path}: the row on line {first_line} opens a quote (") that is never closed'
+                    ) from error
                 rows.append(BadRow(f"no valid CSV row: {error}"))
                 continue
             if not cells:

@@ -53,6 +53,16 @@ def test_unclear_sizes_are_refused(arguments: tuple[Any, Any], message: str) -> 
         batch_sizes(BUCKETS, *arguments)
 
 
+def test_a_glob_may_match_nothing_and_a_name_may_not() -> None:
+    """One config serves datasets that lack some sizes; a misspelt glob shows in the bucket that it leaves bare."""
+    buckets = parse_buckets("832x480@81")
+    assert batch_sizes(buckets, {"832x*": 2, "1280x*": 1}) == {"832x480-81f": 2}
+    with pytest.raises(ConfigError, match="gives bucket 832x480-81f no size"):
+        batch_sizes(buckets, {"823x*": 2})
+    with pytest.raises(ConfigError, match="1280x720"):
+        batch_sizes(buckets, {"*": 2, "1280x720-81f": 1})
+
+
 def test_globs_that_agree_or_are_settled_are_taken() -> None:
     assert batch_sizes(BUCKETS[:1], {"*": 2, "8*": 2}) == {"832x480-81f": 2}
     assert batch_sizes(BUCKETS[:1], {"*": 1, "8*": 2, "832x480-81f": 3}) == {"832x480-81f": 3}

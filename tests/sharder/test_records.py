@@ -203,6 +203,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
         ("m.parquet", b"PAR1 or not", "no readable parquet"),
         ("m.csv", b"path,path\na,b\n", "a column twice"),
         ("m.csv", b"path,caption\n", "has no rows"),
+        ("m.csv", b'path,caption\na,x\nb,"never closed\nc,y\n', "the row on line 3 opens a quote"),
         ("m.csv", b"", "has no rows"),
         ("m.jsonl", json.dumps({f"c{i}": 1 for i in range(1001)}).encode(), "1001 columns"),
         ("m.jsonl", b'{"path": "a", "a\\u0000b": 1}', "rename it"),
