@@ -32,19 +32,21 @@ class Arena:
     def __init__(self, name: str, num_bytes: int) -> None:
         self.num_bytes = align(num_bytes)
         self.fd = -1
-        if sys.platform == "linux":
-            self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
-            try:
+        try:
+            machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if self.num_bytes > machine_bytes:  # the kernel gives the addresses, and ends processes as they are filled
+                raise OSError(f"this machine has {machine_bytes}")
+            if sys.platform == "linux":
+                self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
                 os.ftruncate(self.fd, self.num_bytes)
-                self.map = mmap.mmap(self.fd, self.num_bytes)
-            except (OSError, ValueError) as error:
+            self.map = mmap.mmap(self.fd, self.num_bytes)
+        except (OSError, ValueError) as error:
+            if self.fd >= 0:
                 os.close(self.fd)
-                raise LoaderError(
-                    f"cannot get {self.num_bytes} bytes of shared memory for {name}: {error}; "
-                    "lower prefetch_bytes or the batch size of the largest bucket"
-                ) from error
-        else:
-            self.map = mmap.mmap(-1, self.num_bytes)
+            raise LoaderError(
+                f"cannot get {self.num_bytes} bytes of memory for {name}: {error}; "
+                "lower prefetch_bytes or the batch size of the largest bucket"
+            ) from error
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]  # (offset, size), by offset, never adjacent
         self._sizes: dict[int, int] = {}

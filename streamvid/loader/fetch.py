@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 
 _ROW_COLUMNS = ("key", "text", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
 _CACHED_SHARDS = 64
+_MAX_FRAMES = (1 << 31) - 1
 
 
 class IndexRows:
@@ -33,11 +34,29 @@ class IndexRows:
         columns = self._cache.get(shard.path)
         if columns is None:
             columns = self._dataset.samples(shard, self._columns).to_pydict()
+            if missing := [name for name in self._columns if name not in columns]:
+                raise IntegrityError(f"{self._dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
             self._cache[shard.path] = columns
             if len(self._cache) > _CACHED_SHARDS:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(shard.path)
         return {name: values[index] for name, values in columns.items()}
+
+
+def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
+    """IntegrityError for an index row (as `IndexRows` gives it) that no clip of the shard can have (SAFE-1)."""
+    bounds = {
+        "clip_bytes": (1, shard.max_clip_bytes, "the shard's max_clip_bytes"),
+        "clip_offset": (0, shard.num_bytes - (row["clip_bytes"] or 0), "the shard's num_bytes less clip_bytes"),
+        "window_num_frames": (num_frames, _MAX_FRAMES, "at least the bucket's frames"),
+    }
+    for name, (least, most, why) in bounds.items():
+        if not isinstance(row[name], int) or not least <= row[name] <= most:
+            raise IntegrityError(
+                f"the index says {name}={row[name]!r}, allowed are {least} to {most} ({why}); copy the dataset again"
+            )
+    if not isinstance(row["key"], str):
+        raise IntegrityError(f"the index says key={row['key']!r}, which is no text; copy the dataset again")
 
 
 def read_clip(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> None:
@@ -58,8 +77,12 @@ class FetchThreads:
         self._threads = [
             threading.Thread(target=self._work, name=f"streamvid-fetch-{i}", daemon=True) for i in range(num_threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job`, which must not raise, on the next free thread."""
@@ -70,7 +93,8 @@ class FetchThreads:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

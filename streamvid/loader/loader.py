@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, LoaderError
+from streamvid.loader.arena import Arena
 from streamvid.loader.batch import STANDARD_FIELDS, Batch
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.requests import Selection, shards_by_bucket
@@ -41,7 +42,7 @@ class VideoLoader:
     num_epochs: passes that one `for` loop runs over; None: endless.
     shuffle: "window" | "shards" | "none".   tail: "carry" | "drop" | "pad".   sync: "bucket".
     split: the samples' split, as sharded.   columns: columns of the index to hand over with each batch.
-    num_workers: decode processes, 0 to decode in the caller; None: the cores of this rank, 8 at most.
+    num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
 
     A loop that ends moves the loader to the next epoch; `iter()` after a `break` starts the epoch anew. Not a
@@ -83,7 +84,6 @@ class VideoLoader:
         self._prefetch_bytes = _at_least("prefetch_bytes", prefetch_bytes, 0) or 0
         self._pipeline: Pipeline | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._run = 0
         self._pid = os.getpid()
         self._closed = False
         self._start, self._num_done = Cursor(), 0
@@ -130,38 +130,32 @@ class VideoLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_usable()
-        self._run += 1
-        run = self._run
         pipeline = self._open_pipeline()
         pipeline.stop()
         self._move_to(self._start)
         epoch, span = self._plan.cursor.epoch, self._num_epochs
         end_epoch = None if span is None else (epoch // span + 1) * span
-        pipeline.start(self._selection.requests(self._plan, end_epoch))
-        return self._iterate(pipeline, run)
+        run = pipeline.start(self._selection.requests(self._plan, end_epoch))
+        return self._iterate(pipeline, run, end_epoch)
 
-    def _iterate(self, pipeline: Pipeline, run: int) -> Iterator[Batch]:
+    def _iterate(self, pipeline: Pipeline, run: int, end_epoch: int | None) -> Iterator[Batch]:
         try:
-            while (pending := pipeline.next_batch()) is not None:
-                plan, self._num_done = pending.request.position
-                if plan is not self._plan:
-                    self._plan, self._start = plan, plan.cursor
-                yield self._to_batch(pending)
-                if run != self._run:
-                    raise LoaderError(
-                        "another iteration of this loader has begun; one loader serves one loop at a time"
-                    )
-                self._check_usable()
+            while (pending := pipeline.next_batch(run)) is not None:
+                yield self._hand_over(pending, pipeline.ring)
             self._move_to(self._plan.next_epoch())
+            while end_epoch is not None and self.epoch < end_epoch:  # epochs at the end that had no step
+                self._move_to(self._plan.next_epoch())
         finally:
-            if run == self._run:
-                pipeline.stop()
+            # Runs wherever an abandoned iterator is collected, so it must not wait.
+            pipeline.cancel(run)
 
-    def _to_batch(self, pending: PendingBatch) -> Batch:
-        pipeline = self._pipeline
-        if pipeline is None:
-            raise LoaderError("this loader is closed; make a new one")
-        return make_batch(pending, pipeline.ring, self._columns, self._numeric)
+    def _hand_over(self, pending: PendingBatch, ring: Arena) -> Batch:
+        batch = make_batch(pending, ring, self._columns, self._numeric)
+        plan, num_done = pending.request.position
+        if plan is not self._plan:
+            self._plan, self._start = plan, plan.cursor
+        self._num_done = num_done
+        return batch
 
     # State.
 
@@ -170,26 +164,38 @@ class VideoLoader:
         return make_state(self._plan.cursor_after(self._num_done), self._belongs_to())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batch that `state` was taken at, at the next `iter()`. Raises StateError for a stranger's."""
+        """Go on after the batch that `state` was taken at, at the next `iter()`; a loop that runs now is over.
+
+        Raises StateError for a state of another dataset, split, seed, shuffle or tail, and changes nothing then.
+        """
         self._check_usable()
-        self._run += 1
-        if self._pipeline is not None:
-            self._pipeline.stop()
-        self._move_to(read_state(state, self._belongs_to()))
+        cursor = read_state(state, self._belongs_to())
+        self._selection.check(cursor)
+        self._jump_to(cursor)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start the given epoch at the next `iter()`; the current one stays where it stands."""
+        """Start the given epoch at the next `iter()`; a loop that runs now is over.
+
+        The current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no resume.
+        """
         if epoch != self.epoch:
-            self._move_to(Cursor(epoch=epoch))
+            self._jump_to(Cursor(epoch=epoch))
 
     def _belongs_to(self) -> dict[str, Any]:
         fingerprint = self.dataset.manifest.plan_fingerprint
-        return {"plan_fingerprint": fingerprint, "split": self.split, **self.options.order_key()}
+        # With another tail, positions mean the same samples; but one that "carry" has carried is behind the start of
+        # the epoch, where "drop" and "pad" do not look: it would be lost without a word.
+        options = {**self.options.order_key(), "tail": self.options.tail}
+        return {"plan_fingerprint": fingerprint, "split": self.split, **options}
+
+    def _jump_to(self, cursor: Cursor) -> None:
+        self._move_to(cursor)
+        if self._pipeline is not None:
+            self._pipeline.stop()
 
     def _move_to(self, cursor: Cursor) -> None:
-        self._start = cursor
         self._plan = self._selection.plan(cursor)
-        self._num_done = 0
+        self._start, self._num_done = cursor, 0
 
     # Resources.
 
@@ -212,7 +218,7 @@ class VideoLoader:
         if self._pipeline is None:
             if self.world.rank == 0:
                 _log.info("ring: %d bytes of shared memory, %d workers", self.ring_bytes, self._num_workers)
-            self._pipeline = Pipeline(
+            pipeline = Pipeline(
                 self.dataset,
                 num_workers=self._num_workers,
                 clip_bytes=self._clip_bytes,
@@ -220,17 +226,24 @@ class VideoLoader:
                 seed=self.options.seed,
                 columns=list(self._columns.values()),
             )
-            # Also runs when the loader is collected or the interpreter ends.
-            self._finalizer = weakref.finalize(self, self._pipeline.close)
-            pin(self._pipeline.ring)
+            # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
+            self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
+            try:
+                pipeline.open()
+                pin(pipeline.ring)
+            except BaseException:
+                pipeline.close(wait=False)
+                raise
+            self._pipeline = pipeline
         return self._pipeline
 
     def close(self) -> None:
         """End workers and threads and let go of the memory; batches that are held stay valid. Idempotent."""
         self._closed = True
-        self._run += 1
+        if self._pipeline is not None:
+            self._pipeline.close()
         if self._finalizer is not None:
-            self._finalizer()
+            self._finalizer.detach()
         self._pipeline = None
 
     def __enter__(self) -> Self:
@@ -286,7 +299,7 @@ def _check_columns(columns: Sequence[str]) -> Sequence[str]:
 
 
 def _at_least(name: str, value: int | None, least: int) -> int | None:
-    if value is not None and (not isinstance(value, int) or value < least):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ConfigError(f"{name}={value!r}; a whole number of {least} or more is allowed")
     return value
 

@@ -8,6 +8,7 @@ which the loader's own death does too.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -15,65 +16,92 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from streamvid.errors import StreamvidError, WorkerError
+from streamvid.errors import ConfigError, LoaderError, WorkerError
 from streamvid.loader.arena import Arena
-from streamvid.loader.worker import MAX_MESSAGE_BYTES, DecodeTask, decode_task
+from streamvid.loader.worker import MAX_MESSAGE_BYTES, DecodeTask, run_task
 
 # Called with (task id, error text or None) for each finished task, from whichever thread serves answers.
 Done = Callable[[int, str | None], None]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.loader.worker import main; "
-_START += "main(*map(int, sys.argv[1:5]))"
+_START += "main(*map(int, sys.argv[1:6]))"
 _END_SECONDS = 5.0
 
 
 class Decoder(Protocol):
-    """What decodes tasks: a pool of processes, or the caller's own thread."""
+    """What decodes tasks: a pool of processes, or the thread that serves the answers."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers, none for the caller's own thread."""
+        """Process ids of the workers, none where a thread decodes."""
         ...
 
     def submit(self, task: DecodeTask) -> None:
-        """Hand a task over; it is taken in order by whoever is free."""
+        """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
         ...
 
     def serve(self, timeout_seconds: float, done: Done) -> None:
         """Report finished tasks, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End what decodes, and a `serve` that waits."""
+        ...
 
 
 class DecodePool:
-    """`num_workers` decode processes over two shared arenas: clips in, frames out."""
+    """`num_workers` decode processes over two shared arenas: clips in, frames out.
+
+    Raises LoaderError where they cannot be started.
+    """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
-        self._tasks, tasks_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._answers, answers_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._current: dict[int, int] = {}
-        self._workers: list[subprocess.Popen[bytes]] = []
         self._closed = False
+        self._current: dict[int, int] = {}  # worker's process id → the task it is on
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
+        self._sockets: list[socket.socket] = []
+        self._poller = select.poll()
         try:
-            with tasks_end, answers_end:
-                fds = (tasks_end.fileno(), answers_end.fileno(), clips.fd, ring.fd)
-                for _ in range(num_workers):
-                    self._workers.append(_start_worker(fds))
-            self._poller = select.poll()
-            self._poller.register(self._answers, select.POLLIN)
-            self._pidfds = {os.pidfd_open(worker.pid): worker for worker in self._workers}
-            for pidfd in self._pidfds:
-                self._poller.register(pidfd, select.POLLIN)
+            self._start(num_workers, clips, ring)
+        except OSError as error:
+            self.close()
+            raise LoaderError(
+                f"cannot start {num_workers} decode workers: {error}; take fewer, or num_workers=0 to decode in a "
+                "thread of this process"
+            ) from error
         except BaseException:
-            self._pidfds = getattr(self, "_pidfds", {})
             self.close()
             raise
+
+    def _start(self, num_workers: int, clips: Arena, ring: Arena) -> None:
+        with contextlib.ExitStack() as theirs:
+            ends = []
+            for _ in range(2):
+                mine, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._sockets.append(mine)
+                ends.append(theirs.enter_context(end).fileno())
+            self._tasks, self._answers = self._sockets
+            loader = os.pidfd_open(os.getpid())
+            theirs.callback(os.close, loader)
+            fds = []
+            for fd in (*ends, clips.fd, ring.fd, loader):
+                # A caller without standard streams has other files under their numbers, which a worker has not.
+                fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+                theirs.callback(os.close, fds[-1])
+            self._poller.register(self._answers, select.POLLIN)
+            for _ in range(num_workers):
+                worker = _start_worker(fds)
+                self._workers.append(worker)
+                pidfd = os.pidfd_open(worker.pid)
+                self._pidfds[pidfd] = worker
+                self._poller.register(pidfd, select.POLLIN)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -82,11 +110,9 @@ class DecodePool:
 
     def submit(self, task: DecodeTask) -> None:
         """Hand a task to the next free worker; waits while very many are queued."""
-        try:
-            self._tasks.send(task.to_json())
-        except OSError as error:
-            if not self._closed:
-                raise WorkerError(f"no decode worker takes tasks any more: {error}") from error
+        # Without a worker left the socket is broken: `serve` says of what they died.
+        with contextlib.suppress(OSError):
+            self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def serve(self, timeout_seconds: float, done: Done) -> None:
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
@@ -113,11 +139,10 @@ class DecodePool:
                 done(task_id, text if kind == "error" else None)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
-        code = worker.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         error = WorkerError(
-            f"decode worker {worker.pid} {how}. SIGKILL mostly means that the machine ran out of memory: "
-            "lower num_workers or prefetch_bytes; anything else is a crash in a decoder"
+            f"decode worker {worker.pid} {_how_it_ended(worker.returncode)}. SIGKILL mostly means that the machine ran "
+            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash in a decoder. This loader "
+            "cannot go on: make a new one, and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error
@@ -125,26 +150,31 @@ class DecodePool:
     def close(self) -> None:
         """End all workers and wait for them; idempotent."""
         self._closed = True
-        for end in (self._tasks, self._answers):
+        for end in self._sockets:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # reaches workers even where a forked child holds a copy of this end
-            end.close()
+        until = time.monotonic() + _END_SECONDS
         for worker in self._workers:
             try:
-                worker.wait(_END_SECONDS)
+                worker.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
-        for pidfd in self._pidfds:
-            os.close(pidfd)
-        self._pidfds = {}
+        for end in self._sockets:
+            end.close()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[0])
 
 
-def _start_worker(fds: tuple[int, int, int, int]) -> subprocess.Popen[bytes]:
+def _start_worker(fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise ConfigError(
+            f"num_workers: decode workers need a Python interpreter to run, and sys.executable={sys.executable!r} is "
+            "none; set it, or use num_workers=0"
+        )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-    path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
     return subprocess.Popen(
-        [sys.executable, "-c", _START, path, *map(str, fds)],
+        [sys.executable, "-c", _START, json.dumps(_search_path()), *map(str, fds)],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         env=environment,
@@ -152,12 +182,27 @@ def _start_worker(fds: tuple[int, int, int, int]) -> subprocess.Popen[bytes]:
     )
 
 
+def _search_path() -> list[str]:
+    try:
+        here = [str(Path.cwd())]
+    except OSError:  # a folder that was deleted has no modules
+        here = []
+    return [place for entry in sys.path if isinstance(entry, str) for place in ([entry] if entry else here)]
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
+
+
 class InlineDecoder:
-    """num_workers=0: tasks are decoded by whoever waits for a batch."""
+    """num_workers=0: tasks are decoded by the thread that serves."""
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._clips, self._ring = clips, ring
-        self._queue: SimpleQueue[DecodeTask] = SimpleQueue()
+        self._queue: SimpleQueue[DecodeTask | None] = SimpleQueue()  # None: the end
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -171,12 +216,9 @@ class InlineDecoder:
             task = self._queue.get(timeout=timeout_seconds)
         except Empty:
             return
-        try:
-            decode_task(task, self._clips.view, self._ring.map)
-        except StreamvidError as error:
-            done(task.task_id, f"{type(error).__name__}: {error}")
-        else:
-            done(task.task_id, None)
+        if task is not None:
+            kind, text = run_task(task, self._clips.view, self._ring.map)
+            done(task.task_id, text if kind == "error" else None)
 
     def close(self) -> None:
-        pass
+        self._queue.put(None)

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import DatasetError
-from streamvid.loader.pipeline import BatchRequest, SampleRequest
+from streamvid.errors import DatasetError, StateError
 from streamvid.plan.cursor import Cursor
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.plan import EpochPlan
 from streamvid.plan.world import World
 
 _STEPS_PER_SLICE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One slot of a batch: which stored sample, at which visit."""
+
+    shard: ShardInfo
+    index: int
+    visit: int
+    is_repeat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """One batch of this rank; `position` is the loader's own note of where in the run it stands."""
+
+    bucket: Bucket
+    samples: tuple[SampleRequest, ...]
+    position: Any
+
+    @property
+    def num_bytes(self) -> int:
+        frames, height, width = self.bucket.shape
+        return len(self.samples) * frames * height * width * 3
 
 
 @dataclass(frozen=True)
@@ -35,6 +59,16 @@ class Selection:
         """The rest of the cursor's epoch. Raises StateError for a cursor of another dataset."""
         counts = {bucket_id: [shard.num_samples for shard in shards] for bucket_id, shards in self.shards.items()}
         return EpochPlan(counts, self.batch_sizes, self.options, self.world.num_ranks, cursor)
+
+    def check(self, cursor: Cursor) -> None:
+        """StateError for a position that no run leaves: past the end of the cursor's epoch there would be no step."""
+        for bucket_id, position in cursor.positions.items():
+            end = (cursor.epoch + 1) * sum(shard.num_samples for shard in self.shards.get(bucket_id, ()))
+            if position > end:
+                raise StateError(
+                    f"positions[{bucket_id!r}]={position} in the state: epoch {cursor.epoch} ends at {end}; "
+                    "it is damaged, or of another dataset. Take an older state, or start without one"
+                )
 
     def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
         """Batches of this rank from `plan` on, through all epochs before `end_epoch`; None: endless.
@@ -56,10 +90,11 @@ class Selection:
 
 
 def shards_by_bucket(dataset: Dataset, split: str) -> dict[str, list[ShardInfo]]:
-    """Bucket id → shards of a split, in the order that plans count them. DatasetError where the split has none."""
+    """Bucket id → shards of a split, in the order that plans count them. DatasetError where there is none."""
     shards: dict[str, list[ShardInfo]] = {}
     for shard in dataset.shards:
         if shard.split == split:
+            dataset.manifest.bucket(shard.bucket_id)
             shards.setdefault(shard.bucket_id, []).append(shard)
     if not shards:
         there = sorted({shard.split for shard in dataset.shards})

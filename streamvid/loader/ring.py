@@ -38,7 +38,7 @@ def make_batch(pending: PendingBatch, ring: Arena, columns: Mapping[str, str], n
     import torch
 
     request, rows = pending.request, pending.rows
-    frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, ring.map, pending.ring_offset)
+    frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.ring_offset)
     weakref.finalize(frames, _release, ring, pending.ring_offset).atexit = False
     fields: dict[str, Any] = {
         "video": torch.from_numpy(frames).permute(0, 4, 1, 2, 3),

@@ -18,6 +18,8 @@ def make_state(cursor: Cursor, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_state(state: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> Cursor:
     """The cursor in `state`. Raises StateError naming what differs where it belongs to another dataset or order."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"state={state!r}: expected the mapping that state_dict() gave")
     version = state.get("version")
     if version != STATE_VERSION:
         raise StateError(f"version={version!r} of the loader state; this streamvid reads version {STATE_VERSION}")

@@ -64,26 +64,27 @@ def decode_task(task: DecodeTask, clips: memoryview, ring: Any) -> None:
     decode_into(clip, task.start, frames, num_frames=task.num_frames)
 
 
-def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int) -> None:
+def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pidfd: int) -> None:
     """Serve tasks until the loader closes its end of the socket, which its death does too."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks = socket.socket(fileno=tasks_fd)
     answers = socket.socket(fileno=answers_fd)
-    threading.Thread(target=_exit_with_loader, args=(answers_fd,), daemon=True).start()
+    threading.Thread(target=_exit_with_loader, args=(answers_fd, loader_pidfd), daemon=True).start()
     clips = memoryview(mmap.mmap(clips_fd, os.fstat(clips_fd).st_size, prot=mmap.PROT_READ))
     ring = mmap.mmap(ring_fd, os.fstat(ring_fd).st_size)
     try:
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             task = DecodeTask.from_json(message)
             _answer(answers, task.task_id, "start")
-            _answer(answers, task.task_id, *_run(task, clips, ring))
+            _answer(answers, task.task_id, *run_task(task, clips, ring))
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
     os._exit(0)
 
 
-def _run(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[str, str]:
+def run_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[str, str]:
+    """`decode_task`, and ("done", "") or ("error", what went wrong) of it."""
     try:
         decode_task(task, clips, ring)
     except MemoryError:
@@ -97,15 +98,15 @@ def _answer(answers: socket.socket, task_id: int, kind: str, text: str = "") -> 
     answers.send(json.dumps([os.getpid(), task_id, kind, text]).encode())
 
 
-def _exit_with_loader(answers_fd: int) -> None:
+def _exit_with_loader(answers_fd: int, loader_pidfd: int) -> None:
     # A decoder stuck in C never comes back to read the end of its task socket; this thread does. The loader's death
     # is watched besides its socket, which processes that the caller forked may hold open.
     poller = select.poll()
     poller.register(answers_fd, 0)
-    poller.register(os.pidfd_open(os.getppid()), select.POLLIN)
+    poller.register(loader_pidfd, select.POLLIN)
     poller.poll()
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:5]))
+    main(*(int(argument) for argument in sys.argv[1:6]))

@@ -53,5 +53,8 @@ def default_num_workers() -> int:
     """Decode workers for one rank: its share of the usable cores, 8 at most; 0 where workers are not supported."""
     if sys.platform != "linux":
         return 0
-    local_ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+    text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
+    if not text.isdecimal():
+        raise ConfigError(f"LOCAL_WORLD_SIZE={text!r} is no number of ranks; pass num_workers to say it yourself")
+    local_ranks = max(1, int(text))
     return max(1, min(8, len(os.sched_getaffinity(0)) // local_ranks))

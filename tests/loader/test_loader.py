@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import shutil
+import threading
+import time
 from collections import Counter
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -149,6 +154,84 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path, monkeypatch: p
         assert len(kept) > 9
 
 
+def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BATCH-1: a caller who was long at work with all batches in hand, and lets go of them now, gets the next one."""
+    monkeypatch.setattr(pipeline, "RING_WAIT_SECONDS", 0.5)
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
+        iterator = iter(loader)
+        held = []
+        with pytest.raises(RingFullError):
+            while True:
+                held.append(next(iterator))
+        iterator = iter(loader)  # the feeder waits for room from now on
+        time.sleep(1.0)
+        threading.Timer(0.25, held.clear).start()  # freed by another thread, while this one waits
+        assert len([batch.sample_keys for batch in iterator]) == 33
+
+
+def test_batches_held_in_odd_ways(dataset: Path) -> None:
+    """BATCH-1: by numpy, by another thread, in a cycle, over the loader's end; copies are the caller's own."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0) as loader:
+        iterator = iter(loader)
+        array = next(iterator).video.numpy()[0, 1]
+        expected = array.copy()
+        copied, pickled = (copy.deepcopy(next(iterator)), pickle.loads(pickle.dumps(next(iterator))))
+        for owned in (copied, pickled):
+            assert owned.video.shape[0] == 1 and owned.bucket in loader.buckets and owned.sample_keys
+        copies = [owned.video.clone() for owned in (copied, pickled)]
+        received: SimpleQueue[torch.Tensor] = SimpleQueue()
+        threads = []
+        for number in range(40):
+            batch = next(iterator)
+            if number % 3 == 0:
+                cycle: list[object] = [batch]
+                cycle.append(cycle)
+            elif number % 3 == 1:
+                received.put(batch.video[:, :1])
+                threads.append(threading.Thread(target=received.get))
+                threads[-1].start()
+            del batch
+        for thread in threads:
+            thread.join()
+    del iterator
+    assert np.array_equal(array, expected)
+    assert torch.equal(copied.video, copies[0]) and torch.equal(pickled.video, copies[1])
+
+
+def test_epochs_without_a_step_at_the_end_of_a_loop_belong_to_it(tmp_path: Path) -> None:
+    """PLAN-2: the next loop has the steps that its epochs promise."""
+    root = build_dataset(tmp_path, {SMALL: [3]})
+    with streamvid.VideoLoader(root, batch_size=4, num_workers=0, num_epochs=5) as loader:
+        counts = []
+        for _ in range(3):
+            counts.append(len(list(batch.sample_keys for batch in loader)))
+        assert counts == [3, 4, 4] and sum(counts) == loader.num_steps(15)
+        assert loader.epoch == 15
+
+
+def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+        iterator = iter(loader)
+        first = next(iterator).sample_keys
+        state = loader.state_dict()
+        for wrong in ({**state, "seed": 1}, {**state, "positions": {"96x64-5f": 10**9}}, {**state, "epoch": -1}):
+            with pytest.raises(StateError):
+                loader.load_state_dict(wrong)
+        with pytest.raises(StateError, match="epoch=-1"):
+            loader.set_epoch(-1)
+        second = next(iterator).sample_keys
+        loader.set_epoch(0)
+        assert loader.num_steps_left == 21 and len(list(map(id, iterator))) == 21
+        loader.load_state_dict(state)
+        assert next(iter(loader)).sample_keys == second != first
+        iterator = iter(loader)
+        next(iterator)
+        loader.set_epoch(5)
+        with pytest.raises(LoaderError, match="its state or epoch was set"):
+            next(iterator)
+        assert loader.epoch == 5 and len(list(map(id, loader))) == 23 and loader.epoch == 6
+
+
 def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None:
     root = build_dataset(tmp_path, {SMALL: [2], LONG: [3]})
     with streamvid.VideoLoader(root, batch_size=2, num_workers=0, prefetch_bytes=0) as loader:
@@ -235,7 +318,11 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
     other = build_dataset(tmp_path, {SMALL: [5], TALL: [3]})
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
         state = loader.state_dict()
-    for options, name in (({"seed": 1}, "seed is 0"), ({"shuffle": "none"}, "shuffle is 'window'")):
+    for options, name in (
+        ({"seed": 1}, "seed is 0"),
+        ({"shuffle": "none"}, "shuffle is 'window'"),
+        ({"tail": "pad"}, "tail is 'carry'"),  # which would lose what was carried into the epoch
+    ):
         with (
             streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, **options) as loader,  # type: ignore[arg-type]
             pytest.raises(StateError, match=name),

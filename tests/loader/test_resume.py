@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import streamvid
+from streamvid.errors import StateError
 from streamvid.plan.world import World
 
 READ_REST = """
@@ -91,3 +93,42 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
         loader.load_state_dict(state)
         loader.set_epoch(state["epoch"])
         assert len(list(loader)) == len(loader) - 4 or loader.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None, [], "state", 7, {}, {"version": 2}, {"version": None}, {"epoch": None}, {"epoch": 1.5}, {"epoch": True},
+        {"epoch": -1}, {"epoch": 1 << 40}, {"positions": None}, {"positions": []}, {"positions": {"nope": 1}},
+        {"positions": {"96x64-5f": -1}}, {"positions": {"96x64-5f": 1.0}}, {"positions": {"96x64-5f": "1"}},
+        {"positions": {"96x64-5f": 13}}, {"positions": {"96x64-5f": 10**300}}, {"split": "val"}, {"plan_version": 2},
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
+    """PLAN-5: what no run has saved is an error at once; a position past the epoch would be a wait without end."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, num_epochs=None) as loader:
+        state = loader.state_dict()
+        with pytest.raises(StateError):
+            loader.load_state_dict({**state, **wrong} if isinstance(wrong, dict) and wrong else wrong)
+        assert loader.state_dict() == state
+        loader.load_state_dict({**state, "a later version's": 1})
+
+
+def test_states_around_a_run(dataset: Path) -> None:
+    """PLAN-5: before the first batch, after a break, after the last and after the end, each goes on where it stands."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+        fresh = loader.state_dict()
+        iterator = iter(loader)
+        assert loader.state_dict() == fresh  # whatever was prefetched
+        keys = [next(iterator).sample_keys for _ in range(4)]
+        broken = loader.state_dict()
+        assert loader.state_dict() == broken
+        keys += [batch.sample_keys for batch in iterator]
+        ended = loader.state_dict()
+        assert ended["epoch"] == 1 and broken["epoch"] == 0
+        following = [batch.sample_keys for batch in loader]
+    for state, rest in ((fresh, keys), (broken, keys[4:]), (ended, following)):
+        with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+            assert loader.num_steps_left == len(rest)
+            assert [batch.sample_keys for batch in loader] == rest

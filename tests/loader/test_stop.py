@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import LoaderError, WorkerError
+from streamvid.storage import LocalStore
 
 SCRIPT = """
 import os, sys, time, streamvid
@@ -79,19 +81,250 @@ def test_ctrl_c_reaches_the_loop_and_leaves_nothing(dataset: Path) -> None:
     assert wait_for_end(workers) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+CTRL_C = """
+import gc, os, random, signal, sys, threading, time
+import psutil, streamvid
+
+def left():
+    me = psutil.Process()
+    return [t.name for t in threading.enumerate()][1:], me.children(), me.num_fds()
+
+def read(loader, choose):
+    got = []
+    try:
+        for batch in loader:
+            got.append(batch.sample_keys[0])
+            if choose.random() < 0.02:
+                break
+    except KeyboardInterrupt:
+        pass
+    return got
+
+root, workers, choose = sys.argv[1], int(sys.argv[2]), random.Random(int(sys.argv[3]))
+with streamvid.VideoLoader(root, batch_size=1, num_workers=workers) as loader:
+    expected = [batch.sample_keys[0] for batch in loader]
+gc.collect()
+before = left()
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
+for _ in range(25):
+    loader = streamvid.VideoLoader(root, batch_size=1, num_workers=workers, prefetch_bytes=choose.choice([0, 1 << 22]))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.4)]))
+        for _ in range(3):
+            got = read(loader, choose)
+            assert got == expected[:len(got)], (got, expected)
+            loader.set_epoch(0)
+        loader.close()
+    except KeyboardInterrupt:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    loader.close()
+gc.collect()
+until = time.monotonic() + 10
+while left() != before and time.monotonic() < until:
+    time.sleep(0.02)
+assert left() == before, (left(), before)
+print("clean")
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int) -> None:
+    """Building, waiting, breaking, moving, closing: whatever is interrupted, the next loop gives the epoch anew."""
+    for seed in (1, 2):
+        command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), str(seed)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.stdout == "clean\n" and not result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, 40])
 def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) -> None:
+    name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0) as loader:
         iterator = iter(loader)
         next(iterator)
         pids = loader.worker_pids
         os.kill(pids[0], number)
         before = time.monotonic()
-        with pytest.raises(WorkerError, match=f"decode worker {pids[0]} was killed by {signal.Signals(number).name}"):
+        with pytest.raises(WorkerError, match=f"decode worker {pids[0]} was killed by {name}"):
             for _ in range(10_000):
                 next(iterator)
         assert time.monotonic() - before < 30
+        with pytest.raises(WorkerError, match=f"{pids[0]} was killed by {name}.*make a new one"):
+            next(iter(loader))
     assert wait_for_end(list(pids)) == []
+
+
+def loader_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("streamvid")}
+
+
+def wait_for_threads(expected: set[threading.Thread]) -> None:
+    until = time.monotonic() + 20
+    while loader_threads() != expected and time.monotonic() < until:
+        time.sleep(0.02)
+    assert loader_threads() == expected
+
+
+@pytest.mark.parametrize("when", ["starting", "idle", "decoding"])
+def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
+    """And the error, which has passed through frames that hold the loader, does not keep it from being collected."""
+    before = loader_threads()
+    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0)
+    iterator = iter(loader)
+    if when != "starting":
+        next(iterator)
+    if when == "idle":
+        time.sleep(1)  # until the ring is full
+    for pid in loader.worker_pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"was killed by SIGKILL"):
+        for _ in range(10_000):
+            next(iterator)
+    del loader, iterator
+    gc.collect()
+    wait_for_threads(before)
+
+
+def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
+    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=3, num_epochs=None)
+    next(iter(loader))
+    pids = list(loader.worker_pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    before = time.monotonic()
+    loader.close()
+    assert time.monotonic() - before < 12  # one wait for all of them, not one each
+    assert wait_for_end(pids) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("how", ["close", "load_state_dict", "set_epoch", "iter"])
+def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_workers: int, how: str) -> None:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, num_epochs=None) as loader:
+        state = loader.state_dict()
+        actions = {
+            "close": loader.close,
+            "load_state_dict": lambda: loader.load_state_dict(state),
+            "set_epoch": lambda: loader.set_epoch(1 << 20),
+            "iter": lambda: iter(loader),
+        }
+        timer = threading.Timer(0.3, actions[how])
+        timer.start()
+        with pytest.raises(LoaderError, match="this loader is closed" if how == "close" else "another iteration"):
+            for _ in loader:
+                pass
+        timer.join()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
+    """Twice, from within the loop, from another thread, with an iterator left hanging and one never begun."""
+    before = loader_threads()
+    for seconds in (0.0, 0.002, 0.01, 0.03, 0.1, 0.3):
+        loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, num_epochs=None)
+        iterators = [iter(loader), iter(loader)]
+        time.sleep(seconds)
+        closers = [threading.Thread(target=loader.close) for _ in range(3)]
+        for closer in closers:
+            closer.start()
+        loader.close()
+        assert loader_threads() == before, seconds
+        for closer in closers:
+            closer.join()
+        for iterator in iterators:
+            with pytest.raises(LoaderError, match="closed"):
+                next(iterator)
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers) as loader:
+        with pytest.raises(LoaderError, match="this loader is closed"):
+            for _ in loader:
+                loader.close()
+        loader.close()
+    assert loader_threads() == before
+
+
+@dataclass(frozen=True)
+class CollectingStore(LocalStore):
+    """Where a garbage collection happens to run in a thread that reads: any may be the one that collects a loader."""
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        gc.collect()
+        super().read_into(path, offset, buffer)
+
+
+@pytest.mark.parametrize("what", ["loader", "iterator", "destructor"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_workers: int, what: str) -> None:
+    """Or in one of pyarrow's, in the middle of a read that the loader's threads wait for."""
+    source = streamvid.Dataset(CollectingStore(dataset))
+    before = loader_threads()
+
+    class Holder:
+        def __init__(self) -> None:
+            self.me = self
+            self.loader = streamvid.VideoLoader(source, batch_size=1, num_workers=num_workers, num_epochs=None)
+            self.iterator = iter(self.loader)
+            if what == "iterator":
+                next(self.iterator)
+
+        def __del__(self) -> None:
+            if what == "destructor":
+                self.loader.close()
+
+    gc.disable()
+    try:
+        for _ in range(1 if what == "destructor" else 3):
+            Holder()
+        wait_for_threads(before)
+    finally:
+        gc.enable()
+    assert psutil.Process().children() == []
+
+
+FORK = """
+import os, signal, sys, time, streamvid
+loader = streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=2, num_epochs=None)
+begun = iter(loader)
+next(begun)
+fresh = iter(loader)
+print(*loader.worker_pids, flush=True)
+child = os.fork()
+if child == 0:
+    print(os.getpid(), flush=True)
+    for iterator in (begun, fresh):
+        try:
+            next(iterator)
+        except streamvid.StreamvidError as error:
+            print(error, flush=True)
+    loader.close()
+    iterator = begun = fresh = None
+    if sys.argv[2] == "kill":
+        os.kill(os.getppid(), signal.SIGKILL)
+    os.close(1)
+    os.close(2)
+    time.sleep(30)
+    os._exit(0)
+if sys.argv[2] == "kill":
+    time.sleep(30)
+time.sleep(1)
+next(fresh)
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: Path, how: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORK, str(dataset), how],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said, errors = process.communicate(timeout=25)  # until nobody but the child is left
+    assert process.returncode == (-9 if how == "kill" else 0) and not errors, errors
+    lines = said.splitlines()
+    child = next(int(line) for line in lines if line.isdecimal())
+    assert said.count("made before a fork") == 2 and psutil.pid_exists(child), said
+    assert wait_for_end([int(pid) for pid in lines[0].split()]) == []
+    os.kill(child, signal.SIGKILL)
 
 
 def test_closing_leaves_no_thread_process_file_or_memory(dataset: Path) -> None:

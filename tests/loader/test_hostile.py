@@ -1,0 +1,167 @@
+"""SAFE-1: an index that lies is an error that says where, never a hang, a crash or memory without end."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamvid
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset import index, manifest
+from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
+from streamvid.storage import LocalStore
+from tests.loader.conftest import SMALL, build_dataset
+
+pytestmark = pytest.mark.timeout(60)
+
+Edit = Callable[[list[dict[str, Any]]], object]
+
+
+def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = None) -> Path:
+    """Change rows of the index of a dataset with one shard, and reseal it: checksums are right, what they cover lies."""
+    store = LocalStore(root)
+    sealed = manifest.read_manifest(store)
+    changes: dict[str, Any] = {}
+    for group, stem, edit in (("sample_files", "samples", samples), ("shard_files", "shards", shards)):
+        if edit is None:
+            continue
+        table = pq.read_table(io.BytesIO(store.read(getattr(sealed, group)[0].path)))
+        rows = table.to_pylist()
+        edit(rows)
+        sink = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), sink)
+        file = index.named_by_content(stem, 1, sink.getvalue())
+        store.put(file.path, sink.getvalue())
+        changes[group] = (file,)
+    store.put(manifest.MANIFEST, manifest.manifest_to_json(dataclasses.replace(sealed, **changes)))
+    if samples is not None and shards is None:
+        path = changes["sample_files"][0].path
+        rewrite(root, shards=lambda rows: [row.update(index_path=path) for row in rows])
+    return root
+
+
+def set_in_row(number: int, **values: object) -> Edit:
+    return lambda rows: rows[number].update(values)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"clip_bytes": 1 << 50}, "clip_bytes=1125899906842624"),
+        ({"clip_bytes": -1}, "clip_bytes=-1"),
+        ({"clip_bytes": 0}, "clip_bytes=0"),
+        ({"clip_bytes": None}, "clip_bytes=None"),
+        ({"clip_offset": -1}, "clip_offset=-1"),
+        ({"clip_offset": 1 << 62}, "clip_offset=4611686018427387904"),
+        ({"clip_offset": None}, "clip_offset=None"),
+        ({"window_num_frames": 4}, "window_num_frames=4"),
+        ({"window_num_frames": -7}, "window_num_frames=-7"),
+        ({"window_num_frames": 1 << 30}, "has 24 frames"),
+        ({"clip_sha256": None}, "checksum"),
+        ({"key": None}, "key=None"),
+    ],
+)
+def test_a_row_that_cannot_be_names_its_sample(
+    tmp_path: Path, values: dict[str, object], says: str, num_workers: int
+) -> None:
+    """FETCH-1: and the samples before it still come."""
+    root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, **values))
+    received = []
+    with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
+        with pytest.raises(SampleError, match=rf"number 1 of .*000000\.tar.*{says}"):
+            received.extend(batch.sample_keys[0] for batch in loader)
+        assert received == ["96x64-5f-0"]
+        with pytest.raises(SampleError, match=says):  # and again, not something else
+            list(loader)
+
+
+def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
+    def edit(rows: list[dict[str, Any]]) -> None:
+        rows[0].update(fps=float("nan"), text=None)
+        rows[1].update(fps=None)
+        rows[2].update(key=rows[1]["key"])
+
+    root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=edit)
+    with streamvid.VideoLoader(root, batch_size=3, num_workers=0) as loader:
+        (batch,) = [batch.clone() for batch in loader]
+    assert batch.fps.isnan().tolist() == [True, True, False]
+    assert batch.text[0] == "" and batch.sample_keys[1] == batch.sample_keys[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "says"),
+    [
+        ({"bucket_id": "nope"}, DatasetError, "bucket 'nope' is not in the manifest"),
+        ({"index_path": "index/nope.parquet"}, DatasetError, "names index/nope.parquet, which the manifest does not"),
+        ({"index_path": "../x"}, StreamvidError, "not allowed"),
+        ({"index_row_group": 7}, LoaderError, "failed unexpectedly: "),
+        ({"index_row_group": -1}, LoaderError, "failed unexpectedly: "),
+        ({"max_clip_bytes": 1 << 60}, LoaderError, "memory"),
+        ({"max_clip_bytes": 10 << 40}, LoaderError, "memory"),
+        ({"max_clip_bytes": 3}, SampleError, "max_clip_bytes"),
+        ({"max_clip_bytes": -3}, SampleError, "max_clip_bytes"),
+        ({"num_bytes": 10}, SampleError, "num_bytes"),
+        ({"num_samples": 2}, StreamvidError, "count"),
+    ],
+)
+def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], error: type[Exception], says: str) -> None:
+    root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), shards=set_in_row(0, **values))
+    with (
+        pytest.raises(error, match=says),
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0) as loader,
+    ):
+        list(loader)
+
+
+def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path: Path) -> None:
+    """A shape of terabytes is address space that the kernel gives away; the frames would be the machine's end."""
+    root = build_dataset(tmp_path, {SMALL: [2]})
+    with (
+        streamvid.VideoLoader(root, batch_size=1 << 20, tail="pad", num_workers=0, prefetch_bytes=0) as loader,
+        pytest.raises(LoaderError, match=r"bytes of memory for ring.*prefetch_bytes.*batch size"),
+    ):
+        next(iter(loader))
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0, prefetch_bytes=1 << 70) as loader,
+        pytest.raises(LoaderError, match="bytes of memory for "),
+    ):
+        next(iter(loader))
+
+
+def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> None:
+    """PLAN-4: pad repeats within a batch, each repeat a visit of its own, and the ring has room for it."""
+    root = build_dataset(tmp_path, {Bucket(num_frames=5, height=64, width=96): [1]})
+    with streamvid.VideoLoader(root, batch_size=40, tail="pad", num_workers=2, prefetch_bytes=0) as loader:
+        batches = [batch.clone() for batch in loader]
+        assert len(batches) == 1 == len(loader)
+    assert sum(batches[0].is_repeat.tolist()) == 39
+    assert len({video.numpy().tobytes() for video in batches[0].video}) > 5
+
+
+@pytest.mark.parametrize("options", [{"world": streamvid.World(7, 8)}, {"batch_size": 3, "num_epochs": None}])
+def test_one_sample_over_many_ranks(tmp_path: Path, options: dict[str, Any]) -> None:
+    """PLAN-2, PLAN-4: epochs without a step are passed over, and the next ones come."""
+    root = build_dataset(tmp_path, {SMALL: [1]})
+    with streamvid.VideoLoader(root, **{"batch_size": 1, "num_workers": 0, "num_epochs": 40} | options) as loader:
+        seen = []
+        for batch in loader:
+            seen.append(loader.epoch)
+            assert batch.sample_keys == ["96x64-5f-0"] * len(batch.sample_keys)
+            if len(seen) == 4:
+                break
+    step = 8 if "world" in options else 3
+    assert seen == [step * n - 1 for n in range(1, 5)]
+
+
+def test_options_of_the_wrong_kind(dataset: Path) -> None:
+    for options in ({"prefetch_bytes": 1e9}, {"prefetch_bytes": -1}, {"num_workers": True}, {"num_workers": "4"}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            streamvid.VideoLoader(dataset, batch_size=1, **options)  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""Workers start and serve wherever the caller runs, or an error says what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+READ = """
+import streamvid, sys
+with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=2) as loader:
+    count = 0
+    for batch in loader:
+        count += len(batch.sample_keys)
+with open(sys.argv[2], "w") as file:
+    file.write(str(count))
+"""
+
+
+def run(dataset: Path, out: Path, code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`code` as a main program, started by a shell that has run `shell`."""
+    out.unlink(missing_ok=True)
+    return subprocess.run(
+        ["bash", "-c", f'{shell}\nexec "$@"', "-", sys.executable, "-c", code, str(dataset), str(out)],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\nthread = threading.Thread(target=exec, args=(READ, {}))\nthread.start()\nthread.join()",
+        "import asyncio\nasync def main():\n    exec(READ, {})\nasyncio.run(main())",
+        "import asyncio\nasync def main():\n    await asyncio.to_thread(exec, READ, {})\nasyncio.run(main())",
+        "import code\nconsole = code.InteractiveConsole()\nconsole.runcode(READ)",
+        "import warnings, torch\nwarnings.simplefilter('error')\nexec(READ, {})",
+        "import signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nexec(READ, {})",
+        "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexec(READ, {})",
+        "import sys, pathlib\nsys.path += ['', pathlib.Path('x'), 'nowhere', b'y']\nexec(READ, {})",
+        "import os, sys, tempfile\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
+        "sys.path.insert(0, '')\nexec(READ, {})",
+    ],
+)
+def test_programs_of_all_kinds(dataset: Path, tmp_path: Path, code: str) -> None:
+    out = tmp_path / "count"
+    result = run(dataset, out, f"READ = {READ!r}\n{code}")
+    assert result.returncode == 0 and out.read_text() == "23", result.stderr
+    assert not result.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "environment"),
+    [
+        ("exec <&-", {}),
+        ("exec >&-", {}),
+        ("exec <&- >&- 2>&-", {}),
+        ("ulimit -n 64", {}),
+        ("ulimit -f 0; exec 2>&1", {}),
+        ("", {"PYTHONWARNINGS": "error", "PYTHONINSPECT": "1"}),
+        ("", {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": ""}),
+        ("", {"PYTHONPATH": "relative:", "PYTHONNOUSERSITE": "1"}),
+    ],
+)
+def test_surroundings_of_all_kinds(dataset: Path, tmp_path: Path, shell: str, environment: dict[str, str]) -> None:
+    out = tmp_path / "count"
+    code = READ if "-f 0" not in shell else READ.rpartition("with")[0] + "print(count)"
+    result = run(dataset, out, code, shell, **environment)
+    assert result.returncode == 0, result.stderr
+    assert (result.stdout.strip() if "-f 0" in shell else out.read_text()) == "23", result.stderr
+
+
+def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path: Path) -> None:
+    """What the caller has imported rightly, from another folder or earlier, a worker does not import wrongly."""
+    for name in ("json", "random", "socket", "struct", "numpy", "av", "select"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    out = tmp_path / "count"
+    result = run(dataset, out, READ, f"cd {tmp_path}", PYTHONSAFEPATH="1")
+    assert result.returncode == 0 and out.read_text() == "23", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "shell", "says"),
+    [
+        ("import sys\nsys.executable = None\n", "", "num_workers=0.*"),
+        ("import sys\nsys.executable = ''\n", "", "num_workers=0"),
+        ("import sys\nsys.executable = '/nowhere/python'\n", "", "cannot start 2 decode workers.*num_workers=0"),
+        ("import sys\nsys.executable = '/bin/false'\n", "", "ended with exit code 1"),
+        ("import resource, streamvid, torch, av\nresource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n", "", "files"),
+        (
+            "import resource, streamvid, torch, av\nl = 2**20 * (int(open('/proc/self/statm').read().split()[0]) // 256 + 200)\n"
+            "resource.setrlimit(resource.RLIMIT_AS, (l, l))\n",
+            "",
+            "memory",
+        ),
+    ],
+)
+def test_what_is_missing_is_said(dataset: Path, tmp_path: Path, code: str, shell: str, says: str) -> None:
+    out = tmp_path / "count"
+    result = run(dataset, out, code + READ, shell)
+    error = result.stderr.strip().splitlines()[-1]
+    assert result.returncode == 1 and "streamvid.errors." in error, result.stderr
+    assert re.search(says, error), error
+
+
+def test_an_exit_with_everything_in_hand(dataset: Path, tmp_path: Path) -> None:
+    """STOP-1: a loader open in a global, batches and an iterator held, and another thread at work on its own."""
+    code = """
+import sys, threading, streamvid
+loader = streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=2, num_epochs=None)
+iterator = iter(loader)
+batches = [next(iterator) for _ in range(3)]
+me = sys.modules[__name__]
+other = streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0, num_epochs=None)
+def forever():
+    try:
+        for batch in other:
+            pass
+    except streamvid.StreamvidError:
+        pass
+threading.Thread(target=forever, daemon=True).start()
+next(iterator)
+"""
+    for _ in range(3):
+        result = run(dataset, tmp_path / "count", code)
+        assert result.returncode == 0 and not result.stderr, result.stderr
