@@ -40,8 +40,8 @@ def run(dataset: Path, out: Path, code: str, shell: str = "", **environment: str
         "import warnings, torch\nwarnings.simplefilter('error')\nexec(READ, {})",
         "import signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\nexec(READ, {})",
         "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexec(READ, {})",
-        "import sys, pathlib\nsys.path += ['', pathlib.Path('x'), 'nowhere', b'y']\nexec(READ, {})",
-        "import os, sys, tempfile\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
+        "import sys, pathlib, torch\nsys.path += ['', pathlib.Path('x'), 'nowhere']\nexec(READ, {})",
+        "import os, sys, tempfile, torch\nfolder = tempfile.mkdtemp()\nos.chdir(folder)\nos.rmdir(folder)\n"
         "sys.path.insert(0, '')\nexec(READ, {})",
     ],
 )
@@ -59,7 +59,6 @@ def test_programs_of_all_kinds(dataset: Path, tmp_path: Path, code: str) -> None
         ("exec >&-", {}),
         ("exec <&- >&- 2>&-", {}),
         ("ulimit -n 64", {}),
-        ("ulimit -f 0; exec 2>&1", {}),
         ("", {"PYTHONWARNINGS": "error", "PYTHONINSPECT": "1"}),
         ("", {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": ""}),
         ("", {"PYTHONPATH": "relative:", "PYTHONNOUSERSITE": "1"}),
@@ -67,10 +66,8 @@ def test_programs_of_all_kinds(dataset: Path, tmp_path: Path, code: str) -> None
 )
 def test_surroundings_of_all_kinds(dataset: Path, tmp_path: Path, shell: str, environment: dict[str, str]) -> None:
     out = tmp_path / "count"
-    code = READ if "-f 0" not in shell else READ.rpartition("with")[0] + "print(count)"
-    result = run(dataset, out, code, shell, **environment)
-    assert result.returncode == 0, result.stderr
-    assert (result.stdout.strip() if "-f 0" in shell else out.read_text()) == "23", result.stderr
+    result = run(dataset, out, READ, shell, **environment)
+    assert result.returncode == 0 and out.read_text() == "23", result.stderr
 
 
 def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path: Path) -> None:
@@ -83,24 +80,24 @@ def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("code", "shell", "says"),
+    ("code", "says"),
     [
-        ("import sys\nsys.executable = None\n", "", "num_workers=0.*"),
-        ("import sys\nsys.executable = ''\n", "", "num_workers=0"),
-        ("import sys\nsys.executable = '/nowhere/python'\n", "", "cannot start 2 decode workers.*num_workers=0"),
-        ("import sys\nsys.executable = '/bin/false'\n", "", "ended with exit code 1"),
-        ("import resource, streamvid, torch, av\nresource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n", "", "files"),
+        ("import sys\nsys.executable = None\n", "num_workers=0"),
+        ("import sys\nsys.executable = ''\n", "num_workers=0"),
+        ("import sys\nsys.executable = '/nowhere/python'\n", "cannot start 2 decode workers.*num_workers=0"),
+        ("import sys\nsys.executable = '/bin/false'\n", "ended with exit code 1"),
+        ("import resource, torch\nresource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))\n", "bytes of memory.*too large"),
+        ("import resource, streamvid, torch, av\nresource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n", "files"),
         (
             "import resource, streamvid, torch, av\nl = 2**20 * (int(open('/proc/self/statm').read().split()[0]) // 256 + 200)\n"
             "resource.setrlimit(resource.RLIMIT_AS, (l, l))\n",
-            "",
             "memory",
         ),
     ],
 )
-def test_what_is_missing_is_said(dataset: Path, tmp_path: Path, code: str, shell: str, says: str) -> None:
+def test_what_is_missing_is_said(dataset: Path, tmp_path: Path, code: str, says: str) -> None:
     out = tmp_path / "count"
-    result = run(dataset, out, code + READ, shell)
+    result = run(dataset, out, code + READ)
     error = result.stderr.strip().splitlines()[-1]
     assert result.returncode == 1 and "streamvid.errors." in error, result.stderr
     assert re.search(says, error), error
