@@ -121,7 +121,7 @@ def test_windows_of_the_full_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
 def test_an_epoch_over_ranks(sharded: Sharded, num_ranks: int, tail: Any) -> None:
-    """PLAN-2, -3, -4 over the real dataset: same steps, one bucket a step, no sample twice but what is announced."""
+    """PLAN-2, PLAN-3, PLAN-4 over the real dataset: same steps, one bucket a step, no sample twice but what is announced."""
     sequences, seen, repeats, announced = [], Counter[str](), 0, None
     for rank in range(num_ranks):
         world = streamvid.World(rank, num_ranks)

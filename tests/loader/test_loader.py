@@ -337,6 +337,7 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
 
 
 def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> None:
+    """FETCH-2: a path and a file:// URL give the same plan and batches, wherever the dataset lies."""
     copy = tmp_path / "elsewhere"
     shutil.copytree(dataset, copy)
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
