@@ -364,7 +364,7 @@ class Pipeline:
                 f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Let go of "
                 "old batches, keep batch.clone() instead of batch, or raise prefetch_bytes"
             )
-        if seconds > RING_WAIT_SECONDS / 2:
+        if seconds > _POLL_SECONDS:
             gc.collect()  # batches in reference cycles are the caller's no longer
 
 
