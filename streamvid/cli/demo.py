@@ -30,7 +30,7 @@ BATCH_SIZE = 2
 _CLEAN_UP_SECONDS = 20.0
 
 
-@click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir /tmp/demo --steps 400")
+@click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir my-demo --steps 400")
 @click.option(
     "--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Where it all goes."
 )
