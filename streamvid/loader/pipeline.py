@@ -251,7 +251,7 @@ class Pipeline:
         return True
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
-        while run == self._run:
+        while run == self._run and not self._closing:
             offset = arena.allocate(num_bytes, _POLL_SECONDS)
             if offset is not None:
                 return offset
@@ -356,9 +356,10 @@ class Pipeline:
 
     def _check_ring(self, since: float) -> None:
         """RingFullError if both sides have waited for long: the feeder for room, the caller, from `since`, for it."""
-        if self._ring_wait_since is None:
+        feeder_since = self._ring_wait_since
+        if feeder_since is None:
             return
-        seconds = time.monotonic() - max(since, self._ring_wait_since)
+        seconds = time.monotonic() - max(since, feeder_since)
         if seconds > RING_WAIT_SECONDS:
             raise RingFullError(
                 f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Let go of "
