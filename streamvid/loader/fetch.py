@@ -6,13 +6,14 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import IntegrityError
+from streamvid.loader.mix import SampleRequest
 
 _log = logging.getLogger(__name__)
 
@@ -24,23 +25,24 @@ _MAX_FRAMES = (1 << 31) - 1
 class IndexRows:
     """Index rows of shards as column → list, the last used kept."""
 
-    def __init__(self, dataset: Dataset, columns: Sequence[str] = ()) -> None:
-        self._dataset = dataset
-        self._columns = [*_ROW_COLUMNS, *(c for c in columns if c not in _ROW_COLUMNS)]
-        self._cache: OrderedDict[str, dict[str, list[Any]]] = OrderedDict()
+    def __init__(self) -> None:
+        self._cache: OrderedDict[tuple[int, str], dict[str, list[Any]]] = OrderedDict()
 
-    def row(self, shard: ShardInfo, index: int) -> dict[str, Any]:
-        """One sample's row: the format's columns that decoding needs, and those asked for."""
-        columns = self._cache.get(shard.path)
-        if columns is None:
-            columns = self._dataset.samples(shard, self._columns).to_pydict()
-            if missing := [name for name in self._columns if name not in columns]:
-                raise IntegrityError(f"{self._dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
-            self._cache[shard.path] = columns
+    def row(self, sample: SampleRequest) -> dict[str, Any]:
+        """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name."""
+        part, shard = sample.part, sample.shard_info
+        rows = self._cache.get((part.number, shard.path))
+        if rows is None:
+            wanted = list(dict.fromkeys([*_ROW_COLUMNS, *part.columns.values()]))
+            rows = part.dataset.samples(shard, wanted).to_pydict()
+            if missing := [name for name in wanted if name not in rows]:
+                raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
+            self._cache[part.number, shard.path] = rows
             if len(self._cache) > _CACHED_SHARDS:
                 self._cache.popitem(last=False)
-        self._cache.move_to_end(shard.path)
-        return {name: values[index] for name, values in columns.items()}
+        self._cache.move_to_end((part.number, shard.path))
+        row: dict[str, Any] = {name: rows[name][sample.place] for name in _ROW_COLUMNS}
+        return row | {"columns": {name: rows[column][sample.place] for name, column in part.columns.items()}}
 
 
 def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:

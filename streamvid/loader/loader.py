@@ -11,11 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.arena import Arena
 from streamvid.loader.batch import STANDARD_FIELDS, Batch
+from streamvid.loader.mix import MixPart
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.requests import Selection, shards_by_bucket
 from streamvid.loader.ring import make_batch, pin
@@ -76,8 +79,12 @@ class VideoLoader:
         self.buckets = tuple(bucket for bucket in self.dataset.manifest.buckets if bucket.id in shards)
         self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
         by_id = {bucket.id: bucket for bucket in self.buckets}
-        self._selection = Selection(shards, by_id, self.batch_sizes, self.options, self.world)
         self._columns = {name: self.dataset.column(name) for name in _check_columns(columns)}
+        counts = {bucket_id: np.array([s.num_samples for s in some], np.int64) for bucket_id, some in shards.items()}
+        part = MixPart(
+            0, self.dataset, seed, {k: tuple(some) for k, some in shards.items()}, counts, columns=self._columns
+        )
+        self._selection = Selection(part, by_id, self.batch_sizes, self.options, self.world)
         self._numeric = {name for name, column in self._columns.items() if self.dataset.is_numeric(column)}
         self._num_epochs = _at_least("num_epochs", num_epochs, 1)
         self._num_workers = _check_workers(num_workers)
@@ -150,7 +157,7 @@ class VideoLoader:
             pipeline.cancel(run)
 
     def _hand_over(self, pending: PendingBatch, ring: Arena) -> Batch:
-        batch = make_batch(pending, ring, self._columns, self._numeric)
+        batch = make_batch(pending, ring, tuple(self._columns), self._numeric)
         plan, num_done = pending.request.position
         if plan is not self._plan:
             self._plan, self._start = plan, plan.cursor
@@ -206,7 +213,7 @@ class VideoLoader:
 
     @property
     def _clip_bytes(self) -> int:
-        largest = max(shard.max_clip_bytes for shards in self._selection.shards.values() for shard in shards)
+        largest = max(shard.max_clip_bytes for shards in self._selection.part.shards.values() for shard in shards)
         return max(self._prefetch_bytes // 8, 2 * (largest + 4096))
 
     @property
@@ -219,12 +226,10 @@ class VideoLoader:
             if self.world.rank == 0:
                 _log.info("ring: %d bytes of shared memory, %d workers", self.ring_bytes, self._num_workers)
             pipeline = Pipeline(
-                self.dataset,
+                (self._selection.part,),
                 num_workers=self._num_workers,
                 clip_bytes=self._clip_bytes,
                 frame_bytes=self._frame_bytes,
-                seed=self.options.seed,
-                columns=list(self._columns.values()),
             )
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)

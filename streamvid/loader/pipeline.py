@@ -22,18 +22,18 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError, RingFullError, SampleError, StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena
 from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, read_clip
+from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
-from streamvid.loader.requests import BatchRequest, SampleRequest
+from streamvid.loader.requests import BatchRequest
 from streamvid.loader.sampling import window_start
 from streamvid.loader.worker import GENERATION, DecodeTask
 
@@ -63,12 +63,10 @@ class Pipeline:
     One run at a time: `start`, `next_batch` …, `stop`. Raises LoaderError where workers or memory cannot be had.
     """
 
-    def __init__(
-        self, dataset: Dataset, *, num_workers: int, clip_bytes: int, frame_bytes: int, seed: int, columns: list[str]
-    ) -> None:
+    def __init__(self, parts: Sequence[MixPart], *, num_workers: int, clip_bytes: int, frame_bytes: int) -> None:
         self._sizes = (num_workers, clip_bytes, frame_bytes)
-        self._dataset, self._seed, self._pid = dataset, seed, os.getpid()
-        self._rows = IndexRows(dataset, columns)
+        self._parts, self._pid = tuple(parts), os.getpid()
+        self._rows = IndexRows()
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._news: SimpleQueue[None] = SimpleQueue()  # holds something whenever the caller has something to look at
         self._lock = threading.Lock()  # over what follows; only our own threads take it
@@ -235,9 +233,9 @@ class Pipeline:
         batch = PendingBatch(request, self.ring.map, offset, num_missing=len(request.samples))
         self._ready.append(batch)
         for slot, sample in enumerate(request.samples):
-            row = self._rows.row(sample.shard, sample.index)
+            row = self._rows.row(sample)
             try:
-                check_row(row, sample.shard, request.bucket.num_frames)
+                check_row(row, sample.shard_info, request.bucket.num_frames)
             except StreamvidError as error:
                 batch.error = self._sample_error(sample, row["key"], str(error))
                 self._tell()
@@ -260,7 +258,9 @@ class Pipeline:
     def _make_task(self, batch: PendingBatch, slot: int, row: dict[str, Any], clip: int, run: int) -> DecodeTask:
         frames, height, width = shape = batch.request.bucket.shape
         sample = batch.request.samples[slot]
-        start = window_start(row["window_num_frames"], frames, seed=self._seed, key=row["key"], visit=sample.visit)
+        start = window_start(
+            row["window_num_frames"], frames, seed=sample.part.seed, key=row["key"], visit=sample.visit
+        )
         with self._lock:
             task_id = self._next_task
             self._next_task += 1
@@ -282,7 +282,7 @@ class Pipeline:
                 self._done(task.task_id, None)
                 return
             buffer = self._clips.view[task.clip_offset : task.clip_offset + task.clip_bytes]
-            read_clip(self._dataset, sample.shard, row, buffer)
+            read_clip(sample.part.dataset, sample.shard_info, row, buffer)
             self._decoder.submit(task)
         except StreamvidError as error:
             self._done(task.task_id, str(error))
@@ -312,22 +312,24 @@ class Pipeline:
 
     def _sample_error(self, sample: SampleRequest, key: object, error: str) -> SampleError:
         return SampleError(
-            f"{self._dataset.url}: sample {key} (number {sample.index} of {sample.shard.path}, "
-            f"bucket {sample.shard.bucket_id}) cannot be delivered: {error}"
+            f"{sample.part.dataset.url}: sample {key} (number {sample.place} of {sample.shard_info.path}, "
+            f"bucket {sample.bucket_id}) cannot be delivered: {error}"
         )
 
     def _name_sample(self, error: WorkerError) -> WorkerError:
         if error.task_id not in self._tasks:
             return error
         _, sample, key, _ = self._tasks[error.task_id]
-        return WorkerError(f"{error}. It was decoding {key} of {sample.shard.path} in {self._dataset.url}")
+        return WorkerError(f"{error}. It was decoding {key} of {sample.shard_info.path} in {sample.part.dataset.url}")
 
     def _fail(self, error: StreamvidError) -> None:
         self._failure = self._failure or error
         self._tell()
 
     def _fail_unexpected(self, error: Exception) -> None:
-        wrapped = LoaderError(f"{self._dataset.url}: the loader failed unexpectedly: {type(error).__name__}: {error}")
+        wrapped = LoaderError(
+            f"{self._parts[0].dataset.url}: the loader failed unexpectedly: {type(error).__name__}: {error}"
+        )
         wrapped.__cause__ = error
         self._fail(wrapped)
 

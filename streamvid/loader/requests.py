@@ -10,22 +10,13 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, StateError
+from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.plan.cursor import Cursor
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.plan import EpochPlan
 from streamvid.plan.world import World
 
 _STEPS_PER_SLICE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """One slot of a batch: which stored sample, at which visit."""
-
-    shard: ShardInfo
-    index: int
-    visit: int
-    is_repeat: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class Selection:
     Holds nothing of the loader, so that a thread which works through `requests` keeps no loader alive.
     """
 
-    shards: Mapping[str, list[ShardInfo]]
+    part: MixPart
     buckets: Mapping[str, Bucket]
     batch_sizes: Mapping[str, int]
     options: PlanOptions
@@ -57,13 +48,12 @@ class Selection:
 
     def plan(self, cursor: Cursor) -> EpochPlan:
         """The rest of the cursor's epoch. Raises StateError for a cursor of another dataset."""
-        counts = {bucket_id: [shard.num_samples for shard in shards] for bucket_id, shards in self.shards.items()}
-        return EpochPlan(counts, self.batch_sizes, self.options, self.world.num_ranks, cursor)
+        return EpochPlan(self.part.counts, self.batch_sizes, self.options, self.world.num_ranks, cursor)
 
     def check(self, cursor: Cursor) -> None:
         """StateError for a position that no run leaves: past the end of the cursor's epoch there would be no step."""
         for bucket_id, position in cursor.positions.items():
-            end = (cursor.epoch + 1) * sum(shard.num_samples for shard in self.shards.get(bucket_id, ()))
+            end = (cursor.epoch + 1) * sum(self.part.counts.get(bucket_id, ()))
             if position > end:
                 raise StateError(
                     f"positions[{bucket_id!r}]={position} in the state: epoch {cursor.epoch} ends at {end}; "
@@ -79,9 +69,11 @@ class Selection:
             for first in range(0, plan.num_steps_left, _STEPS_PER_SLICE):
                 for number, step in enumerate(plan.steps(first, first + _STEPS_PER_SLICE), first + 1):
                     mine = step.for_rank(self.world.rank, self.batch_sizes[step.bucket_id])
-                    shards = self.shards[step.bucket_id]
                     slots = zip(mine.shards, mine.indices, mine.visits, mine.is_repeat, strict=True)
-                    samples = tuple(SampleRequest(shards[int(s)], int(i), int(v), bool(r)) for s, i, v, r in slots)
+                    samples = tuple(
+                        SampleRequest(self.part, step.bucket_id, int(s), int(i), int(v), bool(r))
+                        for s, i, v, r in slots
+                    )
                     yield BatchRequest(self.buckets[step.bucket_id], samples, (plan, number))
             cursor = plan.next_epoch()
             if cursor.epoch == end_epoch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from streamvid.loader.arena import Arena
@@ -32,7 +32,7 @@ def pin(ring: Arena) -> bool:
     return True
 
 
-def make_batch(pending: PendingBatch, ring: Arena, columns: Mapping[str, str], numeric: Collection[str]) -> Batch:
+def make_batch(pending: PendingBatch, ring: Arena, columns: Sequence[str], numeric: Collection[str]) -> Batch:
     """The Batch of a complete PendingBatch; its place in the ring is free again when its last tensor has died."""
     import numpy as np
     import torch
@@ -49,8 +49,8 @@ def make_batch(pending: PendingBatch, ring: Arena, columns: Mapping[str, str], n
         "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
         "loss_weight": 1.0,
     }
-    for name, column in columns.items():
-        fields[name] = column_values([row[column] for row in rows], is_numeric=name in numeric)
+    for name in columns:
+        fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
     return Batch(fields)
 
 
