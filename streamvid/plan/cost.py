@@ -1,0 +1,253 @@
+"""What a training step takes, predicted from the tokens of its batch: tables of costs, and classes of equal cost.
+
+A batch of B samples of s tokens each takes
+
+    constant + per_token * B * s + per_pair * B * s * s
+
+`per_pair` is attention, where each token looks at all of its sample. Without measurements the constant is 0 and
+attention costs as much as all the rest at 12,288 tokens a sample: 24 * width**2 operations a token and layer against
+4 * s * width, at a width of 2,048. Then only the ratios of costs mean something.
+
+All of it is integer arithmetic, the fit too: the same measurements give the same table, and a table the same classes,
+on every rank and machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.errors import ConfigError
+
+COST_VERSION = 1
+MAX_SECONDS = 1_000_000
+_MAX_BATCH_SIZE = 1 << 20
+_MAX_TOKENS = 1 << 40
+_PER_NANOSECOND = 10**9  # coefficients are in attoseconds: the smallest of them keep three digits as integers
+_MAX_COEFFICIENT = MAX_SECONDS * _PER_NANOSECOND**2
+
+_EVEN_TOKENS = 12_288  # see above
+_DEFAULT_PER_TOKEN = 1000 * _PER_NANOSECOND  # 1 µs; any would do
+# Fewer measurements of a batch may all be of its first steps, which compile and warm up.
+_ENOUGH = 3
+_SCALE = 1 << 100  # of the fit's fixed-point numbers
+_DEPENDENT = Fraction(1, 10**9)  # under this share of their length, columns count as dependent
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Predicted nanoseconds of one training step for a batch of a bucket.
+
+    tokens: bucket id → tokens of a sample. constant, per_token, per_pair: attoseconds, see above.
+    measured: (bucket id, batch size) → nanoseconds, which go before the prediction.
+    ConfigError for values that no table has.
+    """
+
+    tokens: Mapping[str, int]
+    constant: int = 0
+    per_token: int = _DEFAULT_PER_TOKEN
+    per_pair: int = _DEFAULT_PER_TOKEN // _EVEN_TOKENS
+    measured: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Mapping) or not all(isinstance(name, str) for name in self.tokens):
+            raise ConfigError(f"cost table tokens={self.tokens!r}: expected a mapping from bucket ids to integers")
+        for name, tokens in self.tokens.items():
+            _validate(f"tokens[{name!r}]", tokens, 1, _MAX_TOKENS)
+        for name in ("constant", "per_token", "per_pair"):
+            _validate(name, getattr(self, name), 0, _MAX_COEFFICIENT)
+        if not self.constant + self.per_token + self.per_pair:
+            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: one of them must be more than 0")
+        for (bucket_id, batch_size), nanoseconds in self.measured.items():
+            _validate_batch(bucket_id, batch_size, self.tokens)
+            _validate(f"measured[{bucket_id!r}, {batch_size}]", nanoseconds, 1, MAX_SECONDS * 10**9)
+        object.__setattr__(self, "tokens", dict(sorted(self.tokens.items())))
+        object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
+
+    def step_nanoseconds(self, bucket_id: str, batch_size: int) -> int:
+        """Nanoseconds of a step, at least 1: measured if it was, else predicted. ConfigError for a foreign bucket."""
+        _validate_batch(bucket_id, batch_size, self.tokens)
+        if (bucket_id, batch_size) in self.measured:
+            return self.measured[bucket_id, batch_size]
+        columns = _columns(self.tokens[bucket_id], batch_size)
+        coefficients = (self.constant, self.per_token, self.per_pair)
+        attoseconds = sum(amount * each for amount, each in zip(columns, coefficients, strict=True))
+        return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
+
+    def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
+        """Bucket id → nanoseconds of a step with its batch size: what `cost_classes` takes."""
+        return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the table, as hex: equal tables and no others have equal digests."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON that `from_json` reads back."""
+        return {
+            "version": COST_VERSION,
+            "tokens": dict(self.tokens),
+            "attoseconds": {"constant": self.constant, "per_token": self.per_token, "per_pair": self.per_pair},
+            "measured": [[*batch, nanoseconds] for batch, nanoseconds in self.measured.items()],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> CostTable:
+        """Table of what `to_json` gave; ConfigError for anything else."""
+        if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
+            version = value.get("version") if isinstance(value, Mapping) else value
+            raise ConfigError(
+                f"cost table version={version!r}: this streamvid reads {COST_VERSION}; fit the costs anew"
+            )
+        try:
+            rates = value["attoseconds"]
+            measured = {(bucket_id, size): nanoseconds for bucket_id, size, nanoseconds in value["measured"]}
+            return cls(value["tokens"], rates["constant"], rates["per_token"], rates["per_pair"], measured)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"cost table is damaged ({type(error).__name__}: {error}); fit the costs anew") from error
+
+
+def default_costs(buckets: Iterable[Bucket]) -> CostTable:
+    """The table without measurements: tokens, and attention as above. Only ratios of its costs mean something."""
+    return CostTable(_tokens_of(buckets))
+
+
+def fit_costs(measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket]) -> CostTable:
+    """The table that measured steps give: (bucket id, batch size, seconds) in any order, a first step among them too.
+
+    A batch measured three times or more costs its median, which outliers cannot move far while they are the fewer.
+    From these medians (from all, if there are none) the three coefficients, none of them negative, are fitted for the
+    least squares of the relative error; they predict the rest. Where all measurements are of one number of tokens a
+    sample, attention keeps its default share of what is not constant.
+    ConfigError for no measurements, unknown buckets, and seconds that are not above 0 and at most 1,000,000.
+    """
+    tokens = _tokens_of(buckets)
+    groups: dict[tuple[str, int], list[int]] = {}
+    for bucket_id, batch_size, seconds in measurements:
+        _validate_batch(bucket_id, batch_size, tokens)
+        groups.setdefault((bucket_id, batch_size), []).append(_nanoseconds(bucket_id, batch_size, seconds))
+    if not groups:
+        raise ConfigError("measurements=[]: expected (bucket id, batch size, seconds) of at least one step")
+    medians = {batch: int(statistics.median(values)) for batch, values in sorted(groups.items())}
+    trusted = {batch: median for batch, median in medians.items() if len(groups[batch]) >= _ENOUGH}
+    rows = [(_columns(tokens[name], size), median) for (name, size), median in (trusted or medians).items()]
+    return CostTable(tokens, *_fit(rows), trusted)
+
+
+def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
+    """Bucket id → number of its class, from 0 for the cheapest.
+
+    A class holds the buckets that cost at most `tolerance` more than its cheapest.
+    costs: bucket id → cost, integers of at least 1. tolerance: a share, 0 to 10. ConfigError for others.
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
+        raise ConfigError(f"tolerance={tolerance!r}: allowed are numbers 0 to 10, as 0.1 for 10 %")
+    for name, cost in costs.items():
+        _validate(f"costs[{name!r}]", cost, 1, None)
+    # Exact, so that no rounding puts a bucket into another class on another machine.
+    most = 1 + Fraction(tolerance).limit_denominator(10**6)
+    classes: dict[str, int] = {}
+    number, cheapest = -1, 0
+    for cost, bucket_id in sorted((cost, bucket_id) for bucket_id, cost in costs.items()):
+        if number < 0 or cost > cheapest * most:
+            number, cheapest = number + 1, cost
+        classes[bucket_id] = number
+    return classes
+
+
+def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
+    """What the three coefficients are multiplied with."""
+    return 1, batch_size * tokens, batch_size * tokens * tokens
+
+
+def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, int]:
+    """The coefficients (constant, per_token, per_pair) in attoseconds."""
+    if len({pairs // tokens for (_, tokens, pairs), _ in rows}) > 1:
+        constant, per_token, per_pair = _non_negative(rows)
+    else:
+        # Tokens and pairs cannot be told apart: the default says how they go together.
+        whole = [((1, tokens * _EVEN_TOKENS + pairs), median) for (_, tokens, pairs), median in rows]
+        constant, per_pair = _non_negative(whole if len(rows) > 1 else [((0, row[1]), median) for row, median in whole])
+        per_token = per_pair * _EVEN_TOKENS
+    rounded = (min(_MAX_COEFFICIENT, round(value * _PER_NANOSECOND)) for value in (constant, per_token, per_pair))
+    result = next(rounded), next(rounded), next(rounded)
+    return result if any(result) else (1, 0, 0)
+
+
+def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
+    """Least squares of (prediction / value - 1) with no coefficient under 0, by trying every set of coefficients.
+
+    rows: (amounts, value), value > 0. Exact from the rounding of amounts / value on; no more coefficients than rows.
+    """
+    num_columns = len(rows[0][0])
+    relative = [[amount * _SCALE // value for amount in amounts] for amounts, value in rows]
+    products = [[sum(row[i] * row[j] for row in relative) for j in range(num_columns)] for i in range(num_columns)]
+    totals = [sum(row[i] for row in relative) * _SCALE for i in range(num_columns)]
+    best = [Fraction(0)] * num_columns
+    most_explained = Fraction(0)
+    for size in range(1, min(num_columns, len(rows)) + 1):
+        for chosen in combinations(range(num_columns - 1, -1, -1), size):
+            solution = _solve([[products[i][j] for j in chosen] for i in chosen], [totals[i] for i in chosen])
+            if solution is None or min(solution) < 0:
+                continue
+            # At the least squares, what is left is len(rows) less this; two sets that explain the same count as equal.
+            explained = sum((x * totals[i] for x, i in zip(solution, chosen, strict=True)), Fraction(0)) / _SCALE**2
+            if explained > most_explained + Fraction(1, 10**15):
+                most_explained = explained
+                best = [Fraction(0)] * num_columns
+                for x, i in zip(solution, chosen, strict=True):
+                    best[i] = x
+    return best
+
+
+def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
+    """Solution of a symmetric system; None where its columns depend on each other."""
+    rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
+    for i, pivot_row in enumerate(rows):
+        # What is left of a column without its parts along the ones before, against its length.
+        if pivot_row[i] <= matrix[i][i] * _DEPENDENT:
+            return None
+        for k, row in enumerate(rows):
+            if k != i:
+                share = row[i] / pivot_row[i]
+                rows[k] = [value - share * pivot for value, pivot in zip(row, pivot_row, strict=True)]
+    return [row[-1] / row[i] for i, row in enumerate(rows)]
+
+
+def _tokens_of(buckets: Iterable[Bucket]) -> dict[str, int]:
+    tokens = {bucket.id: bucket.tokens for bucket in buckets}
+    if not tokens:
+        raise ConfigError("buckets=(): expected the buckets of a dataset, at least one")
+    return tokens
+
+
+def _nanoseconds(bucket_id: str, batch_size: int, seconds: float) -> int:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not math.isfinite(seconds) or not 0 < seconds <= MAX_SECONDS:
+        raise ConfigError(
+            f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): allowed are seconds above 0, "
+            f"up to {MAX_SECONDS}; leave out steps that were not timed"
+        )
+    return max(1, round(Fraction(seconds) * 10**9))
+
+
+def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
+    if bucket_id not in tokens:
+        known = ", ".join(sorted(tokens)[:10])
+        raise ConfigError(f"bucket {bucket_id!r} is not among those of the cost table: {known}; fit with all buckets")
+    _validate(f"batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)
+
+
+def _validate(name: str, value: object, lowest: int, highest: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest or (highest and value > highest):
+        allowed = f"of at least {lowest}" if highest is None else f"{lowest} to {highest}"
+        raise ConfigError(f"cost table {name}={value!r}: allowed are integers {allowed}")

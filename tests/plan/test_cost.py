@@ -1,0 +1,186 @@
+"""Costs of steps: what a fit finds in noisy measurements, and classes of buckets that cost about the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.buckets import Bucket
+from streamvid.errors import ConfigError
+from streamvid.plan.cost import CostTable, cost_classes, default_costs, fit_costs
+
+BUCKETS = tuple(
+    Bucket(frames, height, width)
+    for frames in (1, 17, 49, 81)
+    for height, width in ((192, 336), (256, 256), (480, 832), (720, 1280))
+)
+TOKENS = {bucket.id: bucket.tokens for bucket in BUCKETS}
+IDS = sorted(TOKENS)
+
+models = st.tuples(st.floats(0, 0.2), st.floats(1e-7, 1e-5), st.floats(0, 1e-9))
+seeds = st.integers(0, 2**32)
+costs_of_buckets = st.dictionaries(st.text(max_size=4), st.integers(1, 10**15) | st.integers(1, 300), max_size=40)
+
+
+def seconds(model: tuple[float, float, float], bucket_id: str, batch_size: int) -> float:
+    constant, per_token, per_pair = model
+    tokens = TOKENS[bucket_id]
+    return constant + per_token * batch_size * tokens + per_pair * batch_size * tokens**2
+
+
+def batch_size_of(bucket_id: str, max_tokens: int = 90_000) -> int:
+    return max_tokens // TOKENS[bucket_id]
+
+
+@given(models, seeds)
+def test_the_fit_predicts_what_was_not_measured(model: tuple[float, float, float], seed: int) -> None:
+    """Noise of 3 % either way, and in every batch a first step that compiles: 20 times as long, the first in a run."""
+    draw = random.Random(seed)
+    by_tokens = sorted(IDS, key=TOKENS.__getitem__)
+    measured = {by_tokens[0], by_tokens[-1], *draw.sample(IDS, 8)}
+    runs = [
+        (name, size, seconds(model, name, size) * draw.uniform(0.97, 1.03) * (20 if number == 0 else 1))
+        for name in measured
+        for size in {1, batch_size_of(name)}
+        for number in range(9)
+    ]
+    table = fit_costs(runs, BUCKETS)
+    for name in set(IDS) - measured:
+        for size in (1, batch_size_of(name) // 2 + 1, batch_size_of(name)):
+            assert table.step_nanoseconds(name, size) / 1e9 == pytest.approx(seconds(model, name, size), rel=0.1)
+
+
+@given(models)
+def test_the_fit_of_exact_measurements_is_exact(model: tuple[float, float, float]) -> None:
+    runs = [(name, size, seconds(model, name, size)) for name in IDS for size in (1, 4)]
+    table = fit_costs(runs, BUCKETS)
+    assert not table.measured  # one step each may have been a first one
+    for name in IDS:
+        for size in (1, 2, 4, 7):
+            assert table.step_nanoseconds(name, size) == pytest.approx(seconds(model, name, size) * 1e9, rel=1e-3)
+
+
+@given(models, seeds)
+def test_the_order_of_measurements_changes_nothing(model: tuple[float, float, float], seed: int) -> None:
+    draw = random.Random(seed)
+    runs = [
+        (name, size, seconds(model, name, size) * draw.uniform(0.5, 3))
+        for name in draw.sample(IDS, 5)
+        for size in (1, 2)
+        for _ in range(draw.randint(1, 5))
+    ]
+    table = fit_costs(runs, BUCKETS)
+    draw.shuffle(runs)
+    again = fit_costs(runs, reversed(BUCKETS))
+    assert again == table and again.digest == table.digest
+
+
+def test_a_measured_batch_costs_its_median() -> None:
+    """One of three may be anything; two measurements might both be first steps, so the model answers for them."""
+    runs = [(IDS[0], 4, value) for value in (0.5, 90.0, 0.51)] + [(IDS[1], 4, 77.0), (IDS[1], 4, 78.0)]
+    table = fit_costs(runs, BUCKETS)
+    assert table.measured == {(IDS[0], 4): 510_000_000}
+    assert table.step_nanoseconds(IDS[0], 4) == 510_000_000
+    assert table.step_nanoseconds(IDS[1], 4) < 10e9
+
+
+@given(st.integers(0, len(IDS) - 1), st.floats(1e-3, 100))
+def test_one_measured_batch_scales_the_default(number: int, value: float) -> None:
+    """With one number of tokens a sample, attention cannot be told from the rest: the default says its share."""
+    table, default = fit_costs([(IDS[number], 4, value)] * 3, BUCKETS), default_costs(BUCKETS)
+    scale = value * 1e9 / default.step_nanoseconds(IDS[number], 4)
+    for name in IDS:
+        for size in (1, 3):
+            expected = scale * default.step_nanoseconds(name, size)
+            assert table.step_nanoseconds(name, size) == pytest.approx(expected, rel=1e-3, abs=1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(IDS), st.integers(1, 64), st.floats(1e-6, 1e4)), min_size=1, max_size=30))
+def test_predictions_never_fall_with_tokens(runs: list[tuple[str, int, float]]) -> None:
+    """Whatever was measured, nonsense too: no coefficient is negative, and every step costs something."""
+    table = fit_costs(runs, BUCKETS)
+    plain = CostTable(table.tokens, table.constant, table.per_token, table.per_pair)
+    by_tokens = sorted(IDS, key=TOKENS.__getitem__)
+    for size in (1, 5, 64):
+        rising = [plain.step_nanoseconds(name, size) for name in by_tokens]
+        assert rising == sorted(rising) and rising[0] >= 1
+    for name in IDS:
+        rising = [plain.step_nanoseconds(name, size) for size in (1, 2, 3, 10, 100)]
+        assert rising == sorted(rising)
+
+
+def test_the_default_counts_tokens_and_attention() -> None:
+    table = CostTable({"small": 12_288, "none": 1, "large": 24_576})
+    assert table.step_nanoseconds("none", 1) == 1000  # 1 µs a token
+    assert table.step_nanoseconds("small", 3) == pytest.approx(2 * 3 * 12_288_000, rel=1e-6)
+    assert table.step_nanoseconds("large", 3) == pytest.approx(3 * 3 * 24_576_000, rel=1e-6)
+
+
+@given(models, st.integers(1, 5))
+def test_a_table_goes_through_json(model: tuple[float, float, float], count: int) -> None:
+    runs = [(name, 2, seconds(model, name, 2)) for name in IDS[:5] for _ in range(count)]
+    table = fit_costs(runs, BUCKETS)
+    again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again == table and again.digest == table.digest
+    other = CostTable(table.tokens, table.constant + 1, table.per_token, table.per_pair, table.measured)
+    assert other.digest != table.digest
+
+
+@given(costs_of_buckets, st.floats(0, 2) | st.just(0.1))
+def test_classes_partition_and_keep_the_tolerance(costs: dict[str, int], tolerance: float) -> None:
+    classes = cost_classes(costs, tolerance)
+    assert classes.keys() == costs.keys()
+    members: dict[int, list[int]] = {}
+    for name, number in classes.items():
+        members.setdefault(number, []).append(costs[name])
+    assert sorted(members) == list(range(len(members)))
+    most = 1 + Fraction(tolerance).limit_denominator(10**6)
+    for number, inside in members.items():
+        assert max(inside) <= min(inside) * most
+        if number:  # and it could not have gone into the one before
+            assert min(inside) > min(members[number - 1]) * most
+            assert min(inside) > max(members[number - 1])
+    assert cost_classes(dict(reversed(costs.items())), tolerance) == classes
+
+
+def test_the_edge_of_a_class_is_exact() -> None:
+    assert cost_classes({"a": 10**15, "b": 11 * 10**14, "c": 11 * 10**14 + 1}) == {"a": 0, "b": 0, "c": 1}
+    assert cost_classes({"a": 7, "b": 7, "c": 8}, tolerance=0) == {"a": 0, "b": 0, "c": 1}
+
+
+ONE = (IDS[0], 1, 1.0)
+BAD: dict[str, Callable[[], Any]] = {
+    "at least one step": lambda: fit_costs([], BUCKETS),
+    "at least one$": lambda: fit_costs([ONE], []),
+    "'nowhere' is not among": lambda: fit_costs([("nowhere", 1, 1.0)], BUCKETS),
+    "batch size of .*=0": lambda: fit_costs([(IDS[0], 0, 1.0)], BUCKETS),
+    "seconds above 0.*": lambda: fit_costs([(IDS[0], 1, 0.0)], BUCKETS),
+    "nan.*seconds above 0": lambda: fit_costs([(IDS[0], 1, float("nan"))], BUCKETS),
+    "inf.*seconds above 0": lambda: fit_costs([(IDS[0], 1, float("inf"))], BUCKETS),
+    "up to 1000000": lambda: fit_costs([(IDS[0], 1, 2e6)], BUCKETS),
+    "True.*seconds above 0": lambda: fit_costs([(IDS[0], 1, True)], BUCKETS),
+    r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
+    "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
+    "one of them must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
+    r"measured\['a', 1\]=0": lambda: CostTable({"a": 1}, measured={("a", 1): 0}),
+    "'b' is not among": lambda: CostTable({"a": 1}).costs({"b": 1}),
+    "version=2": lambda: CostTable.from_json({"version": 2}),
+    "version=7": lambda: CostTable.from_json(7),  # type: ignore[arg-type]
+    "damaged": lambda: CostTable.from_json({"version": 1, "tokens": {"a": 1}}),
+    "tolerance=-0.1": lambda: cost_classes({"a": 1}, -0.1),
+    r"costs\['a'\]=0": lambda: cost_classes({"a": 0}),
+    r"costs\['a'\]=1.5": lambda: cost_classes({"a": 1.5}),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_nonsense_is_named(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BAD[message]()
