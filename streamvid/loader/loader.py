@@ -48,7 +48,8 @@ class VideoLoader:
     num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
 
-    A loop that ends moves the loader to the next epoch; `iter()` after a `break` starts the epoch anew. Not a
+    A loop that ends, or that took the epoch's last batch, moves the loader to the next epoch; `iter()` after an earlier
+    `break` starts the epoch anew. Not a
     torch Dataset: do not wrap it in a DataLoader; `accelerator.prepare(loader)` leaves it as it is.
 
     Raises ConfigError, DatasetError, PlanError; while iterating SampleError, WorkerError, RingFullError.
@@ -139,7 +140,9 @@ class VideoLoader:
         self._check_usable()
         pipeline = self._open_pipeline()
         pipeline.stop()
-        self._move_to(self._start)
+        # Who counts its batches takes the last and never asks for the end of the loop: that epoch is over all the same.
+        is_over = self._num_done and not self.num_steps_left
+        self._move_to(self._plan.next_epoch() if is_over else self._start)
         epoch, span = self._plan.cursor.epoch, self._num_epochs
         end_epoch = None if span is None else (epoch // span + 1) * span
         run = pipeline.start(self._selection.requests(self._plan, end_epoch))
@@ -185,8 +188,12 @@ class VideoLoader:
 
         The current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no resume.
         """
-        if epoch != self.epoch:
-            self._jump_to(Cursor(epoch=epoch))
+        if epoch == self.epoch:
+            return
+        # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
+        # with other batch sizes.
+        follows = epoch == self.epoch + 1 and not self.num_steps_left
+        self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
 
     def _belongs_to(self) -> dict[str, Any]:
         fingerprint = self.dataset.manifest.plan_fingerprint

@@ -132,3 +132,30 @@ def test_states_around_a_run(dataset: Path) -> None:
             loader.load_state_dict(json.loads(json.dumps(state)))
             assert loader.num_steps_left == len(rest)
             assert [batch.sample_keys for batch in loader] == rest
+
+
+@pytest.mark.parametrize("how", ["iter", "set_epoch"])
+def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: str) -> None:
+    """PLAN-4: Lightning and Open-Sora's loop call next() len(loader) times and never see the end of the loop.
+
+    An elastic resume on the way: what follows an epoch opens where it ended, not at that epoch's natural start.
+    """
+    seen: list[str] = []
+    with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
+        for batch in loader:
+            seen += batch.sample_keys
+            if len(seen) == 6:
+                break
+        state = loader.state_dict()
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
+        loader.load_state_dict(state)
+        for epoch in range(3):
+            if how == "set_epoch":
+                loader.set_epoch(epoch)
+            iterator = iter(loader)
+            for _ in range(loader.num_steps_left):
+                seen += next(iterator).sample_keys
+            assert loader.epoch == epoch and loader.num_steps_left == 0
+        carried = sum(row.num_carried for row in loader.plan_report())
+    counts = Counter(seen)
+    assert len(seen) == 3 * 23 - carried and set(counts.values()) <= {2, 3}
