@@ -1,0 +1,157 @@
+"""How good a shuffle is, and what it costs in reads, measured on the steps that a plan makes.
+
+Places are counted within a bucket, since a batch is of one bucket: a sample's stored place is its number in the order
+of the manifest, its new place the number of its slot in epoch 0. A full permutation of n samples moves them by
+(n - 1 / n) / 3 places on average, and leaves (2 * n - k - 1) * k / (n * (n - 1)) of the stored neighbours within k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ConfigError
+from streamvid.plan.options import PlanOptions
+from streamvid.plan.plan import EpochPlan
+from streamvid.plan.step import Step
+
+Int64Array = npt.NDArray[np.int64]
+
+WINDOW_STEPS = 64
+_SLICE_STEPS = 3  # a whole step of neighbours on either side of the middle one
+_MIN_SLICES = 4  # of a bucket, so that a large one is not judged from one window of shards
+_MAX_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleQuality:
+    """What `shuffle_quality` finds; means over the samples of all buckets.
+
+    num_samples: how many were looked at. move: how far a sample's new place is from its stored one, 1.0 being the mean
+    of a full permutation and 0 the stored order. neighbours_kept: share of samples whose stored successor comes within
+    one step's samples of them; neighbours_by_chance: the same for a full permutation.
+    shards_per_batch: shards that a batch of a rank touches. reads_per_batch: its reads, samples that are neighbours in
+    a shard being one. shards_per_window: shards that a rank touches in 64 steps, over all buckets.
+    """
+
+    num_samples: int
+    move: float
+    neighbours_kept: float
+    neighbours_by_chance: float
+    shards_per_batch: float
+    reads_per_batch: float
+    shards_per_window: float
+
+
+def shuffle_quality(
+    num_samples: Mapping[str, Sequence[int] | Int64Array],
+    batch_sizes: Mapping[str, int],
+    options: PlanOptions | None = None,
+    num_ranks: int = 1,
+    max_samples: int = 1 << 20,
+) -> ShuffleQuality:
+    """Quality of the shuffle of epoch 0; arguments as of `EpochPlan`.
+
+    Looks at all samples, or where they are more than `max_samples`, at slices of steps, evenly spread, with about so
+    many (12 steps a bucket at least). Leaves out the tail, and buckets that fill no step.
+    ConfigError as of `EpochPlan`, and for a max_samples under 1; PlanError if no bucket fills a step.
+    """
+    if isinstance(max_samples, bool) or not isinstance(max_samples, int) or max_samples < 1:
+        raise ConfigError(f"max_samples={max_samples!r}: allowed are integers of at least 1")
+    # The samples of a bucket come in an order that none of these changes; with these a slot's number is its position.
+    options = replace(options or PlanOptions(), tail="drop", sync="bucket", order="mixed", accumulate=1)
+    plan = EpochPlan(num_samples, batch_sizes, options, num_ranks)
+    plan.check()
+    delivering = [report for report in plan.report() if report.num_steps_left]
+    share = min(1.0, max_samples / sum(report.num_samples for report in delivering))
+    found = []
+    for report in delivering:
+        name = report.bucket_id
+        alone = EpochPlan({name: num_samples[name]}, {name: batch_sizes[name]}, options, num_ranks)
+        found.append(_look_at(alone, np.asarray(num_samples[name], np.int64), report.num_samples, share))
+    weights = [report.num_samples for report in delivering]
+    means = np.average(np.array([figures for _, figures in found]), axis=0, weights=weights)
+    move, kept, by_chance, shards, reads = (float(mean) for mean in means)
+    return ShuffleQuality(
+        sum(count for count, _ in found), move, kept, by_chance, shards, reads, _shards_per_window(plan)
+    )
+
+
+def _look_at(plan: EpochPlan, shard_sizes: Int64Array, total: int, share: float) -> tuple[int, tuple[float, ...]]:
+    """(samples seen, the figures from `move` to `reads_per_batch`) of a plan of one bucket with `total` samples."""
+    starts = np.cumsum(shard_sizes) - shard_sizes
+    seen = moved = candidates = kept = batches = shards = reads = 0
+    for first, steps in _slices(plan, share):
+        reach = steps[0].num_step_samples
+        ordinals = np.concatenate([starts[step.shards] + step.indices for step in steps])
+        places = first * reach + np.arange(len(ordinals))
+        seen += len(ordinals)
+        moved += int(np.abs(places - ordinals).sum())
+        is_last_slice = first + len(steps) == plan.num_steps
+        inner = slice(reach if first else 0, None if is_last_slice else -reach)
+        distances = _distances_to_successors(ordinals)[inner]
+        candidates += len(distances) - int((ordinals[inner] == total - 1).sum())
+        kept += int((distances <= reach).sum())
+        for step in steps:
+            for rank in _some_ranks(plan.num_ranks):
+                of_rank = _reads(step.for_rank(rank))
+                batches, shards, reads = batches + 1, shards + of_rank[0], reads + of_rank[1]
+    by_chance = _by_chance(total, min(reach, total - 1))
+    full_move = max(1.0, (total - 1 / total) / 3)
+    return seen, (
+        moved / seen / full_move,
+        kept / max(1, candidates),
+        by_chance,
+        shards / batches,
+        reads / batches,
+    )
+
+
+def _slices(plan: EpochPlan, share: float) -> Iterator[tuple[int, list[Step]]]:
+    """(first step, consecutive steps): all steps, or slices that hold about `share` of them."""
+    num_steps = plan.num_steps
+    count = max(_MIN_SLICES, round(share * num_steps / _SLICE_STEPS))
+    if share == 1.0 or count * _SLICE_STEPS >= num_steps:
+        yield 0, plan.steps(0, num_steps)
+        return
+    # Rounding spreads them evenly; none overlap, since there are more steps than they take.
+    for first in np.linspace(0, num_steps - _SLICE_STEPS, count).round().astype(int).tolist():
+        yield first, plan.steps(first, first + _SLICE_STEPS)
+
+
+def _distances_to_successors(ordinals: Int64Array) -> Int64Array:
+    """How far from each sample its stored successor comes in the array; more than any reach if it is not in it."""
+    order = np.argsort(ordinals, kind="stable")
+    follows = np.flatnonzero(np.diff(ordinals[order]) == 1)
+    distances = np.full(len(ordinals), np.iinfo(np.int64).max)
+    distances[order[follows]] = np.abs(order[follows + 1] - order[follows])
+    return distances
+
+
+def _by_chance(total: int, reach: int) -> float:
+    """Share of pairs of places that are within `reach` of each other."""
+    return reach * (2 * total - reach - 1) / max(1, total * (total - 1))
+
+
+def _some_ranks(num_ranks: int) -> list[int]:
+    return sorted(set(np.linspace(0, num_ranks - 1, _MAX_RANKS).round().astype(int).tolist()))
+
+
+def _reads(batch: Step) -> tuple[int, int]:
+    """(shards, reads) of a batch."""
+    order = np.lexsort((batch.indices, batch.shards))
+    is_new_shard = np.diff(batch.shards[order]) != 0
+    is_new_read = is_new_shard | (np.diff(batch.indices[order]) > 1)
+    return 1 + int(is_new_shard.sum()), 1 + int(is_new_read.sum())
+
+
+def _shards_per_window(plan: EpochPlan) -> float:
+    counts = []
+    for first in np.linspace(0, max(0, plan.num_steps - WINDOW_STEPS), _MIN_SLICES).round().astype(int).tolist():
+        for rank in _some_ranks(plan.num_ranks)[:_MIN_SLICES]:
+            steps = plan.rank_steps(first, first + WINDOW_STEPS, rank)
+            counts.append(len({(step.bucket_id, shard) for step in steps for shard in step.shards.tolist()}))
+    return sum(counts) / len(counts)
