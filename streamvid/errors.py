@@ -16,6 +16,7 @@
     └── LoaderError            the loader cannot go on
         ├── WorkerError        a decode worker died
         ├── SampleError        a stored sample cannot be delivered; names dataset, shard, key and bucket
+        ├── SharedBatchError   processes that share a batch were given different ones
         └── RingFullError      the caller holds every batch that the ring has room for
 
 A message names the field, the value, what is allowed and the remedy.
@@ -88,6 +89,10 @@ class WorkerError(LoaderError):
 
 class SampleError(LoaderError):
     """A stored sample cannot be delivered; the message names dataset, shard, key and bucket."""
+
+
+class SharedBatchError(LoaderError):
+    """Processes that share a batch were given different ones; names the step, the processes and what differs."""
 
 
 class RingFullError(LoaderError):

@@ -1,13 +1,17 @@
-"""Which rank this process is: asked of torch.distributed, else read from what launchers leave in the environment."""
+"""Which rank this process is: asked of torch.distributed or a mesh, else read from what launchers leave behind."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from streamvid.errors import ConfigError
 from streamvid.plan.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # (launcher, rank variable, world size variable). Slurm's job-wide SLURM_NTASKS is also set in a batch script or a
 # shell that srun did not start, where it would make one process wait for ranks that never come: hence the step's.
@@ -47,6 +51,27 @@ def _from_torch() -> World | None:
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
     return World(rank=torch.distributed.get_rank(), num_ranks=torch.distributed.get_world_size())
+
+
+def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:
+    """The data-parallel position of this process in a DeviceMesh, whose dimensions `data_dims` take different data.
+
+    `world_from_mesh(mesh, "dp")` for a mesh of ("dp", "tp"); `world_from_mesh(mesh, "dp_replicate", "dp_shard")` where
+    there are several, the last named changing fastest. Processes that differ in other dimensions alone share a rank.
+
+    Raises ConfigError for names that the mesh does not have, and in a process that is not part of it.
+    """
+    names = mesh.mesh_dim_names or ()
+    wrong = [name for name in data_dims if name not in names]
+    if wrong or not data_dims or len(set(data_dims)) < len(data_dims):
+        raise ConfigError(f"data_dims={data_dims!r}: name each dimension that takes different data once, of {names!r}")
+    if mesh.get_coordinate() is None:
+        raise ConfigError(f"this process is not part of {mesh}; make its loader where the mesh has a place for it")
+    rank, num_ranks = 0, 1
+    for name in data_dims:
+        size = mesh.size(names.index(name))
+        rank, num_ranks = rank * size + mesh.get_local_rank(name), num_ranks * size
+    return World(rank, num_ranks)
 
 
 def default_num_workers() -> int:

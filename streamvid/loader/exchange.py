@@ -1,0 +1,306 @@
+"""What processes of a run say to each other: that their plans are the same, and their batches where they share them.
+
+Everything goes through the collectives of torch.distributed. Payloads are JSON in uint8 tensors, not pickled objects:
+what a peer sends is read, never run (SAFE-1). Processes are named by their rank in torch.distributed, as in its logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import ConfigError, LoaderError, SharedBatchError
+from streamvid.plan.world import World
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+_END_OF_EPOCH = -1
+_ABSENT = "absent"
+_NUM_VALUES_NAMED = 4
+_VALUE_LENGTH = 80
+_MASK = (1 << 64) - 1
+
+
+def check_equal_on_all_ranks(
+    identity: Mapping[str, str | int | float | bool | None],
+    world: World,
+    group: ProcessGroup | None = None,
+    *,
+    processes_per_rank: int | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+) -> None:
+    """Compare `identity` with that of every process of `group` (None: all); a collective, so all of them must call it.
+
+    Also compares num_ranks, and checks that the processes' ranks are each of 0..num_ranks-1, equally often:
+    `processes_per_rank` times where that is given. Does nothing where torch.distributed is not initialised.
+
+    Raises the same ConfigError in every process: it names the components that differ, their values and who has which.
+    Raises LoaderError where a process does not come within `timeout_seconds`; `group` is of no use after that.
+    """
+    if not _is_initialised():
+        return
+    import torch.distributed as dist
+
+    group = group or dist.group.WORLD
+    assert group is not None
+    mine = {"rank": world.rank, "identity": {**identity, "num_ranks": world.num_ranks}}
+    told = [json.loads(text) for text in _gather_bytes(json.dumps(mine).encode(), group, timeout_seconds)]
+    processes = dist.get_process_group_ranks(group)
+    differing = _differing(dict(zip(processes, (one["identity"] for one in told), strict=True)))
+    if differing:
+        raise ConfigError(
+            f"the loaders of different processes disagree: {'; '.join(differing)}. Give every process the same "
+            "arguments, dataset and state"
+        )
+    _check_ranks(dict(zip(processes, (one["rank"] for one in told), strict=True)), world.num_ranks, processes_per_rank)
+
+
+def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """For each component that is not the same everywhere: 'NAME is VALUE on processes …, VALUE on process …'."""
+    lines = []
+    for name in sorted({name for identity in identities.values() for name in identity}):
+        holders: dict[str, list[int]] = {}
+        for process, identity in identities.items():
+            holders.setdefault(_shown(identity[name]) if name in identity else _ABSENT, []).append(process)
+        if len(holders) > 1:
+            lines.append(f"{name} is {_who_has_what(holders)}")
+    return lines
+
+
+def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: int | None) -> None:
+    holders: dict[int, list[int]] = {rank: [] for rank in range(num_ranks)}
+    for process, rank in ranks.items():
+        holders[rank].append(process)
+    expected = processes_per_rank or max(len(some) for some in holders.values())
+    wrong = {f"rank {rank}": some for rank, some in holders.items() if len(some) != expected}
+    if not wrong:
+        return
+    named = [f"{name} has {_processes(some)}" for name, some in list(wrong.items())[:_NUM_VALUES_NAMED]]
+    more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
+    raise ConfigError(
+        f"{len(ranks)} processes are to be {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Give "
+        "each its world=World(rank, num_ranks); processes that share a batch have the same rank, and a shared_group"
+    )
+
+
+class SharedBatchCheck:
+    """Finds out whether processes that share batches (sequence, tensor, context parallel) have the same ones.
+
+    Each step is one small all_gather, looked at when the next begins, so that neither the host nor a CUDA device waits
+    for it: the first batch that differs has been handed out when the error comes, the second has not. Every member of
+    `group` must call `batch` and `end` in the same order. With NCCL it all runs on a CUDA stream of its own.
+    """
+
+    def __init__(self, world: World, group: ProcessGroup) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._rank, self._group = world.rank, group
+        self._processes = dist.get_process_group_ranks(group)
+        self._device = _device_of(group)
+        self._stream = (
+            torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        )
+        self._pending: _Pending | None = None
+
+    def batch(self, epoch: int, step: int, digest: int, sample_keys: Sequence[str]) -> None:
+        """Tell the peers of this step's batch, of which `digest` is 64 bits of hash, and look at the step before.
+
+        Raises the same SharedBatchError in every member where the batches of the step before differ.
+        """
+        self._examine()
+        self._pending = self._start(epoch, step, digest, sample_keys)
+
+    def end(self, epoch: int) -> None:
+        """Look at the last step of an epoch, and that it is the last one of every member; SharedBatchError if not."""
+        self._examine()
+        self._pending = self._start(epoch, _END_OF_EPOCH, 0, ())
+        self._examine()
+
+    def _start(self, epoch: int, step: int, digest: int, sample_keys: Sequence[str]) -> _Pending:
+        import torch
+
+        signed = ((digest + (1 << 63)) & _MASK) - (1 << 63)  # the same 64 bits as an int64
+        with self._on_stream():
+            mine = torch.tensor([self._rank, epoch, step, signed], dtype=torch.int64, device=self._device)
+            return _Pending(*_start_gather(mine, self._group), epoch, step, tuple(sample_keys))
+
+    def _examine(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        import torch
+
+        try:
+            with self._on_stream():
+                pending.work.wait()
+                told = torch.stack(pending.rows).tolist()
+        except RuntimeError as error:
+            raise SharedBatchError(
+                f"{_processes(self._processes)} share batches, and did not all come to "
+                f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One has "
+                "ended, stands still or left its loop earlier; its own log says why"
+            ) from error
+        if any(row != told[0] for row in told):
+            raise SharedBatchError(self._why(pending, told))
+
+    def _why(self, pending: _Pending, told: Sequence[Sequence[int]]) -> str:
+        # All members come here together, as all have seen the same rows.
+        keys = [json.loads(text) for text in _gather_bytes(json.dumps(pending.sample_keys).encode(), self._group)]
+        ranks, epochs, steps, digests = zip(*told, strict=True)
+        start = f"processes that share batches differ at {_position(epochs[0], steps[0])}: "
+        if len(set(ranks)) > 1:
+            shown = self._holders([f"rank {rank}" for rank in ranks])
+            return f"{start}{shown}. Give all members of a shared_group the same World(rank, num_ranks)"
+        if len(set(zip(epochs, steps, strict=True))) > 1:
+            shown = self._holders([_position(epoch, step) for epoch, step in zip(epochs, steps, strict=True)])
+            return f"{start}{shown}. They must iterate alike: leave a loop, load a state and set_epoch at the same step"
+        if any(some != keys[0] for some in keys):
+            slot = next(i for i in range(max(map(len, keys))) if len({_at(some, i) for some in keys}) > 1)
+            return (
+                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. Let them "
+                "read the same stored bytes; their quarantine files name samples that were substituted"
+            )
+        shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
+        return (
+            f"{start}the same samples {_shown(pending.sample_keys)} have other content, {shown}. Let them run the same "
+            "versions of streamvid and PyAV, and a map_sample that draws nothing by chance"
+        )
+
+    def _holders(self, shown: Sequence[str]) -> str:
+        holders: dict[str, list[int]] = {}
+        for process, value in zip(self._processes, shown, strict=True):
+            holders.setdefault(value, []).append(process)
+        return _who_has_what(holders)
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        if self._stream is None:
+            return nullcontext()
+        import torch
+
+        return torch.cuda.stream(self._stream)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An all_gather under way: a row (rank, epoch, step, digest) of each member."""
+
+    rows: list[torch.Tensor]
+    work: Any
+    epoch: int
+    step: int
+    sample_keys: tuple[str, ...]
+
+
+def _position(epoch: int, step: int) -> str:
+    return f"the end of epoch {epoch}" if step == _END_OF_EPOCH else f"step {step} of epoch {epoch}"
+
+
+def _at(keys: Sequence[str], slot: int) -> str:
+    return _shown(keys[slot]) if slot < len(keys) else _ABSENT
+
+
+# How it is said.
+
+
+def _shown(value: object) -> str:
+    """As JSON; a long value is cut, and told from others by a hash of the whole."""
+    text = json.dumps(value)
+    if len(text) <= _VALUE_LENGTH:
+        return text
+    return f"{text[:_VALUE_LENGTH]}… (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0][:300].rstrip(". ")
+
+
+def _who_has_what(holders: Mapping[str, Sequence[int]]) -> str:
+    commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    named = [f"{value} on {_processes(some)}" for value, some in commonest[:_NUM_VALUES_NAMED]]
+    more = len(commonest) - _NUM_VALUES_NAMED
+    return ", ".join(named) + (f" and {more} more values" if more > 0 else "")
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    """'process 3', 'processes 0-2, 5', 'no process'."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    more = len(texts) - _NUM_VALUES_NAMED * 2
+    text = ", ".join(texts[: _NUM_VALUES_NAMED * 2]) + (f" and {more} more ranges" if more > 0 else "")
+    return "no process" if not numbers else f"process {text}" if len(numbers) == 1 else f"processes {text}"
+
+
+# How it travels.
+
+
+def _is_initialised() -> bool:
+    # Only a program that imported torch can have initialised it.
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _backends(group: ProcessGroup) -> dict[str, str]:
+    """Device type → backend: {"cpu": "gloo", "cuda": "nccl"}."""
+    import torch.distributed as dist
+
+    pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return {pair[0]: pair[1] for pair in pairs}
+
+
+def _device_of(group: ProcessGroup) -> torch.device:
+    """Where tensors of `group` lie: the CPU where its backend takes them, so that no GPU has a part in it."""
+    import torch
+
+    backends = _backends(group)
+    if "cpu" in backends:
+        return torch.device("cpu")
+    if "cuda" in backends:
+        return torch.device("cuda", torch.cuda.current_device())
+    raise ConfigError(f"a process group of backends {backends} cannot compare loaders; use gloo or nccl")
+
+
+def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Any]:
+    import torch
+    import torch.distributed as dist
+
+    rows = [torch.empty_like(mine) for _ in range(group.size())]
+    return rows, dist.all_gather(rows, mine, group, async_op=True)
+
+
+def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> list[bytes]:
+    """The payloads of all members in the order of the group; LoaderError where one does not come in time."""
+    import torch
+
+    device, timeout = _device_of(group), timedelta(seconds=timeout_seconds)
+    try:
+        if _backends(group)[device.type] == "gloo":
+            # The only collective that names who is missing, and whose timeout leaves no thread waiting at exit.
+            group.monitored_barrier(timeout, wait_all_ranks=True)  # type: ignore[attr-defined]
+        lengths, work = _start_gather(torch.tensor([len(payload)], dtype=torch.int64, device=device), group)
+        work.wait(timeout)
+        sizes = [int(length) for length in lengths]
+        padded = torch.frombuffer(bytearray(payload.ljust(max(sizes), b"\0")), dtype=torch.uint8).to(device)
+        rows, work = _start_gather(padded, group)
+        work.wait(timeout)
+        return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
+    except RuntimeError as error:
+        raise LoaderError(
+            f"not every process came to compare its loader within {timeout_seconds:g} s: {_first_line(error)}. A "
+            "process of the group has ended, stands still or never iterates a loader; one that only starts slowly "
+            "needs more time"
+        ) from error

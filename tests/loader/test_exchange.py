@@ -1,0 +1,146 @@
+"""Processes of a run compare their plans before the first step: what differs is named everywhere, nobody waits forever."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.errors import StreamvidError
+from streamvid.loader.exchange import check_equal_on_all_ranks
+from streamvid.loader.loader import VideoLoader
+from streamvid.plan.world import World
+from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.launched import launch
+
+ME = "tests.loader.test_exchange"
+
+
+def test_one_process_compares_nothing() -> None:
+    check_equal_on_all_ranks({"seed": 0}, World(1, 4))
+
+
+def identity_of(loader: VideoLoader) -> dict[str, str | int]:
+    return {
+        "dataset": loader.dataset.manifest.plan_fingerprint,
+        "batch_sizes": hashlib.sha256(repr(sorted(loader.batch_sizes.items())).encode()).hexdigest(),
+        "seed": loader.options.seed,
+        "tail": loader.options.tail,
+    }
+
+
+def error_of(identity: Mapping[str, Any], world: World, **options: Any) -> str | None:
+    try:
+        check_equal_on_all_ranks(identity, world, **options)
+    except StreamvidError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+# Run in each of three processes.
+
+
+def compare(one: str, other: str) -> dict[str, str | None]:
+    import torch.distributed as dist
+
+    me = dist.get_rank()
+
+    def of_loader(dataset: str = one, **options: Any) -> str | None:
+        with VideoLoader(dataset, num_workers=0, **({"batch_size": 2} | options)) as loader:
+            return error_of(identity_of(loader), loader.world)
+
+    outer = dist.new_group([0, 2])
+    assert outer is not None
+    told = {
+        "equal": of_loader(),
+        "seed": of_loader(seed=me % 2),
+        "two": of_loader(seed=me, batch_size=2 if me else 1),
+        "dataset": of_loader(other if me == 2 else one),
+        "long": error_of({"where": "x" * 200 + str(me % 2)}, World(me, 3)),
+        "absent": error_of({"a": 1} if me else {}, World(me, 3)),
+        "num_ranks": error_of({}, World(0, me // 2 + 1)),
+        "duplicate": error_of({}, World(min(me, 1), 3)),
+        "uneven": error_of({}, World(min(me, 1), 2)),
+        "shared by all": error_of({}, World(0, 1)),
+        "shared by none": error_of({}, World(0, 1), processes_per_rank=1),
+    }
+    if me != 1:
+        told["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
+        told["part differs"] = error_of({"seed": me}, World(me // 2, 2), group=outer)
+    return told | {"equal again": of_loader()}
+
+
+def one_is_missing(folder: str) -> list[str | None]:
+    import torch.distributed as dist
+
+    me = dist.get_rank()
+    some = dist.new_group([0, 1, 2])
+    given_up = [Path(folder) / f"given-up-{process}" for process in (0, 2)]
+    if me == 1:
+        end = time.monotonic() + 60
+        while not all(path.exists() for path in given_up) and time.monotonic() < end:
+            time.sleep(0.1)
+        return []
+    stands_still = error_of({"seed": 0}, World(me, 3), group=some, timeout_seconds=2)
+    given_up[me // 2].touch()
+    has_ended = error_of({"seed": 0}, World(me, 3), timeout_seconds=2)
+    return [stands_still, has_ended]
+
+
+@pytest.fixture(scope="module")
+def told(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str | None]]:
+    folder = tmp_path_factory.mktemp("compare")
+    other = build_dataset(folder / "other", {SMALL: [5, 4]})
+    return launch(ME, "compare", 3, folder, dataset, other)
+
+
+def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | None]]) -> None:
+    for mine in told:
+        assert mine["equal"] is mine["equal again"] is mine["shared by all"] is None
+    assert told[0]["part"] is told[2]["part"] is None
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("seed", "seed is 0 on processes 0, 2, 1 on process 1"),
+        ("two", "seed is 0 on process 0, 1 on process 1, 2 on process 2"),
+        ("two", "batch_sizes is"),
+        ("dataset", "on processes 0-1, "),
+        ("long", "(sha256 "),
+        ("absent", "a is 1 on processes 1-2, absent on process 0"),
+        ("num_ranks", "num_ranks is 1 on processes 0-1, 2 on process 2"),
+        ("duplicate", "rank 0 has process 0, rank 2 has no process"),
+        ("uneven", "3 processes are to be 2 ranks of 2 each, but rank 0 has process 0"),
+        ("shared by none", "rank 0 has processes 0-2"),
+    ],
+)
+def test_what_differs_is_named_alike_by_all(told: list[dict[str, str | None]], case: str, says: str) -> None:
+    """PLAN-1, PLAN-2: ranks can only have the same steps where what their plans are made of is the same."""
+    messages = {mine[case] for mine in told}
+    assert len(messages) == 1
+    message = str(messages.pop())
+    assert message.startswith("ConfigError: ")
+    assert says in message
+
+
+def test_only_what_differs_is_named(told: list[dict[str, str | None]]) -> None:
+    message = str(told[0]["dataset"])
+    assert "dataset is" in message and "seed" not in message and "tail" not in message
+
+
+def test_members_of_a_group_have_their_global_names(told: list[dict[str, str | None]]) -> None:
+    assert told[0]["part differs"] == told[2]["part differs"]
+    assert "seed is 0 on process 0, 2 on process 2" in str(told[0]["part differs"])
+
+
+def test_a_process_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
+    """STOP-1: never a hang, whether the one that is missing lives or not; all that are left end by themselves."""
+    first, _, last = launch(ME, "one_is_missing", 3, tmp_path / "run", tmp_path)
+    for message in (*first, *last):
+        assert message.startswith("LoaderError: not every process came to compare its loader within 2 s")
+    assert "Ranks 1 failed to pass" in first[0]

@@ -1,0 +1,157 @@
+"""Processes that share a batch (2 ranks of 2 processes here): the same batches within a rank, and a difference is named."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.errors import ConfigError, SharedBatchError
+from streamvid.loader.batch import Batch
+from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
+from streamvid.loader.loader import VideoLoader
+from streamvid.loader.world import world_from_mesh
+from streamvid.plan.world import World
+from tests.loader.launched import launch
+
+ME = "tests.loader.test_shared_batch"
+BATCH_SIZE = 2
+
+
+# Run in each of four processes.
+
+
+def share(dataset: str) -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    world, group, me = world_from_mesh(mesh, "dp"), mesh["tp"].get_group(), dist.get_rank()
+    with VideoLoader(dataset, world=world, batch_size=BATCH_SIZE, num_workers=0) as loader:
+        check_equal_on_all_ranks({"seed": loader.options.seed}, world, dist.group.WORLD, processes_per_rank=2)
+        told: dict[str, Any] = {"world": [world.rank, world.num_ranks], "worlds": worlds_of(mesh)}
+        check = SharedBatchCheck(world, group)
+        batches = []
+        for step, batch in enumerate(loader):
+            check.batch(0, step, digest_of(batch), batch.sample_keys)
+            batches.append((digest_of(batch), batch.sample_keys))
+        check.end(0)
+        told["batches"] = batches
+
+        def as_is(step: int, batch: Batch) -> tuple[int, int, list[str]]:
+            return step, digest_of(batch), batch.sample_keys
+
+        def other_pixels(step: int, batch: Batch) -> tuple[int, int, list[str]]:
+            if (me, step) == (3, 1):
+                batch.video.zero_()
+            return as_is(step, batch)
+
+        def other_sample(step: int, batch: Batch) -> tuple[int, int, list[str]]:
+            place, digest, keys = as_is(step, batch)
+            return (place, ~digest, [keys[0], "another"]) if (me, step) == (3, 1) else (place, digest, keys)
+
+        def one_ahead(step: int, batch: Batch) -> tuple[int, int, list[str]]:
+            return step + (me == 3), digest_of(batch), batch.sample_keys
+
+        for name, of_batch in {"pixels": other_pixels, "sample": other_sample, "step": one_ahead}.items():
+            told[name] = run_epoch(loader, SharedBatchCheck(world, group), of_batch)
+        told["rank"] = run_epoch(loader, SharedBatchCheck(World(me % 2, 2), group), as_is)
+        told["end"] = run_epoch(loader, SharedBatchCheck(world, group), as_is, num_steps=2 if me == 3 else 3)
+        if me != 3:
+            told["gone"] = run_epoch(loader, SharedBatchCheck(world, group), as_is)
+    return told
+
+
+def digest_of(batch: Batch) -> int:
+    """64 bits of every pixel and key."""
+    data = repr(batch.sample_keys).encode() + batch.video.contiguous().numpy().tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
+
+
+def run_epoch(
+    loader: VideoLoader, check: SharedBatchCheck, of_batch: Callable[..., Any], num_steps: int = 3
+) -> list[Any]:
+    """[last step that was begun, error] of the first steps of the epoch, as epoch 7."""
+    step = -1
+    try:
+        for step, batch in zip(range(num_steps), loader, strict=False):
+            check.batch(7, *of_batch(step, batch))
+        check.end(7)
+    except SharedBatchError as error:
+        return [step, str(error)]
+    return [step, None]
+
+
+def worlds_of(mesh: Any) -> list[list[int]]:
+    """What other choices of data dimensions give, and what wrong ones say."""
+    told: list[Any] = []
+    for names in (("dp", "tp"), ("tp", "dp"), ("tp",)):
+        world = world_from_mesh(mesh, *names)
+        told.append([world.rank, world.num_ranks])
+    for names in ((), ("cp",), ("dp", "dp")):
+        with pytest.raises(ConfigError, match="data_dims="):
+            world_from_mesh(mesh, *names)
+    return told
+
+
+@pytest.fixture(scope="module")
+def told(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return launch(ME, "share", 4, tmp_path_factory.mktemp("share") / "run", dataset)
+
+
+def test_a_mesh_says_who_shares_a_rank(told: list[dict[str, Any]]) -> None:
+    assert [mine["world"] for mine in told] == [[0, 2], [0, 2], [1, 2], [1, 2]]
+    both, swapped, only_tp = zip(*(mine["worlds"] for mine in told), strict=True)
+    assert list(both) == [[0, 4], [1, 4], [2, 4], [3, 4]]  # the last named changes fastest
+    assert list(swapped) == [[0, 4], [2, 4], [1, 4], [3, 4]]
+    assert list(only_tp) == [[0, 2], [1, 2], [0, 2], [1, 2]]
+
+
+def test_batches_are_the_same_within_a_rank_and_disjoint_between_ranks(told: list[dict[str, Any]]) -> None:
+    """PLAN-2, PLAN-4: processes of one rank get equal keys and pixels at each step, ranks never the same sample."""
+    assert told[0]["batches"] == told[1]["batches"]
+    assert told[2]["batches"] == told[3]["batches"]
+    of_ranks = [[key for _, keys in told[process]["batches"] for key in keys] for process in (0, 2)]
+    assert len(of_ranks[0]) == len(of_ranks[1]) == BATCH_SIZE * len(told[0]["batches"]) > 0
+    assert len({*of_ranks[0], *of_ranks[1]}) == 2 * len(of_ranks[0])
+
+
+@pytest.mark.parametrize("case", ["pixels", "sample", "step", "end"])
+def test_only_the_rank_that_differs_fails(told: list[dict[str, Any]], case: str) -> None:
+    assert told[0][case] == told[1][case] == [2, None]
+    assert told[2][case][1] is not None
+
+
+@pytest.mark.parametrize(
+    ("case", "place", "says"),
+    [
+        ("pixels", "step 1 of epoch 7", "have other content, digest "),
+        ("sample", "step 1 of epoch 7", 'the sample in slot 1 is "'),
+        ("sample", "step 1 of epoch 7", '"another" on process 3'),
+        ("step", "step 0 of epoch 7", "step 0 of epoch 7 on process 2, step 1 of epoch 7 on process 3"),
+        ("rank", "step 0 of epoch 7", "rank 0 on process 2, rank 1 on process 3. Give all members of a shared_group"),
+    ],
+)
+def test_all_members_name_what_differs(told: list[dict[str, Any]], case: str, place: str, says: str) -> None:
+    """One step late and no more: the batch that differs was handed out, the next one is not."""
+    assert told[2][case] == told[3][case]
+    for mine in told[2:]:
+        step, message = mine[case]
+        assert f"differ at {place}: " in message
+        assert says in message
+        assert step == (2 if place.startswith("step 1") else 1)
+
+
+def test_a_member_that_ends_its_epoch_early_is_named(told: list[dict[str, Any]]) -> None:
+    """PLAN-2: no member waits for a step that its peer does not have."""
+    for mine in told[2:]:
+        assert "step 2 of epoch 7 on process 2, the end of epoch 7 on process 3" in mine["end"][1]
+
+
+def test_a_member_that_is_gone_is_an_error(told: list[dict[str, Any]]) -> None:
+    """STOP-1: its peer learns of it at the next step, when its connection closes, and does not wait for its timeout."""
+    assert told[0]["gone"] == told[1]["gone"] == [2, None]
+    assert "processes 2-3 share batches, and did not all come to step 0 of epoch 7: " in told[2]["gone"][1]
