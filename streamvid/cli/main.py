@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "demo": "Build a small corpus, shard it, stream it, train on it.",
+    "plan": "Show what a run would deliver, before a GPU is rented.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset holds and what was rejected.",
     "train": "Train the small video model on a dataset.",
