@@ -80,7 +80,7 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     holders: dict[int, list[int]] = {rank: [] for rank in range(num_ranks)}
     for process, rank in ranks.items():
         holders[rank].append(process)
-    expected = processes_per_rank or max(len(some) for some in holders.values())
+    expected = processes_per_rank or -(-len(ranks) // num_ranks)
     wrong = {f"rank {rank}": some for rank, some in holders.items() if len(some) != expected}
     if not wrong:
         return
