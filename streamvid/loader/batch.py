@@ -5,8 +5,10 @@ Legend: B samples, C = 3 channels (RGB), T frames, H rows, W columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streamvid.errors import ConfigError
 
@@ -15,14 +17,22 @@ if TYPE_CHECKING:
 
     from streamvid.buckets.bucket import Bucket
 
-STANDARD_FIELDS = ("video", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight")
+Layout = Literal["BCTHW", "BTCHW", "BTHWC"]
+RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
+STANDARD_FIELDS = ("video", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight", "layout")
+
+_CHUNK_ELEMENTS = 1 << 19
+_DIGEST_PIXELS = 4096
+_DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: places spread evenly over clips of any shape
 
 
 class Batch(Mapping[str, Any]):
     """A read-only mapping with attributes; `**batch` works.
 
-    - `video`: uint8 (B, C, T, H, W), RGB, 0..255, pinned where there is CUDA; channels lie last in memory
-      (torch's channels_last_3d). Its memory is the caller's until its last tensor dies.
+    - `video`: uint8, RGB, 0..255, its dimensions in the order that `layout` says: (B, C, T, H, W) by default. Channels
+      lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
+      there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
+    - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `text`: B captions, "" where there is none.   - `sample_keys`: B keys.
     - `bucket`: the Bucket that all samples are of.  - `fps`: float32 (B,), frames a second, NaN for images.
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats.
@@ -30,11 +40,16 @@ class Batch(Mapping[str, Any]):
     - and one entry for each of the loader's `columns`: float64 (B,) where numeric (NaN where missing), else a list.
     """
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
+    def __init__(self, fields: Mapping[str, Any], on_copy: Callable[[torch.device], None] | None = None) -> None:
+        """`on_copy` is told the device whenever `to` has queued copies from this batch's memory to it."""
         object.__setattr__(self, "_fields", dict(fields))
+        self._fields.setdefault("layout", "BCTHW")
+        object.__setattr__(self, "_on_copy", on_copy)
 
     _fields: dict[str, Any]
+    _on_copy: Callable[[torch.device], None] | None
     if TYPE_CHECKING:
+        layout: Layout
         video: torch.Tensor
         text: list[str]
         sample_keys: list[str]
@@ -65,28 +80,98 @@ class Batch(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Batch({self.bucket.id}, video={tuple(self.video.shape)} {self.video.dtype} on {self.video.device})"
 
+    def __copy__(self) -> Batch:
+        return Batch(self._fields, self._on_copy)
+
+    def __reduce__(self) -> Any:
+        return Batch, (self._fields,)
+
     def normalized(self, dtype: torch.dtype, range: tuple[float, float] = (-1.0, 1.0)) -> torch.Tensor:
-        """`video` as `dtype` (B, C, T, H, W), contiguous, 0..255 mapped linearly onto `range`, where `video` lies."""
+        """`video` as `dtype`, contiguous in its layout, 0..255 mapped linearly onto `range`, where `video` lies.
+
+        Computed in float64 and rounded once, so that every device gives the same numbers (Apple's: in float32).
+        Raises ConfigError for a dtype that is no floating point type.
+        """
         import torch
 
-        low, high = range
         if not dtype.is_floating_point:
             raise ConfigError(f"dtype={dtype} is no floating point type; use torch.float32, torch.bfloat16 or float16")
-        video = self.video.to(torch.float32)
-        return video.mul_((high - low) / 255.0).add_(low).to(dtype).contiguous()
+        video, (low, high) = self.video, range
+        exact = torch.float32 if video.device.type == "mps" else torch.float64
+        offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
+        out = torch.empty(video.shape, dtype=dtype, device=video.device)
+        for pixels, numbers in _chunks(video, out, self.layout):
+            torch.add(offset, pixels, alpha=scale, out=numbers)
+        return out
+
+    def digest(self) -> int:
+        """64 bits, signed as torch.int64 is, of `sample_keys`, `bucket` and 4096 pixel values of each sample.
+
+        Cheap enough for every step: ranks that should have the same batch compare it. Equal for equal batches in any
+        layout and on any device; two batches with one digest can differ in pixels that were not looked at.
+        """
+        import torch
+
+        frames = self.video.permute(*(self.layout.index(name) for name in RING_LAYOUT))
+        num_samples, *shape = frames.shape
+        num_values = shape[0] * shape[1] * shape[2] * shape[3]
+        numbers = torch.arange(min(_DIGEST_PIXELS, num_values), device=frames.device)
+        places: list[torch.Tensor] = []
+        rest = numbers * _DIGEST_STEP % max(1, num_values)
+        for size in reversed(shape):
+            places.insert(0, rest % size)
+            rest = rest // size
+        pixels = frames[:, places[0], places[1], places[2], places[3]].cpu()
+        head = json.dumps([list(self.sample_keys), self.bucket.id, num_samples, *shape])
+        data = head.encode() + b"\0" + pixels.numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
-        """The batch with its tensors on `device`; from pinned memory the copy is asynchronous."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """The batch with its tensors on `device`; from pinned memory the copy is asynchronous, on the current stream.
+
+        The loader does not use the memory again before that copy is done, whatever the stream (BATCH-1).
+        """
+        import torch
+
+        # A copy to the CPU has nobody who waits for it: asynchronous, it would be read before it is there.
+        non_blocking = non_blocking and torch.device(device).type != "cpu"
+        moved = self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        if self._on_copy is not None:
+            if moved.video is self.video:
+                object.__setattr__(moved, "_on_copy", self._on_copy)
+            self._on_copy(moved.video.device)
+        return moved
 
     def clone(self) -> Batch:
         """The batch in memory of its own: what to keep when batches are kept, so that the ring's is free again."""
-        return self._map(lambda tensor: tensor.clone())
+        return self.map_tensors(lambda tensor: tensor.clone())
 
-    def _map(self, function: Any) -> Batch:
+    def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The batch with `function` of each of its tensors in the tensor's place."""
         import torch
 
         return Batch({k: function(v) if isinstance(v, torch.Tensor) else v for k, v in self._fields.items()})
+
+
+def check_layout(layout: object) -> Layout:
+    """`layout` if it is one, else ConfigError."""
+    for known in get_args(Layout):
+        if layout == known:
+            return known  # type: ignore[no-any-return]
+    raise ConfigError(f"layout={layout!r}; allowed are {', '.join(get_args(Layout))}")
+
+
+def _chunks(video: torch.Tensor, out: torch.Tensor, layout: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of `video` and `out` that belong together: some frames of a sample on the CPU, elsewhere the whole."""
+    if video.device.type != "cpu" or video.numel() <= _CHUNK_ELEMENTS:
+        yield video, out
+        return
+    # torch's CPU kernels convert a whole operand before they work on it: chunks keep that in the cache.
+    axis = layout.index("T") - 1
+    for pixels, numbers in zip(video, out, strict=True):
+        num_frames = pixels.shape[axis]
+        length = max(1, _CHUNK_ELEMENTS * num_frames // pixels.numel())
+        yield from zip(pixels.split(length, axis), numbers.split(length, axis), strict=True)
 
 
 def column_values(values: list[Any], is_numeric: bool) -> Any:

@@ -4,70 +4,120 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from streamvid.loader.arena import Arena
-from streamvid.loader.batch import Batch, column_values
+from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, column_values
 from streamvid.loader.pipeline import PendingBatch
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
 
-def pin(ring: Arena) -> bool:
-    """Page-lock the ring for CUDA, so that copies to the device are direct and asynchronous; False without CUDA."""
+def pin(ring: Arena, device: torch.device | None = None) -> bool:
+    """Page-lock the ring for copies to a CUDA device, None: the current one; False where there is no CUDA.
+
+    So they are direct and asynchronous. `device` matters little, every device may copy from the pages; but no other
+    device's memory pays for it.
+    """
     import numpy as np
 
     cuda = _cuda()
-    if not cuda.is_available():
+    if not cuda.is_available() or (device is not None and device.type != "cuda"):
         return False
     address = np.frombuffer(ring.map, np.uint8).ctypes.data
-    runtime = cuda.cudart()
-    error = int(runtime.cudaHostRegister(address, ring.num_bytes, 0))
+    with cuda.device(device):
+        runtime = cuda.cudart()
+        error = int(runtime.cudaHostRegister(address, ring.num_bytes, 0))
+        number = cuda.current_device()
     if error != 0:
         _log.warning("cannot pin the ring of %d bytes (CUDA error %d); copies will be slower", ring.num_bytes, error)
         return False
     # The mapping outlives the loader while a batch of it lives; only then may the pages be let go.
-    weakref.finalize(ring.map, runtime.cudaHostUnregister, address).atexit = False
+    weakref.finalize(ring.map, _unpin, number, address).atexit = False
     return True
 
 
-def make_batch(pending: PendingBatch, ring: Arena, columns: Sequence[str], numeric: Collection[str]) -> Batch:
+def _unpin(device: int, address: int) -> None:
+    cuda = _cuda()
+    if cuda.is_initialized():  # else this is a fork of the process that pinned
+        with cuda.device(device):
+            cuda.synchronize()  # the last batch may have died before the copies that were queued from it are over
+            cuda.cudart().cudaHostUnregister(address)
+
+
+class RingSlot:
+    """A batch's place in the ring, and the CUDA streams that may still copy from it (BATCH-1).
+
+    Waited for is what was queued until the batch died on the streams that were current where it was made and where it
+    died, and what `Batch.to` queued on any stream. Holds no tensor of the batch.
+    """
+
+    def __init__(self, ring: Arena, offset: int) -> None:
+        self._ring, self._offset = ring, offset
+        self._events: dict[Any, Any] = {}  # stream → an event behind the last copy known of it
+        cuda = _cuda()
+        self._stream = cuda.current_stream() if cuda.is_initialized() else None
+
+    def copied(self, device: torch.device) -> None:
+        """Copies to `device` were just queued on its current stream."""
+        if device.type == "cuda":
+            self._mark(_cuda().current_stream(device))
+
+    def release(self) -> None:
+        """Give the place back; the ring uses it again when the copies are over."""
+        cuda = _cuda()
+        if self._stream is not None and cuda.is_initialized():
+            # A destructor may run in any thread; asking for the current device there would wake up a device of others.
+            for stream in {self._stream, cuda.current_stream(self._stream.device)}:
+                self._mark(stream)
+        self._ring.release(self._offset, self._wait if self._events else None)
+
+    def _mark(self, stream: Any) -> None:
+        cuda = _cuda()
+        with cuda.device(stream.device):
+            if cuda.is_current_stream_capturing():  # it has queued nothing, and the event would belong to the capture
+                return
+        self._events[stream] = event = cuda.Event(blocking=True)  # else who waits for it keeps a core busy
+        event.record(stream)
+
+    def _wait(self) -> None:
+        for event in self._events.values():
+            event.synchronize()
+
+
+def make_batch(
+    pending: PendingBatch,
+    ring: Arena,
+    columns: Sequence[str],
+    numeric: Collection[str],
+    layout: Layout = "BCTHW",
+) -> Batch:
     """The Batch of a complete PendingBatch; its place in the ring is free again when its last tensor has died."""
     import numpy as np
     import torch
 
-    request, rows = pending.request, pending.rows
-    frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.ring_offset)
-    weakref.finalize(frames, _release, ring, pending.ring_offset).atexit = False
-    fields: dict[str, Any] = {
-        "video": torch.from_numpy(frames).permute(0, 4, 1, 2, 3),
-        "text": [row["text"] or "" for row in rows],
-        "sample_keys": [row["key"] for row in rows],
-        "bucket": request.bucket,
-        "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
-        "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
-        "loss_weight": 1.0,
-    }
-    for name in columns:
-        fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
-    return Batch(fields)
-
-
-def _release(ring: Arena, offset: int) -> None:
-    ring.release(offset, _copies_done())
-
-
-def _copies_done() -> Callable[[], None] | None:
-    # A copy to the device may still read the pages when the last tensor over them dies: the ring waits for all that
-    # this thread has queued on its stream until now.
-    cuda = _cuda()
-    if not cuda.is_initialized():
-        return None
-    event = cuda.Event()
-    event.record()
-    wait: Callable[[], None] = event.synchronize
-    return wait
+    with torch.profiler.record_function("streamvid.make_batch"):
+        request, rows = pending.request, pending.rows
+        frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.ring_offset)
+        slot = RingSlot(ring, pending.ring_offset)
+        weakref.finalize(frames, slot.release).atexit = False
+        fields: dict[str, Any] = {
+            "video": torch.from_numpy(frames).permute(*(RING_LAYOUT.index(name) for name in layout)),
+            "text": [row["text"] or "" for row in rows],
+            "sample_keys": [row["key"] for row in rows],
+            "bucket": request.bucket,
+            "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
+            "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
+            "loss_weight": 1.0,
+            "layout": layout,
+        }
+        for name in columns:
+            fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
+        return Batch(fields, slot.copied)
 
 
 def _cuda() -> Any:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.utils import recursively_apply, send_to_device
+from hypothesis import given
+from hypothesis import strategies as st
 
 import streamvid
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
+from streamvid.loader.batch import check_layout
 
 
 @pytest.fixture
@@ -50,14 +60,153 @@ def test_is_a_read_only_mapping(batch: streamvid.Batch) -> None:
     assert "96x64-5f" in repr(batch) or "64x96-9f" in repr(batch)
 
 
-def test_normalized_maps_the_range_onto_the_asked_one(batch: streamvid.Batch) -> None:
-    expected = batch.video.to(torch.float64) / 255 * 2 - 1
-    normalized = batch.normalized(torch.float32)
-    assert normalized.is_contiguous() and normalized.shape == batch.video.shape
-    assert torch.allclose(normalized.double(), expected, atol=1e-6)
-    assert torch.allclose(batch.normalized(torch.bfloat16, range=(0, 1)).double(), (expected + 1) / 2, atol=4e-3)
+def made_batch(frames: torch.Tensor, layout: str = "BCTHW", **fields: object) -> streamvid.Batch:
+    """A batch of `frames` (B, T, H, W, C), as the loader makes it."""
+    num_samples, num_frames, height, width, _ = frames.shape
+    return streamvid.Batch(
+        {
+            "video": frames.permute(*("BTHWC".index(name) for name in layout)),
+            "text": [""] * num_samples,
+            "sample_keys": [f"key-{number}" for number in range(num_samples)],
+            "bucket": Bucket(num_frames, height, width),
+            "layout": layout,
+            **fields,
+        }
+    )
+
+
+def random_frames(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def neighbours(value: torch.Tensor) -> list[torch.Tensor]:
+    ends = (torch.tensor(end, dtype=value.dtype) for end in (-math.inf, math.inf))
+    return [value, *(torch.nextafter(value, end) for end in ends)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("span", [(-1, 1), (0, 1), (-0.5, 0.5), (0, 255), (1, -1), (-2.1, 2.6)])
+def test_normalized_rounds_each_value_once(dtype: torch.dtype, span: tuple[float, float]) -> None:
+    """No number of the type lies nearer to the exact one, for all 256 values."""
+    values = torch.arange(256, dtype=torch.uint8)
+    batch = made_batch(values.reshape(1, 1, 16, 16, 1).expand(1, 1, 16, 16, 3))
+    found = batch.normalized(dtype, range=span)[0, 0, 0].flatten()
+    low, high = (Fraction(end) for end in span)
+    for value, number in zip(values.tolist(), found, strict=True):
+        exact = low + (high - low) * value / 255
+        # Python computes (high - low) / 255 in float64, whose own rounding is far below what these types can tell.
+        nearest, *others = (abs(Fraction(near.item()) - exact) for near in neighbours(number))
+        assert all(nearest <= other + Fraction(1, 2**48) for other in others), (value, number)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 8, 3), (2, 5, 300, 400, 3), (1, 1, 600, 700, 3), (3, 9, 200, 130, 3)])
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
+def test_normalized_follows_the_layout(shape: tuple[int, ...], layout: str) -> None:
+    """Clips below and above the size that is worked on at once, frames above it too."""
+    batch = made_batch(random_frames(*shape), layout)
+    normalized = batch.normalized(torch.float32, range=(0, 255))
+    assert normalized.is_contiguous() and torch.equal(normalized, batch.video.float())
+    assert batch.normalized(torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_normalized_refuses_what_is_no_floating_point_type(batch: streamvid.Batch) -> None:
     with pytest.raises(ConfigError, match="no floating point type"):
         batch.normalized(torch.uint8)
+
+
+def test_a_layout_is_one_of_three() -> None:
+    assert check_layout("BTCHW") == "BTCHW"
+    for wrong in ("CTHW", "bcthw", None, 3):
+        with pytest.raises(ConfigError, match="allowed are BCTHW, BTCHW, BTHWC"):
+            check_layout(wrong)
+
+
+WAYS: dict[str, Callable[[streamvid.Batch], streamvid.Batch]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "clone": lambda batch: batch.clone(),
+    "to": lambda batch: batch.to("cpu"),
+    "accelerate": lambda batch: send_to_device(batch, "cpu"),
+    "accelerate, asynchronous": lambda batch: send_to_device(batch, torch.device("cpu"), non_blocking=True),
+    "accelerate, tensor by tensor": lambda batch: recursively_apply(torch.clone, batch),
+    "rebuilt, as collators do": lambda batch: type(batch)(dict(batch)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
+def test_a_copy_is_the_same_batch(way: str, layout: str) -> None:
+    batch = made_batch(random_frames(2, 4, 6, 8, 3), layout, score=torch.tensor([1.0, math.nan]))
+    again = WAYS[way](batch)
+    assert type(again) is streamvid.Batch and again.keys() == batch.keys()
+    assert again.layout == layout and again.bucket == batch.bucket and again.text == batch.text
+    assert torch.equal(again.video, batch.video) and again.digest() == batch.digest()
+    assert torch.equal(again.score.isnan(), batch.score.isnan())
+    with pytest.raises(AttributeError, match="read-only"):
+        again.text = []
+
+
+def test_who_copies_by_to_is_noticed(dataset: Path) -> None:
+    """BATCH-1: by the batch, a shallow copy of it, and accelerate."""
+    noticed: list[torch.device] = []
+    fields = dict(made_batch(random_frames(2, 4, 6, 8, 3)))
+    batch = streamvid.Batch(fields, noticed.append)
+    send_to_device(batch, "meta")
+    copy.copy(batch).to("meta")
+    batch.to("cpu").to("meta")  # the same memory still
+    batch.clone().to("meta")  # memory of its own
+    assert [device.type for device in noticed] == ["meta", "meta", "cpu", "meta"]
+
+
+def test_a_digest_does_not_depend_on_how_a_batch_lies_in_memory() -> None:
+    frames = random_frames(2, 9, 64, 96, 3)
+    digests = {made_batch(frames, layout).digest() for layout in ("BCTHW", "BTCHW", "BTHWC")}
+    batch = made_batch(frames)
+    planar = streamvid.Batch({**batch, "video": batch.video.contiguous()})
+    assert planar.video.stride() != batch.video.stride()
+    assert digests == {planar.digest()} == {batch.clone().digest()}
+    assert torch.tensor([batch.digest()], dtype=torch.int64).item() == batch.digest()
+
+
+def test_a_digest_tells_batches_apart() -> None:
+    frames = random_frames(2, 9, 64, 96, 3)
+    batch = made_batch(frames)
+    others = [
+        made_batch(frames.flip(0)),
+        made_batch(frames.flip(1)),
+        made_batch((frames.int() + 1).to(torch.uint8)),
+        made_batch(frames, sample_keys=["key-1", "key-0"]),
+        made_batch(frames, bucket=Bucket(9, 96, 64)),
+        made_batch(frames[:1]),
+        *(made_batch(torch.roll(frames, 1, axis)) for axis in range(1, 5)),
+    ]
+    assert len({one.digest() for one in [batch, *others]}) == 1 + len(others)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 6), st.integers(1, 6), st.data())
+def test_of_a_small_clip_a_digest_looks_at_every_value(
+    num_samples: int, num_frames: int, height: int, width: int, data: st.DataObject
+) -> None:
+    frames = random_frames(num_samples, num_frames, height, width, 3)
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in frames.shape)
+    changed = frames.clone()
+    changed[place] ^= 1
+    assert made_batch(changed).digest() != made_batch(frames).digest()
+
+
+def test_of_a_large_clip_a_digest_looks_everywhere() -> None:
+    """Each frame, each channel and each block of 16 x 16 pixels has values that are looked at."""
+    frames = random_frames(1, 5, 64, 96, 3)
+    digest = made_batch(frames).digest()
+    for frame, row, column in product(range(5), range(0, 64, 16), range(0, 96, 16)):
+        changed = frames.clone()
+        changed[0, frame, row : row + 16, column : column + 16] ^= 255
+        assert made_batch(changed).digest() != digest
+    for channel in range(3):
+        changed = frames.clone()
+        changed[..., channel] ^= 255
+        assert made_batch(changed).digest() != digest
 
 
 def test_to_moves_every_tensor(batch: streamvid.Batch) -> None:

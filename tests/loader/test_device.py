@@ -1,0 +1,204 @@
+"""The device stage: batches on the device, one copied ahead, in memory of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamvid
+from streamvid.errors import ConfigError, LoaderError
+from streamvid.loader.batch import Batch, Layout
+from streamvid.loader.device import DeviceStage, check_device
+from streamvid.loader.pipeline import PendingBatch, Pipeline
+from streamvid.loader.ring import make_batch, pin
+from streamvid.loader.stats import StatsMeter
+
+
+class Driver:
+    """Pipeline, ring and stage put together as a loader does, with what the stage said of each batch handed over."""
+
+    def __init__(self, loader: streamvid.VideoLoader, pipeline: Pipeline, device: Any, layout: Layout) -> None:
+        self.loader, self.pipeline, self.layout = loader, pipeline, layout
+        self.stage = DeviceStage(device)
+        self.meter = StatsMeter()
+        self.handed_over: list[int] = []
+        self.made: list[int] = []
+
+    def batches(self) -> Iterator[Batch]:
+        plan = self.loader._plan
+        self.run = self.pipeline.start(self.loader._selection.requests(plan, plan.cursor.epoch + 1))
+        return self.stage.batches(
+            partial(self.pipeline.next_batch, self.run),
+            partial(self.pipeline.has_batch, self.run),
+            self._make,
+            self._hand_over,
+        )
+
+    def _make(self, pending: PendingBatch) -> Batch:
+        self.made.append(pending.request.position[1])
+        return make_batch(pending, self.pipeline.ring, ("score", "place"), {"score"}, self.layout)
+
+    def _hand_over(self, pending: PendingBatch, wait_seconds: float, batch_seconds: float) -> None:
+        self.handed_over.append(pending.request.position[1])
+        self.meter.add(
+            pending.stats,
+            len(pending.rows),
+            wait_seconds=wait_seconds,
+            batch_seconds=batch_seconds,
+            queue_depth=self.pipeline.queue_depth,
+        )
+
+
+@contextmanager
+def driver(
+    dataset: Path, device: Any, batch_size: int = 2, frame_bytes: int = 2**20, layout: Layout = "BCTHW"
+) -> Iterator[Driver]:
+    with streamvid.VideoLoader(dataset, batch_size=batch_size, columns=("score", "place"), num_workers=0) as loader:
+        part = loader._selection.part
+        pipeline = Pipeline((part,), num_workers=0, clip_bytes=2**20, frame_bytes=frame_bytes)
+        try:
+            pipeline.open()
+            made = Driver(loader, pipeline, device, layout)
+            pin(pipeline.ring, made.stage.device)
+            yield made
+        finally:
+            pipeline.close()
+
+
+def wait_for_two(driving: Driver) -> None:
+    """Until two batches lie ready: one for the caller who comes now, and one to copy ahead."""
+    while driving.pipeline.queue_depth < 2:
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_batches_are_those_of_no_device_in_memory_of_their_own(dataset: Path, device: Any) -> None:
+    """BATCH-1: kept, they hold no place in a ring that has room for three."""
+    with driver(dataset, None) as plain:
+        expected = [batch.clone() for batch in plain.batches()]
+    frame_bytes = 3 * (max(batch.video.numel() for batch in expected) + 4096)
+    with driver(dataset, device, frame_bytes=frame_bytes) as staged:
+        kept = list(staged.batches())
+        assert staged.handed_over == plain.handed_over == list(range(1, len(expected) + 1))
+    assert len(kept) > 5
+    for batch, right in zip(kept, expected, strict=True):
+        assert batch.keys() == right.keys() and batch.video.stride() == right.video.stride()
+        for name, value in right.items():
+            same = torch.equal(value.nan_to_num(), batch[name].nan_to_num()) if torch.is_tensor(value) else None
+            assert same if same is not None else value == batch[name], name
+        assert batch.digest() == right.digest()
+
+
+def test_every_tensor_goes_to_the_device(dataset: Path) -> None:
+    with driver(dataset, "meta") as staged:
+        for batch in staged.batches():
+            assert {value.device.type for value in batch.values() if torch.is_tensor(value)} == {"meta"}
+            assert batch.video.dtype == torch.uint8 and batch.score.shape == batch.fps.shape == (2,)
+            assert all(isinstance(place, str) for place in batch.place)
+            assert batch.normalized(torch.bfloat16).shape == batch.video.shape
+
+
+def test_one_batch_is_copied_ahead_and_not_counted(dataset: Path) -> None:
+    """PLAN-5: what is copied ahead has not been handed over."""
+    with driver(dataset, "cpu", frame_bytes=2**21) as staged:
+        batches = staged.batches()
+        next(batches)
+        for number in range(2, 6):
+            wait_for_two(staged)
+            next(batches)
+            assert staged.handed_over == list(range(1, number + 1))
+            assert staged.made == list(range(1, number + 2))
+        assert len(list(batches)) + 5 == len(staged.handed_over) == len(staged.made)
+
+
+def test_without_a_device_none_is_made_ahead(dataset: Path) -> None:
+    with driver(dataset, None) as plain:
+        for _ in plain.batches():
+            assert plain.made == plain.handed_over
+
+
+def test_a_batch_copied_ahead_does_not_outlive_its_run(dataset: Path) -> None:
+    """A loop that goes on after its loader was set to another place is told so, and gets no batch of the old place."""
+    with driver(dataset, "cpu", frame_bytes=2**21) as staged:
+        batches = staged.batches()
+        next(batches)
+        wait_for_two(staged)
+        next(batches)
+        assert staged.made == [1, 2, 3]
+        staged.pipeline.stop()
+        with pytest.raises(LoaderError, match="this iteration is over"):
+            next(batches)
+        assert staged.handed_over == [1, 2]
+
+
+def test_the_stage_holds_no_batch_that_the_caller_let_go(dataset: Path) -> None:
+    """BATCH-1: in a ring with room for one batch, a caller who keeps none comes through, one who keeps one does not."""
+    largest = 2 * 9 * 96 * 64 * 3
+    with driver(dataset, None, frame_bytes=largest + 4096) as plain:
+        for batch in plain.batches():
+            del batch
+        assert len(plain.handed_over) > 5
+    with driver(dataset, "cpu", frame_bytes=largest + 4096) as staged:
+        assert len(list(staged.batches())) == len(plain.handed_over)
+
+
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
+def test_layouts_are_kept_on_the_way(dataset: Path, layout: Layout) -> None:
+    with driver(dataset, "cpu", layout=layout) as staged:
+        for batch in staged.batches():
+            frames, height, width = batch.bucket.shape
+            sizes = {"B": 2, "C": 3, "T": frames, "H": height, "W": width}
+            assert batch.layout == layout and batch.video.shape == tuple(sizes[name] for name in layout)
+            assert batch.video.stride(layout.index("C")) == 1
+
+
+def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
+    with driver(dataset, "cpu") as staged:
+        num_samples = sum(len(batch.sample_keys) for batch in staged.batches())
+        stats = staged.meter.stats()
+    assert stats.num_steps == len(staged.handed_over) and stats.num_samples == num_samples
+    assert 0 < stats.batch_seconds <= stats.wait_seconds <= stats.seconds
+    assert stats.num_bytes_fetched > 0 and stats.decode_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        ("gpu", "gpu"),
+        ("cuda:99", "no such CUDA device"),
+        ("cuda:-1", "cuda:-1"),
+        (1.5, "1.5"),
+        ("xpu", "xpu"),
+        ("mps", "mps"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"device=.*{why}.*There is cpu.*leave device out"):
+        check_device(device)
+
+
+def test_cuda_without_cuda_is_refused() -> None:
+    if torch.cuda.is_available():
+        assert check_device("cuda") == torch.device("cuda")
+        return
+    with pytest.raises(ConfigError, match=r"device='cuda' cannot be used: .*There is cpu; take one of them"):
+        check_device("cuda")
+    assert check_device(None) is None
+
+
+def test_a_profiler_sees_what_the_loader_does(dataset: Path) -> None:
+    with (
+        driver(dataset, "cpu") as staged,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        num_steps = len(list(staged.batches()))
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["streamvid.make_batch"] == calls["streamvid.copy"] == num_steps
+    assert calls["streamvid.wait"] == num_steps + 1  # the last one finds the end
