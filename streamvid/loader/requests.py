@@ -67,8 +67,9 @@ class Selection:
         """
         while True:
             for first in range(0, plan.num_steps_left, _STEPS_PER_SLICE):
-                for number, step in enumerate(plan.steps(first, first + _STEPS_PER_SLICE), first + 1):
-                    mine = step.for_rank(self.world.rank, self.batch_sizes[step.bucket_id])
+                steps = plan.rank_steps(first, first + _STEPS_PER_SLICE, self.world.rank)
+                for number, step in enumerate(steps, first + 1):
+                    mine = step
                     slots = zip(mine.shards, mine.indices, mine.visits, mine.is_repeat, strict=True)
                     samples = tuple(
                         SampleRequest(self.part, step.bucket_id, int(s), int(i), int(v), bool(r))

@@ -1,7 +1,7 @@
 """The epoch as arithmetic: which bucket a step has, which samples it takes, and where it leaves the run.
 
-A plan is a function of the samples in each shard, the batch sizes, the options, the number of ranks and the cursor, and
-of nothing else. It holds the prefix sums of the shards; steps are computed when they are asked for.
+A plan is a function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and the
+cursor, and of nothing else. It holds the prefix sums of the shards; steps are computed when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,88 +12,162 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.errors import ConfigError, PlanError, StateError
-from streamvid.plan.cursor import MAX_EPOCH, MAX_POSITION, Cursor
+from streamvid.plan import check
+from streamvid.plan.cost import cost_classes
+from streamvid.plan.cursor import MAX_EPOCH, Cursor
+from streamvid.plan.lane import Lane
+from streamvid.plan.mix import MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.order import EpochOrder
-from streamvid.plan.step import Step, deal
-from streamvid.plan.stream import BucketStream
-from streamvid.plan.tail import BucketReport, BucketSpan, num_steps_through
+from streamvid.plan.step import FILL_GROUP, FILLER_VISITS, FinalStep, Step, deal_bucket, deal_final, deal_lane
+from streamvid.plan.tail import BucketReport, BucketSpan
 from streamvid.plan.world import validate_num_ranks
 
 Int64Array = npt.NDArray[np.int64]
 
 # Work arrays hold at most about so many samples at once, whatever is asked for.
 _SLICE_SAMPLES = 1 << 18
-_NUM_NAMED = 10
+_STEP_ORDER = 3  # keeps this use of the seed apart from others
 
 
 class EpochPlan:
     """The rest of one epoch for all ranks, from a cursor.
 
-    num_samples: bucket id → samples in each of its shards, in manifest order. batch_sizes: bucket id → samples a rank
-    takes at a step; exactly the same ids. ConfigError for arguments that cannot be, StateError for a cursor of another
-    dataset.
+    sources: the datasets; or for one, bucket id → samples in each of its shards, in manifest order. batch_sizes:
+    bucket id → samples a rank takes at a step; exactly the same ids. costs: bucket id → predicted cost of a batch, any
+    unit, needed with sync="cost" and order="largest-first". ConfigError for arguments that cannot be, StateError for a
+    cursor of another dataset.
     """
 
     def __init__(
         self,
-        num_samples: Mapping[str, Sequence[int] | Int64Array],
+        sources: Sequence[PlanSource] | Mapping[str, Sequence[int] | Int64Array],
         batch_sizes: Mapping[str, int],
         options: PlanOptions | None = None,
         num_ranks: int = 1,
         cursor: Cursor | None = None,
+        costs: Mapping[str, int] | None = None,
     ) -> None:
         validate_num_ranks(num_ranks)
         self.options = options or PlanOptions()
         self.num_ranks = num_ranks
-        self.cursor = cursor or Cursor()
-        _validate_ids(num_samples, batch_sizes, self.cursor)
-        counts = {bucket_id: _shard_counts(bucket_id, num_samples[bucket_id]) for bucket_id in sorted(num_samples)}
-        self._streams = {name: BucketStream(name, of_shards, self.options) for name, of_shards in counts.items()}
-        self._spans = tuple(
-            BucketSpan.open(
-                name,
-                stream.num_samples,
-                num_ranks * batch_sizes[name],
-                self.options.tail,
-                self.cursor.epoch,
-                self.cursor.positions.get(name),
-            )
-            for name, stream in self._streams.items()
-        )
-        for span in self._spans:
-            _validate_span(span)
-        self._planned = tuple(span for span in self._spans if span.num_steps_left)
+        parts = [PlanSource(sources, self.options.seed)] if isinstance(sources, Mapping) else list(sources)
+        counts = check.shard_counts(parts)
+        check.check_ids(counts, batch_sizes)
+        self._batch_sizes = dict(batch_sizes)
+        self._streams = {name: MixedStream(name, of, parts, self.options) for name, of in counts.items()}
+        self._classes, self._first_keys = _classes(counts, self.options, costs)
+        self._open(cursor or Cursor())
 
-    @cached_property
-    def _order(self) -> EpochOrder:
-        return EpochOrder(self._planned, self.options, self.cursor.epoch)
+    def at(self, cursor: Cursor) -> EpochPlan:
+        """The same plan from another cursor."""
+        other = object.__new__(EpochPlan)
+        other.options, other.num_ranks, other._batch_sizes = self.options, self.num_ranks, self._batch_sizes
+        other._streams, other._classes, other._first_keys = self._streams, self._classes, self._first_keys
+        other._open(cursor)
+        return other
+
+    def _open(self, cursor: Cursor) -> None:
+        check.check_cursor(cursor, self._streams)
+        self.cursor = cursor
+        spans = {name: self._span(name) for name in self._streams}
+        for name, span in spans.items():
+            check.check_span(span, self._streams[name].num_samples)
+        self._spans = tuple(spans.values())
+        lanes: dict[object, list[BucketSpan]] = {}
+        for name, span in spans.items():
+            lanes.setdefault(self._classes.get(name, name), []).append(span)
+        every = [Lane(tuple(lane), self.options, cursor.epoch, self.num_ranks) for lane in lanes.values()]
+        self._idle = tuple(lane for lane in every if not lane.num_steps)
+        self._lanes = tuple(lane for lane in every if lane.num_steps)
+
+    def _span(self, name: str) -> BucketSpan:
+        stream, epoch, tail = self._streams[name], self.cursor.epoch, self.options.tail
+        start, end = stream.boundary(epoch), stream.boundary(epoch + 1)
+        size, position = self._batch_sizes[name], self.cursor.positions.get(name)
+        if position is None:
+            grid = size * (1 if self.options.sync == "cost" else self.num_ranks)
+            position = start // grid * grid if tail == "carry" else start
+        elif tail != "carry":
+            position = max(position, start)
+        return BucketSpan(name, stream.num_samples, size, self.num_ranks, tail, epoch, start, end, position)
+
+    # How many steps there are.
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole epoch from its natural start, on every rank."""
-        return sum(span.num_steps for span in self._spans)
+        """Steps of the whole epoch from its natural start; ranks that have no batch in a step count it too."""
+        if not self.cursor.positions:
+            return self.num_steps_left
+        epoch = self.cursor.epoch
+        if self.options.tail == "carry":
+            return self.num_steps_through(epoch + 1) - self.num_steps_through(epoch)
+        return self.at(Cursor(epoch)).num_steps_left
 
-    @property
+    @cached_property
     def num_steps_left(self) -> int:
-        """Steps from the cursor to the end of the epoch, on every rank."""
-        return sum(span.num_steps_left for span in self._planned)
+        """Steps from the cursor to the end of the epoch; ranks that have no batch in a step count it too."""
+        natural = self._num_mixed + len(self._finals)
+        if self.options.tail not in ("carry", "drop"):
+            return natural
+        return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
+
+    def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
+        """Batches that a rank receives after so many steps; fewer than steps only for tail="uneven"."""
+        first = max(0, num_steps_done - self._num_mixed)
+        empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
+        return self.num_steps_left - num_steps_done - empty
+
+    def num_steps_through(self, num_epochs: int) -> int:
+        """Steps of the first `num_epochs` epochs together, from epoch 0, with these batch sizes and ranks."""
+        check.check_count("num_epochs", num_epochs, MAX_EPOCH)
+        if self.options.tail == "carry":
+            return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
+        period = 1
+        for stream in self._streams.values():
+            period = stream.period(period)
+        counts = [self.at(Cursor(epoch)).num_steps_left for epoch in range(min(period, num_epochs))]
+        whole, rest = divmod(num_epochs, period)
+        return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
+
+    def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
+        """Steps from `positions` to the end of epoch `num_epochs - 1`, when every epoch carries its rest."""
+        total = 0
+        for lane in (*self._lanes, *self._idle):
+            units = 0
+            for span in lane.spans:
+                end = self._streams[span.bucket_id].boundary(num_epochs)
+                units += max(0, end - positions[span.bucket_id]) // span.batch_size
+            total += units // self.num_ranks
+        return total // self.options.accumulate * self.options.accumulate
+
+    # What there is to tell before the first step.
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
         """The buckets that have no step in the whole epoch; worth a warning."""
-        return tuple(span.report() for span in self._spans if not span.num_steps and not span.num_steps_left)
+        rows = [row for row in self.report() if not row.num_delivered]
+        if not rows or not self.cursor.positions:
+            return tuple(rows)
+        whole = {row.bucket_id for row in self.at(Cursor(self.cursor.epoch)).report() if row.num_delivered}
+        return tuple(row for row in rows if row.bucket_id not in whole)
 
     def report(self) -> tuple[BucketReport, ...]:
         """What the rest of the epoch makes of each bucket, by bucket id."""
-        return tuple(span.report() for span in self._spans)
-
-    def num_steps_through(self, num_epochs: int) -> int:
-        """Steps of the first `num_epochs` epochs together, from epoch 0, with these batch sizes and ranks."""
-        _validate_count("num_epochs", num_epochs, MAX_EPOCH)
-        return sum(
-            num_steps_through(span.num_samples, span.global_batch, span.tail, num_epochs) for span in self._spans
+        delivered = dict.fromkeys(self._streams, 0)
+        repeated = dict.fromkeys(self._streams, 0)
+        units, fillers = self._taken(self.num_steps_left)
+        for span in self._spans:
+            delivered[span.bucket_id] += units[span.bucket_id] * span.batch_size
+        for span, num_units in fillers:
+            delivered[span.bucket_id] += num_units * span.batch_size
+            repeated[span.bucket_id] += num_units * span.batch_size
+        for final in self._finals:
+            delivered[final.span.bucket_id] += final.num_samples
+            repeated[final.span.bucket_id] += final.num_samples if final.visits_from else 0
+        return tuple(
+            _report(span, delivered[span.bucket_id], repeated[span.bucket_id])
+            for span in sorted(self._spans, key=lambda span: span.bucket_id)
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
@@ -103,115 +177,166 @@ class EpochPlan:
         """
         if self.num_steps_left or self.num_steps:
             return
-        num_epochs = MAX_EPOCH if num_epochs is None else num_epochs
-        _validate_count("num_epochs", num_epochs, MAX_EPOCH)
-        # Other tails make the same steps every epoch: none.
-        if self.options.tail != "carry" or not any(
-            span.num_samples and _num_epochs_to_a_step(span) <= num_epochs for span in self._spans
-        ):
-            raise PlanError(_why_no_step(self._spans, self.num_ranks))
+        last = MAX_EPOCH if num_epochs is None else num_epochs
+        check.check_count("num_epochs", last, MAX_EPOCH)
+        soonest = self._num_epochs_to_a_step()
+        if soonest is None or soonest > last:
+            raise check.no_step(self._spans, self.options, self.num_ranks, soonest)
+
+    def _num_epochs_to_a_step(self) -> int | None:
+        """Epochs, this one included, until what is carried makes a step; None: never."""
+        if self.options.tail != "carry":
+            return None  # other tails make the same steps every epoch: none
+        positions = {span.bucket_id: span.position for span in self._spans}
+        low, high = self.cursor.epoch, MAX_EPOCH
+        if not self._num_carried_steps(positions, high):
+            return None
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._num_carried_steps(positions, middle) else (middle, high)
+        return high - self.cursor.epoch
+
+    # The steps.
 
     def steps(self, start: int, stop: int) -> list[Step]:
-        """Steps [start, stop), counted from the cursor and cut to `num_steps_left`.
+        """Steps [start, stop) of all ranks, counted from the cursor and cut to `num_steps_left`.
 
         A slice costs a search of the order besides its samples, so take 256 steps or more at a time.
         """
-        _validate_count("start", start, None)
-        _validate_count("stop", stop, None)
+        return self._steps(start, stop, range(self.num_ranks))
+
+    def rank_steps(self, start: int, stop: int, rank: int) -> list[Step]:
+        """The part of one rank in steps [start, stop); for many ranks it costs a small part of `steps`."""
+        return self._steps(start, stop, range(rank, rank + 1))
+
+    def _steps(self, start: int, stop: int, ranks: range) -> list[Step]:
+        check.check_count("start", start, None)
+        check.check_count("stop", stop, None)
         stop = min(stop, self.num_steps_left)
         if start >= stop:
             return []
-        length = max(1, _SLICE_SAMPLES // max(span.global_batch for span in self._planned))
-        return [step for first in range(start, stop, length) for step in self._slice(first, min(first + length, stop))]
+        mixed = min(stop, self._num_mixed)
+        widest = max((span.batch_size for lane in self._lanes for span in lane.spans), default=1) * len(ranks)
+        length = max(1, _SLICE_SAMPLES // max(widest, self.options.deal))
+        steps = [
+            step
+            for first in range(start, mixed, length)
+            for step in self._slice(first, min(first + length, mixed), ranks)
+        ]
+        for final in self._finals[max(start - self._num_mixed, 0) : stop - self._num_mixed if stop > mixed else 0]:
+            steps.append(deal_final(final, self._streams[final.span.bucket_id], ranks, self.options.deal))
+        return steps
 
-    def _slice(self, start: int, stop: int) -> list[Step]:
-        buckets, indices = self._order.steps(start, stop)
+    def _slice(self, start: int, stop: int, ranks: range) -> list[Step]:
+        lanes, indices = self._order.steps(start, stop)
         steps: dict[int, Step] = {}
-        for number in np.unique(buckets):
-            span = self._planned[number]
-            places = np.flatnonzero(buckets == number)
-            dealt = deal(span, self._streams[span.bucket_id], indices[places])
+        for number in np.unique(lanes):
+            lane, places = self._lanes[number], np.flatnonzero(lanes == number)
+            if len(lane.spans) == 1:
+                (span,) = lane.spans
+                stream = self._streams[span.bucket_id]
+                dealt = deal_bucket(span, stream, indices[places], ranks, self.options.deal)
+            else:
+                dealt = deal_lane(lane, self._streams, indices[places], ranks, self.options.deal)
             steps.update(zip(places.tolist(), dealt, strict=True))
         return [steps[place] for place in range(stop - start)]
 
+    # Where they leave the run.
+
     def cursor_after(self, num_steps_done: int) -> Cursor:
         """Where the run stands after so many steps from this plan's cursor; the same on every rank."""
-        _validate_count("num_steps_done", num_steps_done, self.num_steps_left)
-        counts = dict(
-            zip((span.bucket_id for span in self._planned), self._order.counts(num_steps_done).tolist(), strict=True)
-        )
-        positions = {span.bucket_id: span.position_after(counts.get(span.bucket_id, 0)) for span in self._spans}
-        return Cursor(self.cursor.epoch, positions)
+        check.check_count("num_steps_done", num_steps_done, self.num_steps_left)
+        units, _ = self._taken(num_steps_done)
+        positions = {span.bucket_id: span.position_after(units[span.bucket_id]) for span in self._spans}
+        for final in self._finals[: max(0, num_steps_done - self._num_mixed)]:
+            positions[final.span.bucket_id] = final.span.end
+        phase = (self.cursor.phase + num_steps_done) % self.options.accumulate
+        return Cursor(self.cursor.epoch, positions, phase)
 
     def next_epoch(self) -> Cursor:
         """The cursor that opens the next epoch once all steps of this one are done."""
-        return Cursor(self.cursor.epoch + 1, {span.bucket_id: span.next_position for span in self._spans})
+        positions = dict(self.cursor_after(self.num_steps_left).positions)
+        if self.options.tail != "carry":
+            positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
+        return Cursor(self.cursor.epoch + 1, positions)
+
+    def end_of(self, bucket_id: str) -> int:
+        """The position at which the epoch ends in a bucket: no run stands past it."""
+        return self._streams[bucket_id].boundary(self.cursor.epoch + 1)
+
+    @cached_property
+    def _num_mixed(self) -> int:
+        return sum(lane.num_steps for lane in self._lanes)
+
+    @cached_property
+    def _order(self) -> EpochOrder:
+        tracks = [lane.track(self._first_keys) for lane in self._lanes]
+        options = self.options
+        return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
+
+    def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
+        """Units of each bucket in the first steps, and (bucket, units) of those that fill steps of several buckets."""
+        mixed = min(num_steps, self._num_mixed)
+        per_lane = self._order.counts(mixed).tolist() if self._lanes else []
+        units = dict.fromkeys(self._streams, 0)
+        fillers = []
+        for lane, num_lane_steps in zip(self._lanes, per_lane, strict=True):
+            counts = lane.counts(num_lane_steps)
+            units.update(zip((span.bucket_id for span in lane.spans), counts, strict=True))
+            missing = num_lane_steps * self.num_ranks - sum(counts)
+            if missing:
+                fillers.append((lane.spans[lane.filler], missing))
+        return units, fillers
+
+    @cached_property
+    def _finals(self) -> tuple[FinalStep, ...]:
+        """Steps after all others: the rests of "shrink" and "uneven", then what completes a group of `accumulate`."""
+        finals = []
+        if self.options.tail in ("shrink", "uneven"):
+            units, _ = self._taken(self._num_mixed)
+            for span in self._spans:
+                position = span.position_after(units[span.bucket_id])
+                rest = max(0, span.end - position)
+                if self.options.tail == "shrink":
+                    rest = -(-rest // self.num_ranks) * self.num_ranks
+                if rest:
+                    finals.append(FinalStep(span, position, rest))
+        if self.options.tail in ("pad", "shrink"):
+            missing = -(self._num_mixed + len(finals) + self.cursor.phase) % self.options.accumulate
+            if any(span.length for span in self._spans):
+                largest = max(self._spans, key=lambda span: span.length)
+                size = self.num_ranks * (largest.batch_size if self.options.tail == "pad" else 1)
+                # Counted from the last, so that a run which begins between two of them goes on with the others.
+                for number in range(missing - 1, -1, -1):
+                    position = largest.end + number * size % largest.length
+                    finals.append(FinalStep(largest, position, size, FILL_GROUP + number * FILLER_VISITS))
+        return tuple(finals)
 
 
-def _validate_ids(num_samples: Mapping[str, object], batch_sizes: Mapping[str, int], cursor: Cursor) -> None:
-    for name, size in batch_sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1 << 20:
-            raise ConfigError(f"batch_sizes[{name!r}]={size!r}: allowed are the integers 1 to {1 << 20}")
-    differing = sorted(num_samples.keys() ^ batch_sizes.keys())
-    if differing:
-        raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {_named(differing)}; give each of the dataset's a size"
-        )
-    foreign = sorted(cursor.positions.keys() - num_samples.keys())
-    if foreign:
-        raise StateError(
-            f"the state has a position in bucket(s) {_named(foreign)}, which the dataset lacks; load it with the "
-            "dataset and filter that it was saved with, or start anew without it"
-        )
+def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
+    real = min(span.available, delivered - fillers)
+    rest = span.available - real
+    return BucketReport(
+        bucket_id=span.bucket_id,
+        num_samples=span.num_samples,
+        global_batch=span.global_batch,
+        num_steps_left=-(-delivered // span.global_batch),
+        num_delivered=delivered,
+        num_carried=rest if span.tail == "carry" else 0,
+        num_dropped=rest if span.tail != "carry" else 0,
+        num_repeated=delivered - real,
+    )
 
 
-def _validate_span(span: BucketSpan) -> None:
-    """Positions stay exact in int64 and float64, and a pad's visit (step.py) in int64."""
-    if span.global_batch >= 1 << 32:
-        raise ConfigError(f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, not under 2**32")
-    reached = max(span.end, span.position) + span.global_batch
-    if reached > MAX_POSITION:
-        raise StateError(
-            f"bucket {span.bucket_id}: epoch {span.epoch} of {span.num_samples} samples reaches position {reached}; "
-            f"positions end at {MAX_POSITION}"
-        )
-
-
-def _shard_counts(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64Array:
-    counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
-    if counts.ndim != 1 or counts.dtype.kind not in "iu":
-        raise ConfigError(f"num_samples[{bucket_id!r}]: expected an integer a shard, got {counts.dtype} {counts.shape}")
-    if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
-        raise ConfigError(f"num_samples[{bucket_id!r}]: a shard has 0 or more samples, a bucket at most {MAX_POSITION}")
-    return counts.astype(np.int64, copy=False)
-
-
-def _validate_count(name: str, value: int, highest: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (highest is not None and value > highest):
-        allowed = "of at least 0" if highest is None else f"0 to {highest}"
-        raise ConfigError(f"{name}={value!r}: allowed are integers {allowed}")
-
-
-def _num_epochs_to_a_step(span: BucketSpan) -> int:
-    """Epochs, this one included, until a bucket that carries its remainder has the samples of one step."""
-    return max(1, -(-(span.position + span.global_batch - span.start) // span.num_samples))
-
-
-def _why_no_step(spans: Sequence[BucketSpan], num_ranks: int) -> str:
-    if not any(span.num_samples for span in spans):
-        return "the dataset has no samples to deliver; check its split and filter"
-    named = [
-        f"{span.bucket_id} has {span.num_samples} sample(s), a step takes {span.global_batch} "
-        f"({num_ranks} rank(s) x batch_size {span.global_batch // num_ranks})"
-        for span in spans
-    ]
-    remedies = "take a smaller batch_size, fewer ranks or tail='pad'"
-    if spans[0].tail == "carry":
-        soonest = min(_num_epochs_to_a_step(span) for span in spans if span.num_samples)
-        remedies += f", or more epochs: with tail='carry' a first step needs {soonest} of them"
-    return f"no bucket can fill one step: {_named(named, '; ')}. Remedies: {remedies}"
-
-
-def _named(names: Sequence[str], separator: str = ", ") -> str:
-    more = len(names) - _NUM_NAMED
-    return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)
+def _classes(
+    counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
+) -> tuple[dict[str, int], dict[str, float]]:
+    """(bucket id → class of cost, bucket id → key of its first step in epoch 0), each where the options ask for it."""
+    if options.sync == "bucket" and options.order == "mixed":
+        return {}, {}
+    known = check.check_costs(counts, options, costs)
+    ascending = sorted(known, key=lambda name: (known[name], name))
+    classes = cost_classes(known) if options.sync == "cost" else {}
+    # Below every other key: what was carried is less than a step, and a step has less than 2**30 samples.
+    firsts = {name: -float(1 << 31) * (number + 1) for number, name in enumerate(ascending)}
+    return classes, firsts if options.order == "largest-first" else {}

@@ -34,9 +34,11 @@ class _Pass:
 class BucketStream:
     """Finds the samples of one bucket by position; keeps the shard orders of the last passes that were asked for."""
 
-    def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> None:
-        """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order."""
+    def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
+        """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order. seed: None for that of
+        the options."""
         self._bucket_hash = hash_text(bucket_id)
+        self._seed = options.seed if seed is None else seed
         self._shard_sizes = shard_sizes
         self._options = options
         self._starts = _prefix_sums(shard_sizes)
@@ -64,7 +66,7 @@ class BucketStream:
         if self._options.shuffle == "window":
             windows = np.searchsorted(order.window_starts, places, side="right") - 1
             starts = order.window_starts[windows]
-            keys = hash64_array(_WINDOW_ORDER, self._options.seed, number, self._bucket_hash, windows)
+            keys = hash64_array(_WINDOW_ORDER, self._seed, number, self._bucket_hash, windows)
             places = starts + permute(places - starts, order.window_starts[windows + 1] - starts, keys)
         turns = np.searchsorted(order.ends, places, side="right") - 1
         return self._starts[order.shards[turns]] + places - order.ends[turns]
@@ -73,7 +75,7 @@ class BucketStream:
         if number not in self._passes:
             while len(self._passes) >= _NUM_PASSES_KEPT:
                 del self._passes[next(iter(self._passes))]
-            seed = hash64(_SHARD_ORDER, self._options.seed, number, self._bucket_hash)
+            seed = hash64(_SHARD_ORDER, self._seed, number, self._bucket_hash)
             # Stable, so that equal hashes keep the manifest's order on every version of numpy.
             shards = np.argsort(hash64_array(seed, np.arange(len(self._shard_sizes))), kind="stable")
             ends = _prefix_sums(self._shard_sizes[shards])

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from streamvid.errors import ConfigError
-from streamvid.plan import PLAN_VERSION, PlanOptions
+from streamvid.plan import PlanOptions
 
 
 def test_the_order_key_says_what_positions_depend_on() -> None:
     """PLAN-1: a state may change its tail, but not what gives its positions their meaning."""
     key = PlanOptions(seed=3, window=8).order_key()
-    assert json.loads(json.dumps(key)) == {"plan_version": PLAN_VERSION, "seed": 3, "shuffle": "window", "window": 8}
+    assert json.loads(json.dumps(key)) == {"seed": 3, "shuffle": "window", "window": 8}
     assert PlanOptions(seed=3, window=8, tail="drop").order_key() == key
 
 
@@ -24,8 +24,13 @@ def test_the_order_key_says_what_positions_depend_on() -> None:
         ({"seed": "0"}, "seed='0'"),
         ({"window": 0}, "window=0"),
         ({"shuffle": "all"}, "shuffle='all': allowed are 'none', 'shards', 'window'"),
-        ({"tail": "shrink"}, "tail='shrink': allowed are 'carry', 'drop', 'pad'"),
-        ({"sync": "cost"}, "sync='cost': allowed are 'bucket'"),
+        ({"tail": "wrap"}, "tail='wrap': allowed are 'carry', 'drop', 'pad', 'shrink', 'uneven'"),
+        ({"sync": "time"}, "sync='time': allowed are 'bucket', 'cost'"),
+        ({"order": "random"}, "order='random': allowed are 'mixed', 'largest-first'"),
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"accumulate": 2000}, "allowed are the integers 1 to 1024"),
+        ({"deal": 0}, "deal=0"),
+        ({"tail": "uneven", "accumulate": 2}, "accumulate=2 with tail='uneven'.*use tail='carry'"),
     ],
 )
 def test_other_options_are_refused(fields: dict[str, Any], message: str) -> None:

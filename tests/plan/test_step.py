@@ -13,10 +13,11 @@ from tests.plan.runs import Leg, datasets, legs, make_plan, options, samples_of
 
 @given(dataset=datasets(), chosen=options(), leg=legs())
 def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -> None:
-    """PLAN-3: one bucket a step, whose samples lie in order of shard and index, so that a rank reads few shards."""
+    """PLAN-3: one bucket a step, whose samples lie in order of shard and index, stretch by stretch."""
     for step in make_plan(dataset, leg, chosen).steps(0, 100):
         places = list(zip(step.shards.tolist(), step.indices.tolist(), strict=True))
-        assert places == sorted(places)
+        for first in range(0, len(places), chosen.deal):
+            assert places[first : first + chosen.deal] == sorted(places[first : first + chosen.deal])
         assert set(places) <= samples_of(dataset[step.bucket_id])
 
 
@@ -47,17 +48,26 @@ def test_equal_samples_of_a_step_keep_the_order_of_their_positions() -> None:
         assert step.visits[step.indices == index].tolist() == [0, *(-wrap for wrap in range(1, 200))]
 
 
-@given(chosen=options(shuffle="window"))
+@given(chosen=options(shuffle="window", deal=128))
 def test_ranks_read_few_shards(chosen: PlanOptions) -> None:
     """FETCH-1's cheap reads: dealt, the slices of all ranks touch fewer (rank, shard) pairs than ranks + shards."""
     plan = EpochPlan({"a": [50] * 6}, {"a": 4}, chosen, 16)
     for step in plan.steps(0, 4):
-        pairs = {(rank, int(shard)) for rank in range(16) for shard in step.for_rank(rank, 4).shards}
+        pairs = {(rank, int(shard)) for rank in range(16) for shard in step.for_rank(rank).shards}
         assert len(pairs) < 16 + len(set(step.shards.tolist()))
 
 
-@pytest.mark.parametrize(("rank", "batch_size"), [(1, 4), (0, 5), (-1, 2), (0, 0)])
-def test_ranks_outside_of_a_step_are_refused(rank: int, batch_size: int) -> None:
-    (step,) = EpochPlan({"a": [4]}, {"a": 4}).steps(0, 1)
-    with pytest.raises(ConfigError, match="outside of a step of 4 samples"):
-        step.for_rank(rank, batch_size)
+@pytest.mark.parametrize("rank", [-1, 2, 4])
+def test_ranks_outside_of_a_step_are_refused(rank: int) -> None:
+    (step,) = EpochPlan({"a": [4]}, {"a": 2}, num_ranks=2).steps(0, 1)
+    with pytest.raises(ConfigError, match=f"rank={rank}: this step has ranks 0 to 1"):
+        step.for_rank(rank)
+
+
+def test_several_buckets_have_no_single_name() -> None:
+    """PLAN-3: only sync="cost" makes such steps, and each rank's part has its one bucket."""
+    options = PlanOptions(sync="cost")
+    (step,) = EpochPlan({"a": [1], "b": [1]}, {"a": 1, "b": 1}, options, 2, costs={"a": 10, "b": 10}).steps(0, 1)
+    assert sorted(step.for_rank(rank).bucket_id for rank in range(2)) == ["a", "b"]
+    with pytest.raises(ConfigError, match="several buckets \\(a, b\\)"):
+        _ = step.bucket_id

@@ -1,0 +1,130 @@
+"""What a plan cannot be made of, said with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ConfigError, PlanError, StateError
+from streamvid.plan.cursor import MAX_POSITION, Cursor
+from streamvid.plan.mix import MAX_BLOCK_SAMPLES, MixedStream, PlanSource
+from streamvid.plan.options import PlanOptions
+from streamvid.plan.step import FILLER_VISITS
+from streamvid.plan.tail import BucketSpan
+
+Int64Array = npt.NDArray[np.int64]
+
+_NUM_NAMED = 10
+
+
+def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
+    """Bucket id → number of a source → samples in each of its shards, by bucket id."""
+    counts: dict[str, dict[int, Int64Array]] = {}
+    for number, source in enumerate(sources):
+        for name, of_shards in source.num_samples.items():
+            counts.setdefault(name, {})[number] = _counts_of(name, of_shards)
+    return dict(sorted(counts.items()))
+
+
+def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64Array:
+    counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
+    if counts.ndim != 1 or counts.dtype.kind not in "iu":
+        raise ConfigError(f"num_samples[{bucket_id!r}]: expected an integer a shard, got {counts.dtype} {counts.shape}")
+    if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
+        raise ConfigError(f"num_samples[{bucket_id!r}]: a shard has 0 or more samples, a bucket at most {MAX_POSITION}")
+    return counts.astype(np.int64, copy=False)
+
+
+def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
+    """ConfigError unless each bucket has a batch size that can be, and nothing else has one."""
+    for name, size in batch_sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1 << 20:
+            raise ConfigError(f"batch_sizes[{name!r}]={size!r}: allowed are the integers 1 to {1 << 20}")
+    differing = sorted(counts.keys() ^ batch_sizes.keys())
+    if differing:
+        raise ConfigError(
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each of the dataset's a size"
+        )
+
+
+def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None) -> dict[str, int]:
+    """The cost of each bucket. ConfigError where one has none, or none above 0."""
+    missing = sorted(counts.keys() - (costs or {}).keys())
+    if missing or costs is None:
+        raise ConfigError(
+            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket; there is none for "
+            f"{named(missing)}. Give costs for all, or take sync='bucket' and order='mixed'"
+        )
+    for name, cost in costs.items():
+        if isinstance(cost, bool) or not isinstance(cost, int) or not 1 <= cost < 1 << 62:
+            raise ConfigError(f"costs[{name!r}]={cost!r}: allowed are the integers from 1 to {(1 << 62) - 1}")
+    return {name: costs[name] for name in counts}
+
+
+def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
+    """StateError for a position in a bucket that the dataset lacks."""
+    foreign = sorted(cursor.positions.keys() - streams.keys())
+    if foreign:
+        raise StateError(
+            f"the state has a position in bucket(s) {named(foreign)}, which the dataset lacks; load it with the "
+            "dataset and filter that it was saved with, or start anew without it"
+        )
+
+
+def check_span(span: BucketSpan, num_samples: int) -> None:
+    """Positions stay exact in int64 and float64, and a repeat's visit (step.py) in its range."""
+    passes = span.length // max(1, num_samples) + 2
+    if (
+        span.tail in ("pad", "shrink")
+        and span.length
+        and (span.global_batch // span.length + 2) * passes >= FILLER_VISITS
+    ):
+        raise ConfigError(
+            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch too "
+            "often; lower batch_size, or use tail='drop' or tail='carry'"
+        )
+    if span.global_batch >= 1 << 30:
+        raise ConfigError(f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, not under 2**30")
+    if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
+        raise ConfigError(
+            f"bucket {span.bucket_id}: an epoch takes {span.length} samples of several datasets; "
+            f"{MAX_BLOCK_SAMPLES} are the most. Lower num_repeats or samples_per_epoch"
+        )
+    reached = max(span.end, span.position) + span.global_batch
+    if reached > MAX_POSITION:
+        raise StateError(
+            f"bucket {span.bucket_id}: epoch {span.epoch} of {num_samples} samples reaches position {reached}; "
+            f"positions end at {MAX_POSITION}"
+        )
+
+
+def check_count(name: str, value: int, highest: int | None) -> None:
+    """ConfigError unless `value` is an integer from 0 to `highest`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (highest is not None and value > highest):
+        allowed = "of at least 0" if highest is None else f"0 to {highest}"
+        raise ConfigError(f"{name}={value!r}: allowed are integers {allowed}")
+
+
+def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
+    """The error for a run without a single step. soonest: epochs until what is carried makes a first one."""
+    if not any(span.num_samples for span in spans):
+        return PlanError("the dataset has no samples to deliver; check its split and filter")
+    rows = [
+        f"{span.bucket_id} has {span.available} sample(s), a step takes {span.global_batch} "
+        f"({num_ranks} rank(s) x batch_size {span.batch_size})"
+        for span in spans
+    ]
+    remedies = "take a smaller batch_size, fewer ranks, tail='pad' or tail='shrink'"
+    if options.accumulate > 1:
+        remedies = f"take a smaller accumulate than {options.accumulate}, {remedies.removeprefix('take ')}"
+    if soonest is not None:
+        remedies += f", or more epochs: with tail='carry' a first step needs {soonest} of them"
+    return PlanError(f"no bucket can fill one step: {named(rows, '; ')}. Remedies: {remedies}")
+
+
+def named(names: Sequence[str], separator: str = ", ") -> str:
+    """The first few of many names."""
+    more = len(names) - _NUM_NAMED
+    return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -1,0 +1,97 @@
+"""Buckets whose batches make up steps together: one bucket, or with sync="cost" a class of about equal cost.
+
+A lane's batches (units, see tail.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one a
+rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
+
+A lane of several buckets has no position of its own: its steps are known by the units that are left, counted from the
+end of the epoch, which is the same number wherever the run began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.plan.hashing import hash_text
+from streamvid.plan.options import PlanOptions
+from streamvid.plan.order import EpochOrder, Track
+from streamvid.plan.tail import BucketSpan
+
+Int64Array = npt.NDArray[np.int64]
+
+_UNIT_ORDER = 4  # keeps this use of the seed apart from others
+
+
+@dataclass(frozen=True)
+class Lane:
+    """See above; `spans` by bucket id."""
+
+    spans: tuple[BucketSpan, ...]
+    options: PlanOptions
+    epoch: int
+    num_ranks: int
+
+    @property
+    def num_units(self) -> int:
+        """Units that the buckets have left, without those that "pad" adds to fill the last step."""
+        return sum(span.num_units for span in self.spans)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all ranks that the lane makes."""
+        units = self.num_units
+        return -(-units // self.num_ranks) if self.options.tail == "pad" else units // self.num_ranks
+
+    @property
+    def filler(self) -> int:
+        """Number of the bucket whose repeats fill the last step of "pad": the one with most samples."""
+        return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
+
+    def track(self, first_keys: Mapping[str, float]) -> Track:
+        """The lane as one of the epoch's tracks. first_keys: bucket id → key of its first step ("largest-first")."""
+        num_steps = self.num_steps
+        if len(self.spans) == 1:
+            (span,) = self.spans
+            stride, offset, length = span.global_batch, span.position - span.start, float(span.length)
+            name, first_id, id_stride, is_begun = span.bucket_id, span.position, span.global_batch, span.position > 0
+        else:
+            units = self.num_units
+            length = sum(span.length / span.batch_size for span in self.spans)
+            offset, stride = round(length) - units, self.num_ranks
+            name, first_id, id_stride = "+".join(span.bucket_id for span in self.spans), units, -self.num_ranks
+            is_begun = any(span.position > 0 for span in self.spans)
+        first_key = None if is_begun or not first_keys else min(first_keys[span.bucket_id] for span in self.spans)
+        return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
+
+    def units(self, start: int, stop: int) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+        """(bucket number, unit of the bucket, is it a filler) of units [start, stop) of the lane's order."""
+        inside = min(stop, self.num_units)
+        numbers, units = self._order.steps(min(start, inside), inside)
+        extra = np.arange(max(start, self.num_units), stop) - self.num_units
+        return (
+            np.concatenate([numbers, np.full(len(extra), self.filler)]),
+            np.concatenate([units, extra]),
+            np.concatenate([np.zeros(len(units), bool), np.ones(len(extra), bool)]),
+        )
+
+    def counts(self, num_steps: int) -> list[int]:
+        """How many units of each bucket the first `num_steps` steps take; fillers are not counted."""
+        taken = num_steps * self.num_ranks
+        if len(self.spans) == 1:  # positions go on past the end of the block by themselves
+            return [taken]
+        return [int(count) for count in self._order.counts(min(taken, self.num_units))]
+
+    @cached_property
+    def _order(self) -> EpochOrder:
+        tracks = [
+            Track(
+                hash_text(span.bucket_id), span.num_units, span.position - span.start, span.batch_size,
+                max(1.0, float(span.length)), span.position, span.batch_size,
+            )
+            for span in self.spans
+        ]  # fmt: skip
+        return EpochOrder(tracks, _UNIT_ORDER, self.options.seed, self.epoch, self.options.shuffle != "none")

@@ -1,0 +1,164 @@
+"""A bucket's stream over several datasets: in every stretch of an epoch each has the share that it has of the epoch.
+
+Dataset i has n_i samples in the bucket and is repeated r_i times an epoch. Its own stream (stream.py) is endless, and
+epoch e takes [floor(e * r_i * n_i), floor((e + 1) * r_i * n_i)) of it: m_i samples. The bucket's stream is the blocks
+of the epochs one after the other, so the block of epoch e begins at B(e) = sum of floor(e * r_i * n_i).
+
+A block of M = sum of m_i samples is cut into W windows of about 256. Window w has the places
+[floor(w * m_i / W), floor((w + 1) * m_i / W)) of dataset i, one dataset after the other, and then permuted. All of it
+is arithmetic on the position; nothing depends on the number of ranks. A bucket of one dataset is that dataset's stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ConfigError
+from streamvid.plan.hashing import hash64_array, hash_text, permute
+from streamvid.plan.options import PlanOptions
+from streamvid.plan.stream import BucketStream
+
+Int64Array = npt.NDArray[np.int64]
+
+_WINDOW_SAMPLES = 256
+_MERGE_ORDER = 5  # keeps this use of the seed apart from those in stream.py and order.py
+MAX_BLOCK_SAMPLES = 1 << 35
+"""Of a bucket of several datasets in one epoch: W * m_i stays in int64."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlanSource:
+    """One dataset of a plan.
+
+    num_samples: bucket id → samples in each of its shards, in manifest order. seed: of its own streams.
+    num_repeats: how often an epoch takes its samples; fractions too.
+    """
+
+    num_samples: Mapping[str, Sequence[int] | Int64Array]
+    seed: int = 0
+    num_repeats: Fraction = field(default_factory=lambda: Fraction(1))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_repeats, Fraction) or not 0 < self.num_repeats <= 1 << 20:
+            raise ConfigError(f"num_repeats={self.num_repeats!r}: allowed are fractions above 0, up to {1 << 20}")
+        if self.num_repeats.denominator > 1 << 30:
+            raise ConfigError(f"num_repeats={self.num_repeats!r}: the denominator must be {1 << 30} at most")
+
+
+class MixedStream:
+    """Finds the samples of one bucket by position, over all datasets that have it."""
+
+    def __init__(self, bucket_id: str, shard_sizes: Mapping[int, Int64Array], sources: Sequence[PlanSource],
+                 options: PlanOptions) -> None:  # fmt: skip
+        """shard_sizes: number of a source → samples in each of its shards of this bucket."""
+        self._hash = hash_text(bucket_id)
+        self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
+        self._numbers: list[int] = []
+        self._streams: list[BucketStream] = []
+        self._rates: list[Fraction] = []
+        for number, sizes in shard_sizes.items():
+            stream = BucketStream(bucket_id, sizes, options, sources[number].seed)
+            if stream.num_samples:
+                self._numbers.append(number)
+                self._streams.append(stream)
+                self._rates.append(sources[number].num_repeats * stream.num_samples)
+        sizes_of = [stream.num_samples for stream in self._streams]
+        self._firsts = np.cumsum([0, *sizes_of])  # a sample's ordinal counts through the datasets one after the other
+        self.num_samples = sum(sizes_of)
+        self.rate = sum(self._rates, Fraction(0))
+        """Samples an epoch, on average."""
+
+    def boundary(self, epoch: int) -> int:
+        """B(epoch): the position at which the epoch's block begins."""
+        return sum(_floor(rate * epoch) for rate in self._rates)
+
+    def period(self, other: int) -> int:
+        """Epochs after which the lengths of blocks come again, this bucket's and those of period `other`."""
+        return math.lcm(other, *(rate.denominator for rate in self._rates))
+
+    def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
+        """(first pass, number of passes) that each dataset's part of an epoch's block lies in."""
+        bounds = [(_floor(rate * epoch), _floor(rate * (epoch + 1))) for rate in self._rates]
+        sizes = [stream.num_samples for stream in self._streams]
+        first = [start // size for (start, _), size in zip(bounds, sizes, strict=True)]
+        last = [max(end - 1, start) // size for (start, end), size in zip(bounds, sizes, strict=True)]
+        return np.array(first, np.int64), np.array(last, np.int64) - first + 1
+
+    def resolve(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(ordinal, pass, which of the datasets that have the bucket) of the samples; shaped as `positions`.
+
+        Ordinals count through all samples of the bucket, dataset by dataset, in manifest order.
+        """
+        if len(self._streams) == 1:
+            (stream,) = self._streams
+            return stream.ordinals(positions), positions // stream.num_samples, np.zeros_like(positions)
+        members, places = self._split(positions.ravel())
+        ordinals, passes = np.empty_like(places), np.empty_like(places)
+        for member, stream in enumerate(self._streams):
+            here = members == member
+            if here.any():
+                ordinals[here] = self._firsts[member] + stream.ordinals(places[here])
+                passes[here] = places[here] // stream.num_samples
+        return ordinals.reshape(positions.shape), passes.reshape(positions.shape), members.reshape(positions.shape)
+
+    def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """(number of the source, number of the shard in its bucket, index in the shard), shaped as `ordinals`."""
+        if len(self._streams) == 1:
+            shards, indices = self._streams[0].locate(ordinals)
+            return np.full_like(shards, self._numbers[0]), shards, indices
+        members = np.searchsorted(self._firsts, ordinals, side="right") - 1
+        shards, indices = np.empty_like(ordinals), np.empty_like(ordinals)
+        for member, stream in enumerate(self._streams):
+            here = members == member
+            shards[here], indices[here] = stream.locate(ordinals[here] - self._firsts[member])
+        return np.asarray(self._numbers, np.int64)[members], shards, indices
+
+    def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(which dataset, position in its own stream) of positions of the bucket's stream."""
+        first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
+        starts = np.array([[_floor(rate * e) for e in range(first, last + 2)] for rate in self._rates], np.int64)
+        bounds = starts.sum(axis=0)
+        # Of several epochs that begin at a position, all but the last are empty.
+        blocks = np.searchsorted(bounds, positions, side="right") - 1
+        offsets = positions - bounds[blocks]
+        counts = starts[:, blocks + 1] - starts[:, blocks]  # (datasets, positions), as all below
+        totals = counts.sum(axis=0)
+        num_windows = -(-totals // _WINDOW_SAMPLES)
+        windows = offsets * num_windows // totals
+        while True:
+            upper = (windows + 1) * counts // num_windows
+            late = upper.sum(axis=0) <= offsets
+            if not late.any():
+                break
+            windows = windows + late
+        lower = windows * counts // num_windows
+        begins = lower.sum(axis=0)
+        places = offsets - begins
+        if self._is_shuffled:
+            keys = hash64_array(_MERGE_ORDER, self._seed, self._hash, first + blocks, windows)
+            places = permute(places, upper.sum(axis=0) - begins, keys)
+        ends = np.cumsum(upper - lower, axis=0)
+        members = (places >= ends).sum(axis=0)
+        every = np.arange(len(positions))
+        places = places - (ends - (upper - lower))[members, every]
+        return members, starts[members, blocks] + lower[members, every] + places
+
+    def _epoch_at(self, position: int) -> int:
+        """The epoch whose block holds a position: the last that begins at or before it."""
+        # Each floor takes less than one sample off, so the block is this one or within `slack` epochs after it.
+        low = _floor(Fraction(position) / self.rate)
+        high = low + _floor(len(self._rates) / self.rate) + 2
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.boundary(middle) <= position else (low, middle)
+        return low
+
+
+def _floor(value: Fraction) -> int:
+    return value.numerator // value.denominator
