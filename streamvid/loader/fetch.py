@@ -5,44 +5,106 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import IntegrityError
+from streamvid.errors import IntegrityError, StorageError
 from streamvid.loader.mix import SampleRequest
+from streamvid.loader.sampling import caption
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
-_ROW_COLUMNS = ("key", "text", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
-_CACHED_SHARDS = 64
+_ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
+_CACHED_BYTES = 64 * 2**20
 _MAX_FRAMES = (1 << 31) - 1
+_SHA256_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardRows:
+    columns: dict[str, pa.Array]
+    numbers: npt.NDArray[np.int32] | None  # of the rows that pass the part's filter; None: of all
+    num_bytes: int
 
 
 class IndexRows:
-    """Index rows of shards as column → list, the last used kept."""
+    """Index rows of the shards used last, as Arrow columns of 64 MiB together or, where one is larger, of that one.
 
-    def __init__(self) -> None:
-        self._cache: OrderedDict[tuple[int, str], dict[str, list[Any]]] = OrderedDict()
+    Safe to use from several of the loader's threads.
+    """
+
+    def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
+        self._cache: OrderedDict[tuple[int, str], _ShardRows] = OrderedDict()
+        self._cached_bytes = cached_bytes
+        self._lock = threading.Lock()
+        self.num_bytes = 0
 
     def row(self, sample: SampleRequest) -> dict[str, Any]:
-        """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name."""
-        part, shard = sample.part, sample.shard_info
-        rows = self._cache.get((part.number, shard.path))
+        """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name.
+
+        Raises IntegrityError, StorageError or DatasetError.
+        """
+        part = sample.part
+        with self._lock:
+            rows = self._rows(sample)
+        number = sample.place
+        if rows.numbers is not None:
+            number = int(rows.numbers[number])
+        row = {name: rows.columns[name][number].as_py() for name in (*_ROW_COLUMNS, part.caption_column)}
+        columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
+        return row | {"columns": columns}
+
+    def _rows(self, sample: SampleRequest) -> _ShardRows:
+        name = (sample.part.number, sample.shard_info.path)
+        rows = self._cache.get(name)
         if rows is None:
-            wanted = list(dict.fromkeys([*_ROW_COLUMNS, *part.columns.values()]))
-            rows = part.dataset.samples(shard, wanted).to_pydict()
-            if missing := [name for name in wanted if name not in rows]:
-                raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
-            self._cache[part.number, shard.path] = rows
-            if len(self._cache) > _CACHED_SHARDS:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end((part.number, shard.path))
-        row: dict[str, Any] = {name: rows[name][sample.place] for name in _ROW_COLUMNS}
-        return row | {"columns": {name: rows[column][sample.place] for name, column in part.columns.items()}}
+            rows = _read_rows(sample)
+            self._cache[name] = rows
+            self.num_bytes += rows.num_bytes
+            while self.num_bytes > self._cached_bytes and len(self._cache) > 1:
+                self.num_bytes -= self._cache.popitem(last=False)[1].num_bytes
+        self._cache.move_to_end(name)
+        return rows
+
+
+def _read_rows(sample: SampleRequest) -> _ShardRows:
+    part, shard = sample.part, sample.shard_info
+    kept = list(dict.fromkeys([*_ROW_COLUMNS, part.caption_column, *part.columns.values()]))
+    wanted = list(dict.fromkeys([*kept, *(part.filter.columns if part.filter else ())]))
+    table = part.dataset.samples(shard, wanted)
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
+    numbers = None
+    if part.filter is not None:
+        numbers = part.filter.matching(table)
+        counted = int(part.counts[sample.bucket_id][sample.shard])
+        if len(numbers) != counted:
+            raise IntegrityError(
+                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {part.filter.text!r}, "
+                f"{counted} were counted; the dataset or the cache of counts has changed: open the loader again"
+            )
+    # One array a column: a chunked one looks for the chunk of each row.
+    columns = {name: table.column(name).combine_chunks() for name in kept}
+    num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
+    return _ShardRows(columns, numbers, num_bytes)
+
+
+def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
+    """Check a row of `IndexRows`, and set its "text" to what the delivery has (SAMPLE-1). Raises IntegrityError."""
+    check_row(row, sample.shard_info, num_frames)
+    row["text"] = caption(sample.part, row, sample.visit)
 
 
 def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
@@ -59,16 +121,49 @@ def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
             )
     if not isinstance(row["key"], str):
         raise IntegrityError(f"the index says key={row['key']!r}, which is no text; copy the dataset again")
+    checksum = row["clip_sha256"]
+    if not isinstance(checksum, bytes) or len(checksum) != _SHA256_BYTES:
+        raise IntegrityError(f"the index says clip_sha256={checksum!r}, which is no checksum; copy the dataset again")
 
 
-def read_clip(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> None:
-    """Fill `buffer` with a sample's clip; a wrong checksum is read once more, then IntegrityError (FETCH-1)."""
+@dataclass(frozen=True, slots=True)
+class ClipRead:
+    """What reading a clip took; `problem` is None, or why its stored bytes are proved bad."""
+
+    seconds: float
+    num_bytes: int
+    num_retries: int
+    problem: str | None
+
+
+def read_clip(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> ClipRead:
+    """Fill `buffer` with a sample's clip; what is not as the index says is read once more (FETCH-1).
+
+    Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
+    """
+    since = time.monotonic()
+    problem, num_bytes = None, 0
     for attempt in (1, 2):
-        dataset.store.read_into(shard.path, row["clip_offset"], buffer)
-        if hashlib.sha256(buffer).digest() == row["clip_sha256"]:
-            return
-        _log.warning("%s: %s of %s has a wrong checksum (read %d)", dataset.url, row["key"], shard.path, attempt)
-    raise IntegrityError("its stored bytes differ from the checksum in the index, twice; copy the shard again")
+        problem = _try_read(dataset, shard, row, buffer)
+        num_bytes += len(buffer)
+        if problem is None or attempt == 2:
+            break
+        _log.info("%s: %s of %s is read again: %s", dataset.url, row["key"], shard.path, problem)
+    return ClipRead(time.monotonic() - since, num_bytes, attempt - 1, problem)
+
+
+def _try_read(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> str | None:
+    offset = row["clip_offset"]
+    try:
+        dataset.store.read_into(shard.path, offset, buffer)
+    except StorageError:
+        size = dataset.store.size(shard.path)
+        if size is None or size >= offset + len(buffer):
+            raise
+        return f"its tar ends at byte {size}, before the clip does, twice; copy the shard again"
+    if hashlib.sha256(buffer).digest() == row["clip_sha256"]:
+        return None
+    return "its stored bytes differ from the checksum in the index, twice; copy the shard again"
 
 
 class FetchThreads:
@@ -90,13 +185,14 @@ class FetchThreads:
         """Run `job`, which must not raise, on the next free thread."""
         self._queue.put(job)
 
-    def close(self) -> None:
-        """Finish what is queued and end the threads."""
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Finish what is queued and end the threads; those that a read still holds up after a while end later."""
         for _ in self._threads:
             self._queue.put(None)
+        until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
             if thread.is_alive():
-                thread.join()
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -24,10 +24,10 @@ from typing import Protocol
 
 from streamvid.errors import ConfigError, LoaderError, WorkerError
 from streamvid.loader.arena import Arena
-from streamvid.loader.worker import MAX_MESSAGE_BYTES, DecodeTask, run_task
+from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, run_task
 
-# Called with (task id, error text or None) for each finished task, from whichever thread serves answers.
-Done = Callable[[int, str | None], None]
+# Called for each task that is begun or finished, from whichever thread serves answers.
+Heard = Callable[[Answer], None]
 
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.loader.worker import main; "
 _START += "main(*map(int, sys.argv[1:6]))"
@@ -46,8 +46,12 @@ class Decoder(Protocol):
         """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
         ...
 
-    def serve(self, timeout_seconds: float, done: Done) -> None:
-        """Report finished tasks, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
+        """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
+        ...
+
+    def kill(self, task_id: int) -> None:
+        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing."""
         ...
 
     def close(self) -> None:
@@ -114,16 +118,16 @@ class DecodePool:
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
-    def serve(self, timeout_seconds: float, done: Done) -> None:
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
-            self._receive(done)
+            self._receive(heard)
         for pidfd in ready & self._pidfds.keys():
             worker = self._pidfds[pidfd]
             if not self._closed and worker.poll() is not None:
                 raise self._death(worker)
 
-    def _receive(self, done: Done) -> None:
+    def _receive(self, heard: Heard) -> None:
         while True:
             try:
                 message = self._answers.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
@@ -131,12 +135,19 @@ class DecodePool:
                 return
             if not message:
                 return
-            pid, task_id, kind, text = json.loads(message)
-            if kind == "start":
-                self._current[pid] = task_id
+            answer = Answer.from_json(message)
+            if answer.kind == "start":
+                self._current[answer.pid] = answer.task_id
             else:
-                self._current.pop(pid, None)
-                done(task_id, text if kind == "error" else None)
+                self._current.pop(answer.pid, None)
+            heard(answer)
+
+    def kill(self, task_id: int) -> None:
+        pids = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
+        for pidfd, worker in list(self._pidfds.items()):
+            if worker.pid in pids:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
@@ -211,14 +222,17 @@ class InlineDecoder:
     def submit(self, task: DecodeTask) -> None:
         self._queue.put(task)
 
-    def serve(self, timeout_seconds: float, done: Done) -> None:
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
         try:
             task = self._queue.get(timeout=timeout_seconds)
         except Empty:
             return
         if task is not None:
-            kind, text = run_task(task, self._clips.view, self._ring.map)
-            done(task.task_id, text if kind == "error" else None)
+            heard(Answer(os.getpid(), task.task_id, "start"))
+            heard(run_task(task, self._clips.view, self._ring.map))
+
+    def kill(self, task_id: int) -> None:
+        """A thread cannot be killed: it goes on until its decoder comes back."""
 
     def close(self) -> None:
         self._queue.put(None)

@@ -6,6 +6,7 @@ torch and CUDA are never in it. Tasks and answers are small JSON messages; pixel
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -15,12 +16,18 @@ import socket
 import struct
 import sys
 import threading
+import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from streamvid.errors import DecodeError, ProbeError
 
 MAX_MESSAGE_BYTES = 65536
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
+
+# Of a task: it was begun; its frames are there; its clip is bad, wherever it is decoded; it went wrong here.
+Kind = Literal["start", "done", "bad", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,24 @@ class DecodeTask:
     def from_json(data: bytes) -> DecodeTask:
         values = dict(zip(DecodeTask.__slots__, json.loads(data), strict=True))
         return DecodeTask(**values | {"shape": tuple(values["shape"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is heard of a task: `text` says what went wrong, `seconds` is how long decoding took."""
+
+    pid: int
+    task_id: int
+    kind: Kind
+    text: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> bytes:
+        return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> Answer:
+        return Answer(*json.loads(data))
 
 
 def decode_task(task: DecodeTask, clips: memoryview, ring: Any) -> None:
@@ -75,27 +100,39 @@ def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pid
     try:
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             task = DecodeTask.from_json(message)
-            _answer(answers, task.task_id, "start")
-            _answer(answers, task.task_id, *run_task(task, clips, ring))
+            answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
+            answers.send(run_task(task, clips, ring).to_json())
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
     os._exit(0)
 
 
-def run_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[str, str]:
-    """`decode_task`, and ("done", "") or ("error", what went wrong) of it."""
+def run_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> Answer:
+    """`decode_task`, and what came of it."""
+    since = time.monotonic()
+    kind, text = _try_task(task, clips, ring)
+    return Answer(os.getpid(), task.task_id, kind, text[: MAX_MESSAGE_BYTES // 8], time.monotonic() - since)
+
+
+def _try_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[Kind, str]:
     try:
         decode_task(task, clips, ring)
-    except MemoryError:
-        return "error", "out of memory"
     except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
-        return "error", f"{type(error).__name__}: {error}"[: MAX_MESSAGE_BYTES // 8]
+        if _is_out_of_memory(error):
+            return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes"
+        is_bad = isinstance(error, DecodeError | ProbeError)
+        return "bad" if is_bad else "error", f"{type(error).__name__}: {error}"
     return "done", ""
 
 
-def _answer(answers: socket.socket, task_id: int, kind: str, text: str = "") -> None:
-    answers.send(json.dumps([os.getpid(), task_id, kind, text]).encode())
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    # FFmpeg's own is an error code like those of bad bytes, and comes as the cause of the same DecodeError.
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _exit_with_loader(answers_fd: int, loader_pidfd: int) -> None:

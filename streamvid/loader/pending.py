@@ -1,0 +1,127 @@
+"""What is under way: batches, and each sample of one on its way from the store to its place in the ring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from streamvid.errors import SampleError, StreamvidError
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.quarantine import Substitution
+from streamvid.loader.requests import BatchRequest
+from streamvid.loader.sampling import window_start
+from streamvid.loader.stats import BatchStats
+from streamvid.loader.worker import DecodeTask
+
+WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A batch under way: its place in `memory`, its samples' index rows, and how many are still to come.
+
+    A substitute takes the place of its bad sample in `request` and in `rows` (BAD-1).
+    """
+
+    request: BatchRequest
+    memory: Any
+    ring_offset: int
+    num_missing: int
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    error: StreamvidError | None = None
+    stats: BatchStats = field(default_factory=BatchStats)
+    substituted: dict[int, Substitution] = field(default_factory=dict)  # by slot
+    is_counted: bool = False
+
+    def replace_sample(self, slot: int, sample: SampleRequest, row: dict[str, Any]) -> None:
+        """Another sample in a slot."""
+        samples = self.request.samples
+        self.request = replace(self.request, samples=(*samples[:slot], sample, *samples[slot + 1 :]))
+        self.rows[slot] = row
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One slot of a batch: the sample that is tried for it, and how far that has come.
+
+    clip: offset of the clip arena's block that is this slot's own, None where it has none.
+    at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
+    bad: the sample that the plan names, once it was proved bad, and why.
+    """
+
+    number: int
+    run: int
+    batch: PendingBatch
+    slot: int
+    sample: SampleRequest
+    row: dict[str, Any]
+    clip: int | None
+    at: tuple[str, float] = (WAITING, 0.0)
+    bad: tuple[SampleRequest, str, str] | None = None  # (sample, key, reason)
+    candidates: Iterator[tuple[int, int]] | None = None
+    stats: BatchStats = field(default_factory=BatchStats)
+
+    def enter(self, stage: str) -> None:
+        """Be at a stage from now on."""
+        self.at = (stage, time.monotonic())
+
+    def task(self, clip: int) -> DecodeTask:
+        """What a decoder is to do with the clip that lies at this offset of the clip arena."""
+        frames, height, width = shape = self.batch.request.bucket.shape
+        row, sample = self.row, self.sample
+        start = window_start(
+            row["window_num_frames"], frames, seed=sample.part.seed, key=row["key"], visit=sample.visit
+        )
+        return DecodeTask(
+            task_id=self.number,
+            generation=self.run,
+            clip_offset=clip,
+            clip_bytes=row["clip_bytes"],
+            num_frames=row["window_num_frames"],
+            start=start,
+            out_offset=self.batch.ring_offset + self.slot * frames * height * width * 3,
+            shape=shape,
+        )
+
+    def deliver(self) -> None:
+        """Count in the batch what this slot cost, and what took its place."""
+        total = self.batch.stats
+        total.fetch_seconds += self.stats.fetch_seconds
+        total.decode_seconds += self.stats.decode_seconds
+        total.num_bytes_fetched += self.stats.num_bytes_fetched
+        total.num_retries += self.stats.num_retries
+        if self.bad is not None:
+            self.batch.replace_sample(self.slot, self.sample, self.row)
+            self.note(self.row["key"])
+            total.num_substituted += 1
+
+    def note(self, substitute_key: str | None) -> None:
+        """Keep in the batch that its sample was bad, and the key of what takes its place, None if nothing can."""
+        if self.bad is None:
+            return
+        sample, key, reason = self.bad
+        self.batch.substituted[self.slot] = Substitution(
+            dataset=sample.part.dataset.url,
+            shard=sample.shard_info.path,
+            bucket_id=sample.bucket_id,
+            place=sample.place,
+            key=key,
+            reason=reason,
+            substitute_key=substitute_key,
+        )
+
+
+def sample_error(sample: SampleRequest, key: object, error: str) -> SampleError:
+    """SampleError that says which sample it is about."""
+    return SampleError(f"{name_sample(sample, key)} cannot be delivered: {error}")
+
+
+def name_sample(sample: SampleRequest, key: object) -> str:
+    """A sample for people: dataset, key (None where it is not known), place, shard and bucket."""
+    known = "" if key is None else f"{key} "
+    return (
+        f"{sample.part.dataset.url}: sample {known}(number {sample.place} of {sample.shard_info.path}, "
+        f"bucket {sample.bucket_id})"
+    )

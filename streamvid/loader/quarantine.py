@@ -1,0 +1,117 @@
+"""What is told of samples that were proved bad: a record each, a line each in the quarantine file, and a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError, SampleError, StorageError
+from streamvid.storage import LocalStore
+
+_log = logging.getLogger(__name__)
+
+# A share of fewer samples than this would end a run for one bad sample near its start.
+_LEAST_DELIVERED = 1000
+_KEPT_RECORDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """A delivery of a sample that was proved bad, and what took its place (BAD-1).
+
+    dataset: its URL, without credentials. shard: path of the tar. place: number of the sample in the shard, among those
+    that pass the filter. substitute_key: None where no sample of the bucket was good, which ends the run.
+    """
+
+    dataset: str
+    shard: str
+    bucket_id: str
+    place: int
+    key: str
+    reason: str
+    substitute_key: str | None
+
+    def to_json(self) -> str:
+        """One line of the quarantine file."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
+
+
+class Quarantine:
+    """Counts substitutions as batches are handed over, so that the count is the same whatever was prefetched.
+
+    folder: where `quarantine-rank00000.jsonl` is appended to, made when there is something to write; None: no file.
+    max_bad_fraction: the share of samples that may be substitutes, of those delivered or of 1000, whichever is more.
+    Raises ConfigError for a share outside 0..1, or a folder inside a dataset that is read.
+    """
+
+    def __init__(
+        self, folder: Path | None, rank: int, max_bad_fraction: float, datasets: Sequence[Dataset] = ()
+    ) -> None:
+        if isinstance(max_bad_fraction, bool) or not 0.0 <= max_bad_fraction <= 1.0:
+            raise ConfigError(f"max_bad_fraction={max_bad_fraction!r}; a share from 0.0 to 1.0 is allowed")
+        if folder is not None:
+            _refuse_inside(folder, datasets)
+        self.path = None if folder is None else folder / f"quarantine-rank{rank:05d}.jsonl"
+        self._max_bad_fraction = max_bad_fraction
+        self.records: deque[Substitution] = deque(maxlen=_KEPT_RECORDS)
+        self.num_substituted = self.num_delivered = 0
+
+    def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
+        """Count a batch of `num_samples` that is handed over, log and write its substitutions.
+
+        Raises SampleError past the share, StorageError if the file cannot be written.
+        """
+        self.num_delivered += num_samples
+        for record in substitutions:
+            _log.warning(
+                "%s: bad sample %s (number %d of %s): %s; %s", record.dataset, record.key, record.place, record.shard,
+                record.reason, f"{record.substitute_key} takes its place" if record.substitute_key else "nothing good",
+            )  # fmt: skip
+            self.num_substituted += 1
+            self.records.append(record)
+            self._write(record)
+        allowed = self._max_bad_fraction * max(self.num_delivered, _LEAST_DELIVERED)
+        if substitutions and self.num_substituted > allowed:
+            raise SampleError(
+                f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
+                f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
+                f"max_bad_fraction={self._max_bad_fraction} allows (of {_LEAST_DELIVERED} samples at least); the last "
+                f"was {substitutions[-1].key} of {substitutions[-1].shard} in {substitutions[-1].dataset}. "
+                f"{self._where()} Verify or copy the dataset again, or raise max_bad_fraction"
+            )
+
+    def _where(self) -> str:
+        return f"{self.path} lists them." if self.path else "quarantine=FOLDER would list them in a file."
+
+    def _write(self, record: Substitution) -> None:
+        if self.path is None:
+            return
+        line = (record.to_json() + "\n").encode("utf-8", "backslashreplace")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened for each line: there are few, and nothing is left open wherever a run ends.
+            file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                os.write(file, line)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise StorageError(
+                f"quarantine: cannot write {self.path}: {error.strerror or error}; name a folder that can be written"
+            ) from error
+
+
+def _refuse_inside(folder: Path, datasets: Sequence[Dataset]) -> None:
+    for dataset in datasets:
+        if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
+            raise ConfigError(
+                f"quarantine={str(folder)!r} lies inside the dataset at {dataset.url}, which is never changed; name a "
+                "folder outside of it"
+            )

@@ -1,0 +1,220 @@
+"""The way of one sample: read and checked, decoded into its place in the ring, or replaced if it is bad."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from streamvid.errors import StreamvidError, WorkerError
+from streamvid.loader.arena import ALIGN_BYTES, Arena
+from streamvid.loader.clock import Clock, Wait
+from streamvid.loader.fetch import FetchThreads, IndexRows, finish_row, read_clip
+from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
+from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
+from streamvid.loader.repair import Repairs, add_read, repair_bytes
+from streamvid.loader.signals import Signals
+from streamvid.loader.worker import GENERATION, Answer
+
+_NUM_FETCH_THREADS = 4
+_POLL_SECONDS = 0.2
+_STUCK_SECONDS = 1.0  # for threads that hang already
+
+
+class Stages:
+    """Fetch threads, decoders and the memory for clips: none before `open`, which leaves their end to `resources`.
+
+    clip_bytes: memory for clips read ahead; `repair_bytes(parts)` are taken besides.
+    """
+
+    def __init__(self, parts: Sequence[MixPart], signals: Signals, clock: Clock, num_workers: int) -> None:
+        self._signals, self._clock, self._num_workers = signals, clock, num_workers
+        self._repair_bytes = repair_bytes(parts)
+        self._rows = IndexRows()
+        self._repairs = Repairs(self._rows)
+        self._lock = threading.Lock()  # over what follows; only our own threads take it
+        self._works: dict[int, Work] = {}
+        self._next_number = 0
+
+    def open(self, resources: contextlib.ExitStack, clip_bytes: int, ring: Arena) -> None:
+        """Start it all over a ring; `end` is to be called before `resources` are closed."""
+        self._clips = Arena("clips", clip_bytes + self._repair_bytes + ALIGN_BYTES)
+        resources.callback(self._clips.close)
+        self._clips.allocate(GENERATION.size, 0.0)  # its first page is the run that workers look at
+        self._repair_clip = self._clips.allocate(self._repair_bytes, 0.0)
+        self._fetchers = FetchThreads(_NUM_FETCH_THREADS)
+        resources.callback(self._close_fetchers)
+        self._decoder: Decoder = (
+            DecodePool(self._num_workers, self._clips, ring) if self._num_workers else InlineDecoder(self._clips, ring)
+        )
+        answers = threading.Thread(target=self._serve_answers, name="streamvid-answers", daemon=True)
+        resources.callback(self._end_decoding, answers)
+        answers.start()
+
+    def _end_decoding(self, answers: threading.Thread) -> None:
+        self._decoder.close()
+        if answers.is_alive():
+            answers.join(_STUCK_SECONDS if self._signals.is_stuck else None)
+
+    def _close_fetchers(self) -> None:
+        self._fetchers.close(_STUCK_SECONDS if self._signals.is_stuck else None)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the decode workers."""
+        return self._decoder.pids
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sample is under way."""
+        return not self._works
+
+    def set_run(self, run: int) -> None:
+        """Tell the workers which run is alive."""
+        GENERATION.pack_into(self._clips.map, 0, run)
+
+    def wake(self) -> None:
+        """End the feeder's wait for room, if its run is over."""
+        self._clips.wake()
+
+    def watch(self, wait: Wait) -> None:
+        """Fail if something has taken too long, and kill the worker that is stuck on it."""
+        overdue = None if self._signals.failure else self._clock.overdue(wait, list(self._works.values()))
+        if overdue is None:
+            return
+        self._signals.is_stuck = overdue.task_id is None or not self._decoder.pids
+        self._signals.fail(overdue.error)
+        if overdue.task_id is not None:
+            self._decoder.kill(overdue.task_id)
+
+    # In the feeder.
+
+    def begin(self, batch: PendingBatch, slot: int, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
+        """Start a sample on its way, waiting for room for its clip; False where the run is over or has failed."""
+        sample = batch.request.samples[slot]
+        row = self._read_row(batch, sample)
+        if row is None:
+            return False
+        batch.rows.append(row)
+        reason = self._repairs.reason(sample)
+        clip = allocate(self._clips, row["clip_bytes"]) if reason is None else None
+        if clip is None and reason is None:
+            return False
+        with self._lock:
+            work = Work(self._next_number, run, batch, slot, sample, row, clip)
+            self._next_number += 1
+            self._works[work.number] = work
+        if reason is None:
+            self._fetchers.submit(partial(self._fetch, work))
+        else:
+            self._is_bad(work, reason)
+        return True
+
+    def _read_row(self, batch: PendingBatch, sample: SampleRequest) -> dict[str, Any] | None:
+        row: dict[str, Any] = {"key": None}
+        self._clock.index_read = (sample, time.monotonic())
+        try:
+            row = self._rows.row(sample)
+            finish_row(row, sample, batch.request.bucket.num_frames)
+        except StreamvidError as error:
+            batch.error = sample_error(sample, row["key"], str(error))
+            self._signals.tell()
+            return None
+        finally:
+            self._clock.index_read = None
+        return row
+
+    # In fetch threads.
+
+    def _fetch(self, work: Work) -> None:
+        try:
+            clip, sample = work.clip, work.sample
+            if work.run != self._signals.run or clip is None:
+                self._finish(work)
+                return
+            work.enter(READING)
+            buffer = self._clips.view[clip : clip + work.row["clip_bytes"]]
+            read = read_clip(sample.part.dataset, sample.shard_info, work.row, buffer)
+            add_read(work, read)
+            if read.problem is None:
+                self._decode(work, clip)
+            else:
+                self._is_bad(work, read.problem)
+        except StreamvidError as error:
+            self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _is_bad(self, work: Work, reason: str) -> None:
+        if work.clip is not None:
+            self._clips.release(work.clip)
+            work.clip = None
+        if self._repairs.add(work, reason):
+            self._fetchers.submit(partial(self._repair, work))
+
+    def _repair(self, work: Work) -> None:
+        try:
+            clip = self._repair_clip
+            assert clip is not None
+            buffer = self._clips.view[clip : clip + self._repair_bytes]
+            if self._repairs.find(work, buffer, lambda: work.run == self._signals.run):
+                self._decode(work, clip)
+            else:
+                self._finish(work)
+        except StreamvidError as error:
+            self._finish(work, error)
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _decode(self, work: Work, clip: int) -> None:
+        work.enter(QUEUED)
+        self._decoder.submit(work.task(clip))
+
+    # In the answer thread.
+
+    def _serve_answers(self) -> None:
+        try:
+            while not self._signals.is_closing:
+                self._decoder.serve(_POLL_SECONDS, self._hear)
+        except WorkerError as error:
+            work = None if error.task_id is None else self._works.get(error.task_id)
+            about = "" if work is None else f". It was decoding {name_sample(work.sample, work.row['key'])}"
+            self._signals.fail(WorkerError(f"{error}{about}"))
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _hear(self, answer: Answer) -> None:
+        work = self._works[answer.task_id]
+        self._clock.heard_at = time.monotonic()
+        if answer.kind == "start":
+            work.enter(DECODING)
+            return
+        work.stats.decode_seconds += answer.seconds
+        if answer.kind == "bad":
+            self._is_bad(work, answer.text)
+        elif answer.kind == "error":
+            self._finish(work, sample_error(work.sample, work.row["key"], answer.text))
+        else:
+            self._finish(work)
+
+    def _finish(self, work: Work, error: StreamvidError | None = None) -> None:
+        with self._lock:
+            del self._works[work.number]
+            batch = work.batch
+            if error is not None:  # its batch stays incomplete, and is never handed over
+                batch.error = batch.error or error
+            elif work.run == self._signals.run:
+                work.deliver()
+                batch.num_missing -= 1
+            is_news = batch.num_missing == 0 or error is not None or not self._works
+        if work.clip is not None:
+            self._clips.release(work.clip)
+        following = self._repairs.end(work)
+        if following is not None:
+            self._fetchers.submit(partial(self._repair, following))
+        if is_news:
+            self._signals.tell()

@@ -1,0 +1,376 @@
+"""BAD-1: stored bytes that are proved bad change no plan and end no run; what takes their place is a pure function."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import streamvid
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.errors import ConfigError, SampleError, StorageError
+from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.pipeline import PendingBatch, Pipeline
+from streamvid.loader.requests import BatchRequest
+from tests.clips import corpus_tool
+from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
+
+pytestmark = pytest.mark.timeout(120)
+
+LAYOUT = {SMALL: [5, 4, 3], TALL: [6, 5]}
+KINDS = ("flip", "zero", "cut", "undecodable", "other")
+
+
+@cache
+def undecodable(width: int, height: int) -> bytes:
+    """The head of a clip: right bytes, as far as a checksum can tell."""
+    return clip_bytes(0, width, height, 24)[:3000]
+
+
+def damaged(root: Path, layout: Mapping[Bucket, Sequence[int]], bad: Mapping[str, str]) -> Path:
+    """A dataset in which these samples are bad: key → kind of damage; "cut" takes the end of the tar away."""
+    bucket = {f"{b.id}-{i}": b for b, sizes in layout.items() for i in range(sum(sizes))}
+    stored = {
+        key: undecodable(bucket[key].width * 2, bucket[key].height * 2)
+        if kind == "undecodable"
+        else clip_bytes(1, 64, 64, 24)[:2000] + b"x" * 500
+        for key, kind in bad.items()
+        if kind in ("undecodable", "other")
+    }
+    build_dataset(root, layout, damage=stored)
+    source = open_dataset(root)
+    for shard in source.shards:
+        path = root / shard.path
+        data = bytearray(path.read_bytes())
+        for row in source.samples(shard).to_pylist():
+            start, end = row["clip_offset"], row["clip_offset"] + row["clip_bytes"]
+            kind = bad.get(row["key"])
+            if kind == "flip":
+                data[(start + end) // 2] ^= 1
+            elif kind == "zero":
+                data[start:end] = bytes(end - start)
+            elif kind == "cut":
+                del data[end - 1 :]
+                break
+        path.write_bytes(data)
+    return root
+
+
+def keys_of(layout: Mapping[Bucket, Sequence[int]]) -> list[list[list[str]]]:
+    """Keys by bucket, shard and place."""
+    found = []
+    for bucket, sizes in layout.items():
+        numbers = iter(range(sum(sizes)))
+        found.append([[f"{bucket.id}-{next(numbers)}" for _ in range(size)] for size in sizes])
+    return found
+
+
+def expected_substitute(key: str, bad: Mapping[str, str], layout: Mapping[Bucket, Sequence[int]] = LAYOUT) -> str:
+    """The rest of the shard in a circle, then the bucket's next shards."""
+    for shards in keys_of(layout):
+        for number, shard in enumerate(shards):
+            if key in shard:
+                place = shard.index(key)
+                order = shard[place + 1 :] + shard[:place]
+                for step in range(1, len(shards)):
+                    order += shards[(number + step) % len(shards)]
+                return next(other for other in order if other not in bad)
+    raise AssertionError(key)
+
+
+@dataclass(frozen=True)
+class Delivered:
+    key: str
+    is_repeat: bool
+    text: str
+    pixels: str
+    first_frame: int | None
+
+
+def deliveries(root: Path, skip: int = 0, **options: Any) -> list[Delivered]:
+    """What a consumer receives, slot by slot, from a state taken after `skip` batches of another loader."""
+    read_number = corpus_tool().read_number
+    found = []
+    settings = {"batch_size": 3, "num_workers": 0, "num_epochs": 1} | options
+    with streamvid.VideoLoader(root, **settings) as loader:
+        if skip:
+            with streamvid.VideoLoader(root, **settings | {"num_workers": 0}) as other:
+                iterator = iter(other)
+                for _ in range(skip):
+                    next(iterator)
+                loader.load_state_dict(json.loads(json.dumps(other.state_dict())))
+        for batch in loader:
+            for slot, video in enumerate(batch.video.permute(0, 2, 3, 4, 1).numpy()):
+                numbers = [read_number(frame, 0.5) for frame in video]
+                assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), numbers
+                digest = hashlib.sha256(video.tobytes()).hexdigest()
+                repeat = bool(batch.is_repeat[slot])
+                found.append(Delivered(batch.sample_keys[slot], repeat, batch.text[slot], digest, numbers[0]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> list[Delivered]:
+    """What comes of the same dataset with nothing wrong."""
+    return deliveries(build_dataset(tmp_path_factory.mktemp("undamaged"), LAYOUT))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_bad_sample_is_replaced_and_every_other_one_is_what_it_was(
+    tmp_path: Path, undamaged: list[Delivered], seed: int
+) -> None:
+    """BAD-1, SAMPLE-1, PLAN-5: whatever the damage, with any number of workers, and from any state on."""
+    choose = random.Random(seed)
+    keys = [key for shards in keys_of(LAYOUT) for shard in shards for key in shard]
+    kinds = ["cut", *choose.choices([kind for kind in KINDS if kind != "cut"], k=2)]
+    bad = dict(zip(choose.sample(keys, 3), kinds, strict=True))
+    root = damaged(tmp_path / "dataset", LAYOUT, bad)
+    for shards in keys_of(LAYOUT):
+        for shard in shards:  # a tar that is cut has lost what follows, too
+            cut = [place for place, key in enumerate(shard) if bad.get(key) == "cut"]
+            bad |= dict.fromkeys(shard[min(cut) :], "cut") if cut else {}
+    received = deliveries(root)
+    assert len(received) == len(undamaged)
+    for before, after in zip(undamaged, received, strict=True):
+        if before.key in bad:
+            assert after.key == expected_substitute(before.key, bad) and after.is_repeat
+        else:
+            assert after == before
+    assert deliveries(root, num_workers=2) == received
+    skip = choose.randint(1, len(received) // 3 - 1)
+    rest = deliveries(root, skip, num_workers=choose.choice([0, 2]))
+    assert rest == received[3 * skip :]
+
+
+def test_visits_of_substitutes_are_their_own(tmp_path: Path) -> None:
+    """SAMPLE-1: in each epoch a substitute is cut anew, and not as where it is delivered for itself."""
+    root = damaged(tmp_path, {SMALL: [2]}, {"96x64-5f-0": "flip"})
+    received = deliveries(root, batch_size=1, num_epochs=8, shuffle="none")
+    assert {item.key for item in received} == {"96x64-5f-1"}
+    substitutes = [item.first_frame for item in received[::2]]
+    own = [item.first_frame for item in received[1::2]]
+    assert all(item.is_repeat for item in received[::2]) and not any(item.is_repeat for item in received[1::2])
+    assert len(set(substitutes)) > 3 and len(set(own)) > 3 and substitutes != own
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shard_that_is_bad_as_a_whole_is_replaced_out_of_the_next(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: with room in the ring and for clips for no more than the stream itself needs."""
+    layout = {SMALL: [3, 2]}
+    bad = {f"96x64-5f-{i}": kind for i, kind in enumerate(("zero", "undecodable", "cut"))}
+    root = damaged(tmp_path, layout, bad)
+    received = deliveries(root, batch_size=5, num_workers=num_workers, prefetch_bytes=0, shuffle="none", num_epochs=3)
+    assert [item.key for item in received] == (["96x64-5f-3"] * 4 + ["96x64-5f-4"]) * 3
+    assert len({item.first_frame for item in received if item.is_repeat}) > 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: and what lies before it in the plan is delivered."""
+    layout = {TALL: [2], SMALL: [2, 1]}
+    root = damaged(tmp_path, layout, {f"96x64-5f-{i}": KINDS[i] for i in range(3)})
+    received = []
+    with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
+        for _ in range(2):
+            with pytest.raises(
+                SampleError, match=r"sample 96x64-5f-\d .*000000.tar.*96x64-5f\).*No other sample of its"
+            ):
+                for batch in loader:
+                    received += batch.sample_keys
+    assert set(received) <= {"64x96-9f-0", "64x96-9f-1"}
+
+
+def run(
+    root: Path, order: Sequence[tuple[int, int]], *, batch_size: int = 1, num_workers: int = 0, **options: Any
+) -> tuple[list[PendingBatch], Pipeline]:
+    """The samples (shard, place) of the one bucket through a pipeline of its own, which is closed again."""
+    part, bucket = part_of(open_dataset(root), **options.pop("part", {}))
+    samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(order)]
+    frame_bytes = batch_size * (int(np.prod(bucket.shape)) * 3 + 4096)
+    size = {"clip_bytes": 1 << 20, "frame_bytes": (len(order) + 3) * frame_bytes, "num_workers": num_workers}
+    pipeline = Pipeline((part,), **size | options)
+    try:
+        pipeline.open()
+        steps = range(0, len(samples), batch_size)
+        number = pipeline.start(BatchRequest(bucket, tuple(samples[i : i + batch_size]), i) for i in steps)
+        batches = list(iter(lambda: pipeline.next_batch(number), None))
+        assert pipeline.queue_depth == 0
+        return batches, pipeline
+    finally:
+        pipeline.close()
+
+
+def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
+    """All of a dataset with one bucket."""
+    (bucket,) = source.manifest.buckets
+    counts = {bucket.id: np.array([shard.num_samples for shard in source.shards], np.int64)}
+    return MixPart(0, source, 0, {bucket.id: tuple(source.shards)}, counts, **settings), bucket
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: in order of delivery, one line each, appended by the next run; nothing is written into the dataset."""
+    root = damaged(tmp_path / "dataset", {SMALL: [3, 2]}, {"96x64-5f-1": "flip", "96x64-5f-4": "undecodable"})
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    order = [(0, 0), (0, 1), (1, 1), (0, 1), (1, 0)]
+    folder = tmp_path / "not" / "there"
+    options = {"batch_size": 5, "num_workers": num_workers, "quarantine": folder, "rank": 3}
+    (batch,), pipeline = run(root, order, **options)
+    lines = (folder / "quarantine-rank00003.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [(r["key"], r["place"], r["substitute_key"]) for r in records] == [
+        ("96x64-5f-1", 1, "96x64-5f-2"),
+        ("96x64-5f-4", 1, "96x64-5f-3"),
+        ("96x64-5f-1", 1, "96x64-5f-2"),
+    ]
+    assert records[0]["dataset"] == str(root) and records[0]["bucket_id"] == "96x64-5f"
+    assert records[0]["shard"] == "shards/96x64-5f/96x64-5f-000000.tar"
+    assert "checksum" in records[0]["reason"] and "DecodeError" in records[1]["reason"]
+    assert [record.to_json() for record in pipeline.substituted] == lines
+    assert [row["key"] for row in batch.rows] == [f"96x64-5f-{i}" for i in (0, 2, 3, 2, 3)]
+    assert [sample.is_repeat for sample in batch.request.samples] == [False, True, True, True, False]
+    run(root, order[:2], **options)
+    assert (folder / "quarantine-rank00003.jsonl").read_text().splitlines() == lines + lines[:1]
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_batch_cost(tmp_path: Path) -> None:
+    """A bad clip is read twice, once in a run; a substitute's cost is its slot's."""
+    root = damaged(tmp_path, {SMALL: [3]}, {"96x64-5f-1": "flip"})
+    sizes = [row["clip_bytes"] for row in open_dataset(root).samples_table().to_pylist()]
+    batches, _ = run(root, [(0, 0), (0, 1), (0, 1)], num_workers=1, clip_bytes=8192 + max(sizes))
+    stats = [batch.stats for batch in batches]
+    assert [s.num_substituted for s in stats] == [0, 1, 1]
+    assert stats[0].num_bytes_fetched == sizes[0] and stats[0].num_retries == 0
+    assert stats[1].num_bytes_fetched == 2 * sizes[1] + sizes[2] and stats[1].num_retries == 1
+    assert all(s.fetch_seconds > 0 and s.decode_seconds > 0 for s in stats)
+    last = stats[2].num_bytes_fetched - sizes[2]
+    assert last in (0, 2 * sizes[1])  # the second visit may be read before the first is proved bad
+
+
+def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
+    """BAD-1: a share of at least 1000 samples, so that a run does not fail for its first; and not before its batch."""
+    root = damaged(tmp_path / "dataset", {SMALL: [3]}, {"96x64-5f-1": "zero"})
+    for fraction, allowed in ((0.0, 0), (0.002, 2)):
+        folder = tmp_path / str(fraction)
+        part, bucket = part_of(open_dataset(root))
+        samples = [SampleRequest(part, bucket.id, 0, place % 3, place, False) for place in range(12)]
+        pipeline = Pipeline(
+            (part,),
+            num_workers=0,
+            clip_bytes=1 << 20,
+            frame_bytes=1 << 22,
+            quarantine=folder,
+            max_bad_fraction=fraction,
+        )
+        try:
+            pipeline.open()
+            number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+            keys = []
+            says = (
+                rf"^{allowed + 1} of {3 * allowed + 2} samples were bad.*max_bad_fraction={fraction} .*rank00000.jsonl"
+            )
+            for _ in range(2):  # and again
+                with pytest.raises(SampleError, match=says):
+                    while (batch := pipeline.next_batch(number)) is not None:
+                        keys.append(batch.rows[0]["key"])
+            assert len(keys) == 3 * allowed + 1
+            assert len((folder / "quarantine-rank00000.jsonl").read_text().splitlines()) == allowed + 1
+        finally:
+            pipeline.close()
+
+
+def test_options_that_cannot_be(tmp_path: Path) -> None:
+    root = build_dataset(tmp_path / "dataset", {SMALL: [1]})
+    (tmp_path / "link").symlink_to(root)
+    part, _ = part_of(open_dataset(root))
+    for options, says in (
+        ({"max_bad_fraction": 1.5}, "max_bad_fraction=1.5"),
+        ({"max_bad_fraction": True}, "max_bad_fraction=True"),
+        ({"sample_timeout_seconds": 0}, "sample_timeout_seconds=0"),
+        ({"sample_timeout_seconds": -1.0}, "sample_timeout_seconds=-1.0"),
+        ({"quarantine": root}, "quarantine=.*inside the dataset"),
+        ({"quarantine": root / "shards" / "x"}, "quarantine=.*inside the dataset"),
+        ({"quarantine": tmp_path / "link" / "x"}, "quarantine=.*inside the dataset"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            Pipeline((part,), num_workers=0, clip_bytes=1, frame_bytes=1, **options)  # type: ignore[arg-type]
+
+
+def test_a_quarantine_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    root = damaged(tmp_path / "dataset", {SMALL: [2]}, {"96x64-5f-0": "flip"})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="quarantine: cannot write .*rank00000.jsonl"):
+        run(root, [(0, 0)], quarantine=tmp_path / "file" / "folder")
+
+
+@dataclass(frozen=True, slots=True)
+class EveryOther:
+    """A filter, as dataset/filter.py has it: of the sample's year, odd ones only."""
+
+    text: str = "year % 2 == 1"
+    columns: tuple[str, ...] = ("user.year",)
+
+    def matching(self, table: Any) -> npt.NDArray[np.int32]:
+        years = np.array(table.column("user.year").to_pylist())
+        return np.flatnonzero(years % 2 == 1).astype(np.int32)
+
+
+def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
+    """BAD-1: places count what passes, in the shard and in those that follow; a filter that changed is an error."""
+    root = damaged(tmp_path, {SMALL: [4, 6]}, {"96x64-5f-3": "flip", "96x64-5f-1": "undecodable", "96x64-5f-5": "zero"})
+    counts = {"96x64-5f": np.array([2, 3], np.int64)}
+    part = {"filter": EveryOther(), "columns": {"year": "user.year"}}
+
+    def filtered(order: Sequence[tuple[int, int]], counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[Any]:
+        source = open_dataset(root)
+        (bucket,) = source.manifest.buckets
+        mixed = MixPart(0, source, 0, {bucket.id: tuple(source.shards)}, counts, **part)  # type: ignore[arg-type]
+        pipeline = Pipeline((mixed,), num_workers=0, clip_bytes=1 << 20, frame_bytes=1 << 22)
+        try:
+            pipeline.open()
+            samples = [SampleRequest(mixed, bucket.id, *place, 0, False) for place in order]
+            number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+            while (batch := pipeline.next_batch(number)) is not None:
+                yield batch.rows[0]["key"], batch.rows[0]["columns"]["year"]
+        finally:
+            pipeline.close()
+
+    order = [(1, 2), (1, 0), (0, 1), (0, 0)]
+    assert list(filtered(order, counts)) == [
+        ("96x64-5f-9", 2005), ("96x64-5f-7", 2003), ("96x64-5f-7", 2003), ("96x64-5f-7", 2003)
+    ]  # fmt: skip
+    with pytest.raises(SampleError, match=r"2 samples of .*000000.tar pass the filter 'year % 2 == 1', 3 were counted"):
+        list(filtered([(0, 0)], {"96x64-5f": np.array([3, 3], np.int64)}))
+
+
+def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_path: Path) -> None:
+    """SAMPLE-1: a drop is of (seed, key, visit) alone, as often as asked, and moves no other choice."""
+    root = build_dataset(tmp_path, {SMALL: [6]})
+    order = [(0, place) for place in range(6)] * 20
+    options: dict[str, Any] = {"batch_size": 6}
+
+    def texts(**part: Any) -> list[str]:
+        batches, _ = run(root, order, part=part, max_bad_fraction=0.0, **options)
+        return [row["text"] for batch in batches for row in batch.rows]
+
+    plain = texts()
+    assert plain[:6] == ["", "clip 1", "clip 2", "clip 3", "clip 4", ""]
+    placed = texts(caption_column="user.place", caption_prefix="at ")
+    assert placed[:6] == [f"at p{i}" for i in range(6)]
+    dropped = texts(caption_column="user.place", caption_prefix="at ", caption_dropout=0.25)
+    assert {a for a, b in zip(dropped, placed, strict=True) if a != b} == {""}
+    assert 15 <= dropped.count("") <= 45  # of 120, 30 expected, standard deviation 4.7
+    assert len({tuple(dropped[i : i + 6]) for i in range(0, 120, 6)}) > 5
+    assert texts(caption_column="user.place", caption_prefix="at ", caption_dropout=0.25) == dropped
+    assert texts(caption_dropout=1.0) == [""] * 120
