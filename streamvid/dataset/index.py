@@ -1,4 +1,4 @@
-"""The index: parquet tables of shards, samples and rejections.
+"""The index as it is written: parquet tables of shards, samples and rejections.
 
 A row group of a samples file is one shard, in the order of its tar, so that a reader takes what it needs with one
 small read; a samples file holds a limited number of row groups, so that no footer grows with the dataset.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.manifest import FileInfo, ShardInfo
-from streamvid.errors import IntegrityError, StorageError
-from streamvid.storage import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +45,9 @@ class SampleRow:
     columns: dict[str, Any]
 
 
+# Page checksums prove what is read long after the file's own checksum was.
+_WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
+
 _SAMPLE_TYPES = {
     "key": "string",
     "record_key": "string",
@@ -67,7 +68,7 @@ _SAMPLE_TYPES = {
     "codec": "string",
 }
 _PLACE_TYPES = {"bucket_id": "string", "shard": "int32", "split": "string"}
-_SHARD_TYPES = {
+SHARD_TYPES = {
     "bucket_id": "string",
     "number": "int32",
     "split": "string",
@@ -105,7 +106,7 @@ def encode_samples(shards: Sequence[tuple[str, int, str, Sequence[SampleRow]]], 
 
     target = sample_schema(user_types)
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, target, compression="zstd", store_schema=False) as writer:
+    with pq.ParquetWriter(sink, target, **_WRITING) as writer:
         for bucket_id, number, split, rows in shards:
             columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _SAMPLE_TYPES}
             columns |= {
@@ -120,7 +121,7 @@ def encode_samples(shards: Sequence[tuple[str, int, str, Sequence[SampleRow]]], 
 
 def encode_shards(shards: Sequence[ShardInfo]) -> bytes:
     """Parquet bytes of the shard table."""
-    return _encode({name: [getattr(shard, name) for shard in shards] for name in _SHARD_TYPES}, _SHARD_TYPES)
+    return _encode({name: [getattr(shard, name) for shard in shards] for name in SHARD_TYPES}, SHARD_TYPES)
 
 
 def encode_rejections(rejections: Sequence[tuple[int, str, str]]) -> bytes:
@@ -135,7 +136,7 @@ def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema(types)), sink, compression="zstd", store_schema=False)
+    pq.write_table(pa.table(columns, schema=schema(types)), sink, **_WRITING)
     return sink.getvalue()
 
 
@@ -143,64 +144,3 @@ def named_by_content(stem: str, number: int, data: bytes) -> FileInfo:
     """An index file's name holds its checksum, so that a name never means two contents (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.parquet", len(data), digest)
-
-
-def read_table(store: Store, file: FileInfo) -> pa.Table:
-    """A whole index file, its checksum proved."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    data = store.read(file.path)
-    if len(data) != file.num_bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise IntegrityError(f"{store.url}: {file.path} differs from what the manifest says; copy the dataset again")
-    # Over a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter ends.
-    return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-
-
-def shards_from_table(table: pa.Table) -> list[ShardInfo]:
-    """ShardInfo rows, in the table's order."""
-    names = [field.name for field in fields(ShardInfo)]
-    return [ShardInfo(**row) for row in table.select(names).to_pylist()]
-
-
-class StoreFile(io.RawIOBase):
-    """A file in a store as a seekable stream for pyarrow: every read is one ranged read."""
-
-    def __init__(self, store: Store, path: str, num_bytes: int) -> None:
-        super().__init__()
-        self._store, self._path, self._num_bytes, self._position = store, path, num_bytes, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence]
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._num_bytes - self._position))
-        if count:
-            self._store.read_into(self._path, self._position, view[:count])
-            self._position += count
-        return count
-
-
-def open_samples(store: Store, file: FileInfo) -> Any:
-    """A pyarrow ParquetFile over one samples file; only its footer is read now."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if store.size(file.path) != file.num_bytes:
-        raise IntegrityError(f"{store.url}: {file.path} is missing or has another size than the manifest says")
-    try:
-        return pq.ParquetFile(StoreFile(store, file.path, file.num_bytes), page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise StorageError(f"{store.url}: cannot read the index file {file.path}: {error}") from error

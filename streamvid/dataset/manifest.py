@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.errors import DatasetError
+from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 MAX_MANIFEST_BYTES = 256 * 2**20
+_CHECKSUM = "manifest_sha256"
+_CHECKSUM_SINCE = (1, 1)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,11 @@ class FileInfo:
 
     def __post_init__(self) -> None:
         check_relative(self.path)
+        if not self.path.isprintable() or self.num_bytes < 0 or not _SHA256.fullmatch(self.sha256):
+            raise DatasetError(
+                f"file {self.path!r} with num_bytes={self.num_bytes}, sha256={self.sha256!r}: a file has a printable "
+                "name, 0 bytes or more and 64 hex digits; copy the dataset again"
+            )
 
     @staticmethod
     def of(path: str, data: bytes) -> FileInfo:
@@ -152,10 +161,41 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         "sidecars": manifest.unknown.get("sidecars", []),
         "views": manifest.unknown.get("views", []),
     }
+    if manifest.format_version >= _CHECKSUM_SINCE:
+        value[_CHECKSUM] = manifest_checksum(value)
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-_KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build"}
+def manifest_checksum(value: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest's content, however it is laid out: all fields but the checksum itself, as compact JSON."""
+    content = {name: field for name, field in value.items() if name != _CHECKSUM}
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _check_content(value: Mapping[str, Any], version: tuple[int, int], where: str) -> None:
+    stored = value.get(_CHECKSUM)
+    if stored is None and version < _CHECKSUM_SINCE:
+        return
+    if stored != manifest_checksum(value):
+        raise IntegrityError(
+            f"{where} is damaged or was edited: its {_CHECKSUM} is {stored!r}, not that of its content; copy it again"
+        )
+
+
+def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
+    major, minor = (int(part) for part in value["format_version"])
+    if major > FORMAT_VERSION[0]:
+        raise DatasetError(
+            f"{where}: format_version {[major, minor]} is newer than {list(FORMAT_VERSION)}; "
+            "update streamvid (pip install -U streamvid)"
+        )
+    if major < 1 or minor < 0:
+        raise DatasetError(f"{where}: format_version {[major, minor]} never was; copy the manifest again")
+    return major, minor
+
+
+_KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
@@ -164,14 +204,10 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
         value = json.loads(data)
         if value.get("format") != FORMAT:
             raise DatasetError(
-                f"{where}: field format is {value.get('format')!r}, not {FORMAT!r}: no streamvid dataset"
+                f"{where}: field format is {str(value.get('format'))[:40]!r}, not {FORMAT!r}: no streamvid dataset"
             )
-        version = tuple(int(part) for part in value["format_version"])
-        if len(version) != 2 or version[0] > FORMAT_VERSION[0]:
-            raise DatasetError(
-                f"{where}: format_version {list(version)} is newer than {list(FORMAT_VERSION)}; "
-                "update streamvid (pip install -U streamvid)"
-            )
+        version = _version(value, where)
+        _check_content(value, version, where)
         if value.get("removed"):
             raise DatasetError(
                 f"{where}: field removed names {len(value['removed'])} samples that were taken down, and this version "
@@ -188,11 +224,13 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             plan_fingerprint=str(value["fingerprints"]["plan"]),
             content_fingerprint=str(value["fingerprints"]["content"]),
             build=value["build"],
-            format_version=(version[0], version[1]),
+            format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
             **groups,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except ConfigError as error:  # of a bucket; it is a ValueError too
+        raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DatasetError(
             f"{where} is damaged ({type(error).__name__}: {error}); copy it again or rebuild the dataset"
         ) from error

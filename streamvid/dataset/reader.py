@@ -6,31 +6,40 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from streamvid.dataset.index import USER_PREFIX, open_samples, read_table, shards_from_table
-from streamvid.dataset.manifest import Manifest, ShardInfo, read_manifest
+from streamvid.dataset.index import USER_PREFIX
+from streamvid.dataset.manifest import (
+    Manifest,
+    ShardInfo,
+    content_fingerprint,
+    plan_fingerprint,
+    read_manifest,
+)
+from streamvid.dataset.proof import SamplesFile, read_table, read_tables, shards_from_table
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OPEN_FILES = 64
+_KEPT_FOOTERS = 64
 
 
 class Dataset:
     """A sealed dataset at a URL. Safe to use from several threads; reads nothing but what is asked for.
 
-    `manifest` is read when it is opened; tables are pyarrow tables.
+    `manifest` is read when it is opened; tables are pyarrow tables. Every file of the index is proved by its checksum
+    before anything of it is used, and the shard table by the manifest's fingerprints: IntegrityError otherwise.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.manifest: Manifest = read_manifest(store)
         self._shards: tuple[ShardInfo, ...] | None = None
-        self._files: OrderedDict[str, Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._files = {file.path: SamplesFile(store, file) for file in self.manifest.sample_files}
+        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()  # over `_recent`, and never while something is read
 
     @property
     def url(self) -> str:
@@ -42,56 +51,80 @@ class Dataset:
         if self._shards is None:
             rows: list[ShardInfo] = []
             for file in self.manifest.shard_files:
-                rows.extend(shards_from_table(read_table(self.store, file)))
-            if sum(shard.num_samples for shard in rows) != self.manifest.counts["samples"]:
-                raise IntegrityError(f"{self.url}: the shard table and the manifest count different numbers of samples")
+                rows.extend(shards_from_table(read_table(self.store, file), f"{self.url}: {file.path}"))
+            self._check_shards(rows)
             self._shards = tuple(rows)
         return self._shards
 
+    def _check_shards(self, shards: Sequence[ShardInfo]) -> None:
+        manifest = self.manifest
+        for shard in shards:
+            if shard.index_path not in self._files:
+                raise DatasetError(f"{self.url}: the shard table names {shard.index_path}, which the manifest does not")
+        self._check_count("samples", sum(shard.num_samples for shard in shards), "the shard table")
+        self._check_count("shards", len(shards), "the shard table")
+        self._check_count("bytes", sum(shard.num_bytes for shard in shards), "the shard table")
+        for name, stored, computed in (
+            ("plan", manifest.plan_fingerprint, plan_fingerprint(manifest.buckets, shards)),
+            ("content", manifest.content_fingerprint, content_fingerprint(shards, manifest.sample_files)),
+        ):
+            if stored != computed:
+                raise IntegrityError(
+                    f"{self.url}: the manifest's {name} fingerprint {stored} is not that of its tables ({computed}); "
+                    "copy manifest.json and index/ again, or rebuild the dataset"
+                )
+
+    def _check_count(self, name: str, found: int, where: str) -> None:
+        said = self.manifest.counts.get(name, found)
+        if said != found:
+            raise IntegrityError(
+                f"{self.url}: {where} and the manifest count different numbers of {name}, {found} and {said}; "
+                "copy the dataset again"
+            )
+
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
         """The index rows of one shard, in tar order: one row group, one small read."""
-        with self._lock:
-            table = self._samples_file(shard.index_path).read_row_group(
-                shard.index_row_group, columns=columns, use_threads=False
-            )
+        table = self._samples_file(shard.index_path).rows(shard.index_row_group, columns)
         if table.num_rows != shard.num_samples:
             raise IntegrityError(
                 f"{self.url}: the index has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"
             )
         return table
 
-    def _samples_file(self, path: str) -> Any:
+    def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
-            file = next((file for file in self.manifest.sample_files if file.path == path), None)
-            if file is None:
-                raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
-            self._files[path] = open_samples(self.store, file)
-            if len(self._files) > _OPEN_FILES:
-                self._files.popitem(last=False)
-        self._files.move_to_end(path)
+            raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
+        with self._lock:
+            self._recent[path] = None
+            self._recent.move_to_end(path)
+            if len(self._recent) > _KEPT_FOOTERS:
+                self._files[self._recent.popitem(last=False)[0]].forget()
         return self._files[path]
+
+    @property
+    def samples_schema(self) -> pa.Schema:
+        """Columns of the samples index and their types; none where there is no sample."""
+        import pyarrow as pa
+
+        files = self.manifest.sample_files
+        return self._samples_file(files[0].path).arrow_schema() if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
         """Whether an index column (as `column()` names it) holds numbers or truth values."""
         from pyarrow import types
 
-        with self._lock:
-            kind = self._samples_file(self.manifest.sample_files[0].path).schema_arrow.field(column).type
+        kind = self.samples_schema.field(column).type
         return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
 
     @property
     def user_columns(self) -> tuple[str, ...]:
         """Names of the user's own columns."""
-        if not self.manifest.sample_files:
-            return ()
-        with self._lock:
-            names = self._samples_file(self.manifest.sample_files[0].path).schema_arrow.names
+        names = self.samples_schema.names
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str) -> str:
         """The index column that a user means by `name`: their own first, else one of the format's."""
-        with self._lock:
-            names = self._samples_file(self.manifest.sample_files[0].path).schema_arrow.names
+        names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
             if candidate in names:
                 return candidate
@@ -100,20 +133,19 @@ class Dataset:
 
     def shards_table(self) -> pa.Table:
         """The shard table, a row a shard."""
-        return self._concat(self.manifest.shard_files)
+        return read_tables(self.store, self.manifest.shard_files)
 
     def samples_table(self) -> pa.Table:
         """The whole samples index, a row a sample: memory in proportion to the dataset."""
-        return self._concat(self.manifest.sample_files)
+        table = read_tables(self.store, self.manifest.sample_files)
+        self._check_count("samples", table.num_rows, "the samples index")
+        return table
 
     def rejections_table(self) -> pa.Table:
         """Input rows that are in no shard: row number, source, reason."""
-        return self._concat(self.manifest.rejection_files)
-
-    def _concat(self, files: Sequence[Any]) -> pa.Table:
-        import pyarrow as pa
-
-        return pa.concat_tables([read_table(self.store, file) for file in files])
+        table = read_tables(self.store, self.manifest.rejection_files)
+        self._check_count("rejections", table.num_rows, "the table of rejections")
+        return table
 
 
 def open_dataset(url: str | Path) -> Dataset:

@@ -28,7 +28,7 @@ def test_stats_as_json_agree_with_the_dataset(tiny: Tiny) -> None:
     assert not done.stderr
     assert facts["plan_fingerprint"] == dataset.manifest.plan_fingerprint
     assert facts["content_fingerprint"] == dataset.manifest.content_fingerprint
-    assert facts["format_version"] == [1, 0]
+    assert facts["format_version"] == [1, 1]
     assert {(b["bucket"], b["split"], b["samples"], b["shards"]) for b in facts["buckets"]} == {
         ("96x64-5f", "train", 1, 1), ("64x96-5f", "train", 1, 1),
     }  # fmt: skip

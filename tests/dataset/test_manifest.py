@@ -15,12 +15,13 @@ from streamvid.dataset.manifest import (
     FileInfo,
     Manifest,
     ShardInfo,
+    manifest_checksum,
     manifest_from_json,
     manifest_to_json,
     plan_fingerprint,
     read_manifest,
 )
-from streamvid.errors import DatasetError, StorageError, StreamvidError
+from streamvid.errors import DatasetError, IntegrityError, StorageError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import BUCKETS, seal, shard_info
 
@@ -31,7 +32,12 @@ def manifest(tmp_path: Path) -> Manifest:
 
 
 def changed(manifest: Manifest, **changes: Any) -> bytes:
-    return json.dumps({**json.loads(manifest_to_json(manifest)), **changes}).encode()
+    return resealed({**json.loads(manifest_to_json(manifest)), **changes})
+
+
+def resealed(value: dict[str, Any]) -> bytes:
+    """manifest.json with a checksum that is right: what it covers may lie."""
+    return json.dumps(value | {"manifest_sha256": manifest_checksum(value)}).encode()
 
 
 def test_round_trip(manifest: Manifest) -> None:
@@ -138,6 +144,80 @@ def test_rows_that_cannot_be() -> None:
 
 
 def test_takedowns_that_this_version_would_deliver_are_refused(manifest: Manifest) -> None:
-    value = json.loads(manifest_to_json(manifest)) | {"removed": ["a-key"]}
     with pytest.raises(DatasetError, match="names 1 samples that were taken down.*update streamvid"):
+        manifest_from_json(changed(manifest, removed=["a-key"]))
+
+
+def as_version_1_0(data: bytes) -> bytes:
+    value = json.loads(data) | {"format_version": [1, 0]}
+    del value["manifest_sha256"]
+    return json.dumps(value).encode()
+
+
+def test_a_manifest_of_1_0_has_no_checksum_and_stays_as_it_is(manifest: Manifest) -> None:
+    old = manifest_from_json(as_version_1_0(manifest_to_json(manifest)))
+    assert old.format_version == (1, 0)
+    assert json.loads(manifest_to_json(old)) == json.loads(as_version_1_0(manifest_to_json(manifest)))
+
+
+def test_layout_is_no_content(manifest: Manifest) -> None:
+    value = json.loads(manifest_to_json(manifest))
+    assert manifest_from_json(json.dumps(value, indent=7).encode()) == manifest_from_json(manifest_to_json(manifest))
+
+
+def test_every_wrong_bit_of_a_manifest_is_found(manifest: Manifest) -> None:
+    """Each bit in turn: a DatasetError, or, in white space alone, the same manifest."""
+    data = manifest_to_json(manifest)
+    right, found, harmless = manifest_from_json(data), 0, 0
+    for place in range(len(data)):
+        for bit in range(8):
+            wrong = bytearray(data)
+            wrong[place] ^= 1 << bit
+            try:
+                again = manifest_from_json(bytes(wrong))
+            except DatasetError:
+                found += 1
+            else:
+                assert again == right and chr(data[place]).isspace()
+                harmless += 1
+    assert found > 50 * harmless
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"manifest_sha256": None},
+        {"manifest_sha256": 3},
+        {"manifest_sha256": "0" * 64},
+        {"clips": "cozy"},
+        {"format_version": [1, 0]},
+        {"format_version": [1, 2]},
+        {"viewt": []},
+    ],
+)
+def test_an_edited_manifest_is_found(manifest: Manifest, changes: dict[str, Any]) -> None:
+    value = json.loads(manifest_to_json(manifest)) | changes
+    with pytest.raises(IntegrityError, match="is damaged or was edited: its manifest_sha256"):
         manifest_from_json(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_bytes": -1}, "num_bytes=-1"),
+        ({"sha256": "0" * 63 + "g"}, "64 hex digits"),
+        ({"path": "index/\ud800"}, "manifest|printable"),
+        ({"path": "index/\n"}, "printable"),
+    ],
+)
+def test_files_that_cannot_be(manifest: Manifest, changes: dict[str, Any], says: str) -> None:
+    value = json.loads(manifest_to_json(manifest))
+    value["files"]["samples"][0] |= changes
+    with pytest.raises(DatasetError, match=says):
+        manifest_from_json(as_version_1_0(json.dumps(value).encode()))
+
+
+def test_a_manifest_nested_without_end_is_an_error() -> None:
+    """SAFE-1."""
+    with pytest.raises(DatasetError, match="damaged"):
+        manifest_from_json(b'{"a":' * 200_000)

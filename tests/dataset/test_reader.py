@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from streamvid.dataset.index import MAX_SHARDS_PER_FILE, StoreFile, open_samples
-from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.index import MAX_SHARDS_PER_FILE
+from streamvid.dataset.manifest import FileInfo, manifest_to_json
+from streamvid.dataset.proof import SamplesFile, StoreFile
+from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import seal
@@ -78,12 +82,75 @@ def test_index_files_that_are_short_or_gone(tmp_path: Path) -> None:
             open_dataset(tmp_path).samples(shard)
 
 
-def test_a_footer_full_of_noise_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", [b"\xff", b"PAR1", bytes(1)])
+def test_a_sealed_file_full_of_noise_is_an_error_that_names_it(tmp_path: Path, noise: bytes) -> None:
+    """SAFE-1: a right checksum does not make it Parquet."""
+    store, data = LocalStore(tmp_path), noise * 2000
+    store.put("index/x", data)
+    with pytest.raises(IntegrityError, match="index/x.* cannot be read"):
+        SamplesFile(store, FileInfo.of("index/x", data)).rows(0, None)
+
+
+def test_every_wrong_byte_of_the_samples_index_is_found_before_a_row_is_read(tmp_path: Path) -> None:
+    """FETCH-1: what is not proved decides no caption, key or window."""
     manifest = seal(tmp_path)
     path = tmp_path / manifest.sample_files[0].path
-    path.write_bytes(b"\xff" * path.stat().st_size)
-    with pytest.raises(StorageError, match="cannot read the index file"):
-        open_samples(LocalStore(tmp_path), manifest.sample_files[0])
+    data = path.read_bytes()
+    for place in range(0, len(data), 31):
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        dataset = open_dataset(tmp_path)
+        for read in (lambda d=dataset: d.samples(d.shards[0], ["key"]), lambda d=dataset: d.column("score")):
+            with pytest.raises(IntegrityError, match="samples-00000.*differs from what the manifest says"):
+                read()
+
+
+def test_bytes_that_rot_after_the_proof_are_found_by_the_page(tmp_path: Path) -> None:
+    manifest = seal(tmp_path, (400, 400))
+    dataset = open_dataset(tmp_path)
+    right = dataset.samples(dataset.shards[1])
+    path = tmp_path / manifest.sample_files[0].path
+    data, found = path.read_bytes(), 0
+    for place in range(4, len(data) * 3 // 4, 61):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+        try:
+            assert dataset.samples(dataset.shards[1]).equals(right)  # in the other row group, or in a page's statistics
+        except IntegrityError as error:
+            assert "samples-00000" in str(error) and "row group 1" in str(error)
+            found += 1
+    assert found > 5
+
+
+def test_footers_that_were_let_go_are_read_again(tmp_path: Path) -> None:
+    manifest = seal(tmp_path)
+    file = SamplesFile(LocalStore(tmp_path), manifest.sample_files[0])
+    first = file.rows(1, ["key"])
+    file.forget()
+    assert file.rows(1, ["key"]).equals(first)
+
+
+@pytest.mark.parametrize("name", ["plan_fingerprint", "content_fingerprint"])
+def test_fingerprints_are_proved_by_the_tables(tmp_path: Path, name: str) -> None:
+    """PLAN-1: what a state is bound to is what the plan is made of; in datasets of 1.0, which have no other proof, too."""
+    seal(tmp_path, **{name: "0" * 64}, format_version=(1, 0))
+    with pytest.raises(IntegrityError, match=f"{name.split('_', maxsplit=1)[0]} fingerprint 0000"):
+        _ = open_dataset(tmp_path).shards
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("shards", lambda dataset: dataset.shards),
+        ("bytes", lambda dataset: dataset.shards),
+        ("rejections", lambda dataset: dataset.rejections_table()),
+    ],
+)
+def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callable[[Dataset], object]) -> None:
+    """SHARD-3."""
+    manifest = seal(tmp_path)
+    changed = replace(manifest, counts={**manifest.counts, name: 77})
+    LocalStore(tmp_path).put("manifest.json", manifest_to_json(changed))
+    with pytest.raises(IntegrityError, match=f"count different numbers of {name}, [0-9]+ and 77"):
+        read(open_dataset(tmp_path))
 
 
 def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
@@ -94,9 +161,8 @@ def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
 
 def test_a_shard_table_that_names_another_file(tmp_path: Path) -> None:
     seal(tmp_path, sample_files=())
-    dataset = open_dataset(tmp_path)
     with pytest.raises(DatasetError, match="which the manifest does not"):
-        dataset.samples(dataset.shards[0])
+        _ = open_dataset(tmp_path).shards
 
 
 def test_only_local_urls_are_opened(tmp_path: Path) -> None:

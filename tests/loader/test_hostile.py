@@ -16,7 +16,7 @@ import pytest
 import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset import index, manifest, proof
-from streamvid.errors import ConfigError, DatasetError, IntegrityError, LoaderError, SampleError, StreamvidError
+from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.loader.conftest import SMALL, build_dataset
 
@@ -117,8 +117,8 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         ({"bucket_id": "nope"}, DatasetError, "bucket 'nope' is not in the manifest"),
         ({"index_path": "index/nope.parquet"}, DatasetError, "names index/nope.parquet, which the manifest does not"),
         ({"index_path": "../x"}, StreamvidError, "not allowed"),
-        ({"index_row_group": 7}, IntegrityError, "row group 7"),
-        ({"index_row_group": -1}, IntegrityError, "row group -1"),
+        ({"index_row_group": 7}, StreamvidError, "row group 7"),
+        ({"index_row_group": -1}, StreamvidError, "row group -1"),
         ({"max_clip_bytes": 1 << 60}, LoaderError, "memory"),
         ({"max_clip_bytes": 10 << 40}, LoaderError, "memory"),
         ({"max_clip_bytes": 3}, SampleError, "max_clip_bytes"),

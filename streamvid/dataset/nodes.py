@@ -1,0 +1,139 @@
+"""Parts of a condition as pyarrow calls, over arrays of int64, float64, string or bool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+NUMBERS = ("int", "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of a condition: its kind, its one spelling, the columns it reads, and its values over a table.
+
+    kind: "int", "float", "str" or "bool". run: table → array or scalar, null where a value is missing or NaN.
+    literal: its value where the text itself has it, else None.
+    """
+
+    kind: str
+    text: str
+    columns: frozenset[str]
+    run: Callable[[Any], Any]
+    literal: bool | int | float | str | None = None
+
+
+def kind_of(kind: Any) -> str | None:
+    """What a pyarrow type is in conditions; None for one that they have no word for."""
+    from pyarrow import types
+
+    if types.is_boolean(kind):
+        return "bool"
+    if types.is_uint64(kind) or types.is_floating(kind):
+        return "float"
+    if types.is_integer(kind):
+        return "int"
+    return "str" if types.is_string(kind) or types.is_large_string(kind) else None
+
+
+def column(name: str, kind: str) -> Node:
+    """The values of an index column."""
+
+    def run(table: Any) -> Any:
+        import pyarrow.compute as pc
+
+        values = pc.cast(table.column(name), _arrow_type(kind), safe=False)
+        return _without_nan(values) if kind == "float" else values
+
+    return Node(kind, f"`{name}`", frozenset((name,)), run)
+
+
+def literal(value: bool | int | float | str) -> Node:
+    """A value that stands in the text."""
+    import pyarrow as pa
+
+    kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
+    scalar = pa.scalar(value, _arrow_type(kind))
+    # `ascii`, because which letters `repr` prints as they are differs between versions of Python.
+    return Node(kind, ascii(value), frozenset(), lambda _: scalar, value)
+
+
+def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
+    """A function of pyarrow.compute over other parts."""
+
+    def run(table: Any) -> Any:
+        import pyarrow.compute as pc
+
+        result = getattr(pc, function)(*(part.run(table) for part in parts), **options)
+        return _without_nan(result) if kind == "float" else result
+
+    return Node(kind, text, _columns(parts), run)
+
+
+def negation(part: Node) -> Node:
+    """`not`, of a condition."""
+    return call("invert", "bool", f"not ({part.text})", part)
+
+
+def junction(word: str, parts: Sequence[Node]) -> Node:
+    """`and` or `or` over conditions; null is what is not known, so that `null or True` is True."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def run(table: Any) -> Any:
+        import pyarrow.compute as pc
+
+        return reduce(pc.and_kleene if word == "and" else pc.or_kleene, [part.run(table) for part in parts])
+
+    return Node("bool", f" {word} ".join(f"({part.text})" for part in parts), _columns(parts), run)
+
+
+def membership(part: Node, items: Sequence[Node]) -> Node:
+    """`in`, over literals of the part's kind; ints and floats mixed are doubles. A missing value is in no list."""
+    is_float = any(node.kind == "float" for node in (part, *items))
+    value = as_float(part) if is_float else part
+    literals = [float(item.literal) if is_float and item.literal is not None else item.literal for item in items]
+    text = f"({part.text}) in ({', '.join(sorted({item.text for item in items}))},)"
+
+    def run(table: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        values = value.run(table)
+        found = pc.is_in(values, value_set=pa.array(literals, _arrow_type(value.kind)))
+        return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
+
+    return Node("bool", text, part.columns, run)
+
+
+def as_float(part: Node) -> Node:
+    """A number as a double; beyond 2**53 integers are rounded."""
+    if part.kind == "float":
+        return part
+
+    def run(table: Any) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        return pc.cast(part.run(table), pa.float64(), safe=False)
+
+    return Node("float", part.text, part.columns, run)
+
+
+def _columns(parts: Sequence[Node]) -> frozenset[str]:
+    return frozenset[str]().union(*(part.columns for part in parts))
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    return {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}[kind]
+
+
+def _without_nan(values: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)

@@ -1,0 +1,174 @@
+"""Index files as they are read: nothing of a file is looked at before its checksum is proved.
+
+What Arrow says of bytes that it cannot read becomes an IntegrityError with the file's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from streamvid.dataset.index import SHARD_TYPES, schema
+from streamvid.dataset.manifest import FileInfo, ShardInfo
+from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.storage import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BLOCK_BYTES = 2**20
+
+
+def prove(store: Store, file: FileInfo) -> None:
+    """IntegrityError unless the file's bytes are those that the manifest names; read a block at a time."""
+    _check_size(store, file)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    for start in range(0, file.num_bytes, _BLOCK_BYTES):
+        block = buffer[: min(_BLOCK_BYTES, file.num_bytes - start)]
+        store.read_into(file.path, start, block)
+        digest.update(block)
+    _check_digest(store, file, digest.hexdigest())
+
+
+def read_table(store: Store, file: FileInfo) -> pa.Table:
+    """A whole index file, its checksum proved."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    _check_size(store, file)
+    data = store.read(file.path)
+    _check_digest(store, file, hashlib.sha256(data).hexdigest())
+    with _named(f"{store.url}: {file.path}"):
+        # Over a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter ends.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        table.validate(full=True)
+    return table
+
+
+def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
+    """Index files of one kind as one table, in their order."""
+    import pyarrow as pa
+
+    tables = [read_table(store, file) for file in files]
+    with _named(f"{store.url}: {', '.join(file.path for file in files) or 'a table without files'}"):
+        return pa.concat_tables(tables)
+
+
+def shards_from_table(table: pa.Table, where: str) -> list[ShardInfo]:
+    """ShardInfo rows, in the table's order; IntegrityError naming `where` for a table of other columns or types."""
+    names = [field.name for field in fields(ShardInfo)]
+    with _named(where):
+        rows = table.select(names).cast(schema({name: SHARD_TYPES[name] for name in names}))
+        if missing := [name for name in names if rows.column(name).null_count]:
+            raise ValueError(f"no value in {', '.join(missing)}")
+        return [ShardInfo(**row) for row in rows.to_pylist()]
+
+
+def _check_size(store: Store, file: FileInfo) -> None:
+    if store.size(file.path) != file.num_bytes:
+        raise IntegrityError(
+            f"{store.url}: {file.path} is missing or has another size than the manifest says; copy the dataset again"
+        )
+
+
+def _check_digest(store: Store, file: FileInfo, digest: str) -> None:
+    if digest != file.sha256:
+        raise IntegrityError(f"{store.url}: {file.path} differs from what the manifest says; copy the dataset again")
+
+
+@contextlib.contextmanager
+def _named(where: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except StreamvidError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError) as error:
+        raise IntegrityError(
+            f"{where} cannot be read ({type(error).__name__}: {error}); copy or rebuild the dataset"
+        ) from error
+
+
+class StoreFile(io.RawIOBase):
+    """A file in a store as a seekable stream for pyarrow: every read is one ranged read."""
+
+    def __init__(self, store: Store, path: str, num_bytes: int) -> None:
+        super().__init__()
+        self._store, self._path, self._num_bytes, self._position = store, path, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._num_bytes - self._position))
+        if count:
+            self._store.read_into(self._path, self._position, view[:count])
+            self._position += count
+        return count
+
+
+class SamplesFile:
+    """One samples file, proved when it is first used. Its footer is kept, and no descriptor; safe in several threads.
+
+    Bytes that rot after the proof are found by the page checksums of files that have them (format 1.1 on).
+    """
+
+    def __init__(self, store: Store, file: FileInfo) -> None:
+        self._store, self._file = store, file
+        self._where = f"{store.url}: {file.path}"
+        self._lock = threading.Lock()
+        self._is_proved = False
+        self._footer: Any = None
+
+    def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
+        """One row group: one small read. Columns that the file does not have are left out."""
+        with _named(f"{self._where}, row group {row_group}"):
+            footer = self._get_footer()
+            if not 0 <= row_group < footer.num_row_groups:
+                raise ValueError(f"the file has {footer.num_row_groups} row groups")
+            table = self._open(footer).read_row_group(row_group, columns=columns, use_threads=False)
+            table.validate(full=True)
+            return table
+
+    def arrow_schema(self) -> pa.Schema:
+        """The file's columns and their types."""
+        with _named(self._where):
+            return self._get_footer().schema.to_arrow_schema()
+
+    def forget(self) -> None:
+        """Let go of the footer; it is read again when it is needed."""
+        self._footer = None
+
+    def _get_footer(self) -> Any:
+        with self._lock:
+            if not self._is_proved:
+                prove(self._store, self._file)
+                self._is_proved = True
+            footer = self._footer
+            if footer is None:
+                footer = self._footer = self._open(None).metadata
+            return footer
+
+    def _open(self, footer: Any) -> Any:
+        import pyarrow.parquet as pq
+
+        source = StoreFile(self._store, self._file.path, self._file.num_bytes)
+        return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True)
