@@ -156,14 +156,18 @@ def samples_of_shards(dataset: Dataset, split: str) -> dict[str, Any]:
     """Bucket id → int64 array of the samples in each shard of a split, in the order that plans count them."""
     import numpy as np
 
-    columns = dataset.shards_table().select(["bucket_id", "split", "num_samples"]).combine_chunks()
-    splits = columns["split"].to_numpy(zero_copy_only=False)
-    chosen = splits == split
-    if not chosen.any():
-        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(set(splits)))}")
-    names, numbers = np.unique(columns["bucket_id"].to_numpy(zero_copy_only=False)[chosen], return_inverse=True)
-    samples = columns["num_samples"].to_numpy()[chosen].astype(np.int64)
-    return {str(name): samples[numbers == number] for number, name in enumerate(names)}
+    table = dataset.shards_table().select(["bucket_id", "split", "num_samples"]).combine_chunks()
+    # Numbers instead of names: a million Python strings would take seconds.
+    encoded = [table[name].combine_chunks().dictionary_encode() for name in ("bucket_id", "split")]
+    (buckets, splits), (names, split_names) = zip(
+        *((c.indices.to_numpy(), c.dictionary.to_pylist()) for c in encoded), strict=True
+    )
+    if split not in split_names:
+        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(split_names))}")
+    is_chosen = splits == split_names.index(split)
+    samples = table["num_samples"].to_numpy().astype(np.int64)
+    chosen = {name: samples[is_chosen & (buckets == number)] for number, name in enumerate(names)}
+    return {name: of_shards for name, of_shards in sorted(chosen.items()) if len(of_shards)}
 
 
 def _run(plan: EpochPlan, num_epochs: int) -> list[dict[str, Any]]:
