@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streamvid.errors import ConfigError
@@ -100,7 +100,7 @@ class Batch(Mapping[str, Any]):
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
         out = torch.empty(video.shape, dtype=dtype, device=video.device)
-        for pixels, numbers in _chunks(video, out, self.layout):
+        for pixels, numbers in _chunks(video, out, [self.layout.index(name) for name in "BTH"]):
             torch.add(offset, pixels, alpha=scale, out=numbers)
         return out
 
@@ -116,12 +116,14 @@ class Batch(Mapping[str, Any]):
         num_samples, *shape = frames.shape
         num_values = shape[0] * shape[1] * shape[2] * shape[3]
         numbers = torch.arange(min(_DIGEST_PIXELS, num_values), device=frames.device)
-        places: list[torch.Tensor] = []
         rest = numbers * _DIGEST_STEP % max(1, num_values)
-        for size in reversed(shape):
-            places.insert(0, rest % size)
+        place = torch.zeros_like(rest)  # in memory, from a sample's first value on
+        for size, stride in zip(reversed(shape), reversed(frames.stride()), strict=False):
+            place += rest % size * stride
             rest = rest // size
-        pixels = frames[:, places[0], places[1], places[2], places[3]].cpu()
+        num_between = sum((size - 1) * stride for size, stride in zip(shape, frames.stride()[1:], strict=True))
+        memory = frames.as_strided((num_samples, num_between + 1), (frames.stride(0), 1))
+        pixels = memory.gather(1, place.expand(num_samples, -1)).cpu()
         head = json.dumps([list(self.sample_keys), self.bucket.id, num_samples, *shape])
         data = head.encode() + b"\0" + pixels.numpy().tobytes()
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
@@ -161,17 +163,18 @@ def check_layout(layout: object) -> Layout:
     raise ConfigError(f"layout={layout!r}; allowed are {', '.join(get_args(Layout))}")
 
 
-def _chunks(video: torch.Tensor, out: torch.Tensor, layout: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Parts of `video` and `out` that belong together: some frames of a sample on the CPU, elsewhere the whole."""
-    if video.device.type != "cpu" or video.numel() <= _CHUNK_ELEMENTS:
+def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parts of `video` and `out` that belong together, cut along `axes` where they are large; whole but on the CPU."""
+    # torch's CPU kernels convert a whole operand before they work on it: in chunks that stays in the cache.
+    if video.device.type != "cpu" or video.numel() <= _CHUNK_ELEMENTS or not axes:
         yield video, out
         return
-    # torch's CPU kernels convert a whole operand before they work on it: chunks keep that in the cache.
-    axis = layout.index("T") - 1
-    for pixels, numbers in zip(video, out, strict=True):
-        num_frames = pixels.shape[axis]
-        length = max(1, _CHUNK_ELEMENTS * num_frames // pixels.numel())
-        yield from zip(pixels.split(length, axis), numbers.split(length, axis), strict=True)
+    import torch
+
+    axis, *later = axes
+    length = max(1, _CHUNK_ELEMENTS * video.shape[axis] // video.numel())
+    for pixels, numbers in zip(torch.split(video, length, axis), torch.split(out, length, axis), strict=True):
+        yield from _chunks(pixels, numbers, later)
 
 
 def column_values(values: list[Any], is_numeric: bool) -> Any:

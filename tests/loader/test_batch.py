@@ -166,6 +166,7 @@ def test_a_digest_does_not_depend_on_how_a_batch_lies_in_memory() -> None:
     planar = streamvid.Batch({**batch, "video": batch.video.contiguous()})
     assert planar.video.stride() != batch.video.stride()
     assert digests == {planar.digest()} == {batch.clone().digest()}
+    assert made_batch(frames[1:]).digest() == made_batch(frames[1:].clone()).digest()
     assert torch.tensor([batch.digest()], dtype=torch.int64).item() == batch.digest()
 
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import streamvid
+from streamvid.loader.batch import Batch
+from tests.loader.test_batch import made_batch, random_frames
+from tests.loader.test_device import driver, wait_for_two
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
+
+# One batch at a time in the smallest ring, over and over: a place that is used too early is overwritten soon.
+OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 2, "num_epochs": 6, "prefetch_bytes": 0}
+
+
+def keep_busy(busy: torch.Tensor) -> torch.Tensor:
+    """Some milliseconds of work on the current stream, so that what is queued after it starts late."""
+    for _ in range(4):
+        busy = busy @ busy / 64
+    return busy
+
+
+def expected_videos(dataset: Path) -> list[torch.Tensor]:
+    with streamvid.VideoLoader(dataset, **OPTIONS) as loader:
+        return [batch.video.clone() for batch in loader]
 
 
 def test_batches_are_pinned(dataset: Path) -> None:
@@ -23,14 +43,153 @@ def test_batches_are_pinned(dataset: Path) -> None:
 
 def test_a_copy_in_flight_outlives_its_batch(dataset: Path) -> None:
     """BATCH-1: a ring slot is not used again before the copies queued from it are over."""
-    options = {"batch_size": 1, "num_workers": 2, "num_epochs": 6, "prefetch_bytes": 0}
-    with streamvid.VideoLoader(dataset, **options) as loader:  # type: ignore[arg-type]
-        expected = [batch.video.clone() for batch in loader]
-    with streamvid.VideoLoader(dataset, **options) as loader:  # type: ignore[arg-type]
+    expected = expected_videos(dataset)
+    with streamvid.VideoLoader(dataset, **OPTIONS) as loader:
         busy = torch.randn(4096, 4096, device="cuda")
         copies = []
         for batch in loader:
-            busy = busy @ busy / 64  # keeps the stream behind, so that copies start late
+            busy = keep_busy(busy)  # keeps the stream behind, so that copies start late
             copies.append(batch.to("cuda").video)
     for copy, right in zip(copies, expected, strict=True):
         assert torch.equal(copy.cpu(), right)
+
+
+def test_a_copy_on_a_stream_of_the_callers_own_outlives_its_batch(dataset: Path) -> None:
+    """BATCH-1: `to` is waited for on the stream that it used, also where the batch dies outside of it."""
+    expected = expected_videos(dataset)
+    side = torch.cuda.Stream()
+    with streamvid.VideoLoader(dataset, **OPTIONS) as loader:
+        busy = torch.randn(4096, 4096, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        copies = []
+        for batch in loader:
+            with torch.cuda.stream(side):
+                busy = keep_busy(busy)
+                copies.append(batch.to("cuda").video)
+            del batch
+        side.synchronize()
+    for copy, right in zip(copies, expected, strict=True):
+        assert torch.equal(copy.cpu(), right)
+
+
+def test_a_copy_outlives_a_batch_that_dies_in_another_thread(dataset: Path) -> None:
+    """BATCH-1: copies of the caller's own, on the stream that was current where the batch was handed over."""
+    expected = expected_videos(dataset)
+    with streamvid.VideoLoader(dataset, **OPTIONS) as loader, torch.cuda.stream(torch.cuda.Stream()):
+        busy = torch.randn(4096, 4096, device="cuda")
+        copies, held = [], []
+        for batch in loader:
+            busy = keep_busy(busy)
+            copies.append(batch.video.to("cuda", non_blocking=True))
+            held.append(batch)
+            del batch
+            thread = threading.Thread(target=held.clear)
+            thread.start()
+            thread.join()
+        torch.cuda.current_stream().synchronize()
+    for copy, right in zip(copies, expected, strict=True):
+        assert torch.equal(copy.cpu(), right)
+
+
+def test_a_copy_in_flight_outlives_its_loader(dataset: Path) -> None:
+    """BATCH-1: pages are not let go while a copy reads them."""
+    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
+        batch = next(iter(loader))
+        right = batch.video.clone()
+        busy = keep_busy(torch.randn(4096, 4096, device="cuda"))
+        copy = batch.to("cuda").video
+        del batch
+    assert torch.equal(copy.cpu(), right) and busy.is_cuda
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda", 0)])
+def test_staged_batches_are_right_however_late_the_caller_computes(dataset: Path, device: Any) -> None:
+    """BATCH-1: the caller's stream waits for the copy, and memory goes back to torch only behind the caller's work."""
+    with driver(dataset, None) as plain:
+        expected = [batch.clone() for batch in plain.batches()]
+    largest = max(batch.video.numel() for batch in expected)
+    with driver(dataset, device, frame_bytes=largest + 4096) as staged:
+        busy = torch.randn(4096, 4096, device="cuda")
+        sums, kept = [], []
+        for number, batch in enumerate(staged.batches()):
+            busy = keep_busy(busy)
+            sums.append(batch.video.sum(dtype=torch.int64))  # reads late, when the batch is long gone from here
+            assert {value.device for value in batch.values() if torch.is_tensor(value)} == {torch.device("cuda", 0)}
+            if number % 3 == 0:
+                kept.append((number, batch))
+    assert len(sums) == len(expected) > 5
+    for found, right in zip(sums, expected, strict=True):
+        assert int(found) == int(right.video.sum(dtype=torch.int64))
+    for number, batch in kept:
+        assert_same(batch, expected[number])
+
+
+def assert_same(batch: Batch, right: Batch) -> None:
+    assert batch.video.stride() == right.video.stride() and batch.digest() == right.digest()
+    for name, value in right.items():
+        if torch.is_tensor(value):
+            assert torch.equal(batch[name].cpu().nan_to_num(), value.nan_to_num()), name
+        else:
+            assert batch[name] == value
+
+
+def test_a_staged_batch_waits_for_no_work_of_the_callers(dataset: Path) -> None:
+    """The place in the ring goes back when the copy is done, though the caller's stream is still busy before it."""
+    with driver(dataset, "cuda", frame_bytes=2 * 9 * 96 * 64 * 3 + 4096) as staged:
+        batches = staged.batches()
+        next(batches)
+        busy = torch.cuda.Event()
+        torch.cuda._sleep(2 * 10**9)  # about a second of the device
+        busy.record()
+        for _ in range(3):  # each needs the place of the one before
+            next(batches)
+        assert not busy.query()
+        torch.cuda.synchronize()
+
+
+def test_the_next_batch_is_on_its_way_before_the_caller_asks(dataset: Path) -> None:
+    with driver(dataset, "cuda", frame_bytes=2**21) as staged:
+        batches = staged.batches()
+        next(batches)
+        wait_for_two(staged)
+        next(batches)
+        assert staged.made == [1, 2, 3] and staged.handed_over == [1, 2]
+
+
+def test_an_abandoned_loop_leaves_no_memory_on_the_device(dataset: Path) -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with driver(dataset, "cuda") as staged:
+        for batch in staged.batches():
+            assert batch.video.is_cuda
+            break
+        del batch
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("span", [(-1, 1), (0, 1), (-2.1, 2.6)])
+@pytest.mark.parametrize("layout", ["BCTHW", "BTCHW", "BTHWC"])
+def test_normalized_and_digest_are_those_of_the_cpu(dtype: torch.dtype, span: tuple[float, float], layout: str) -> None:
+    batch = made_batch(random_frames(2, 9, 64, 96, 3), layout)
+    moved = batch.to("cuda")
+    assert torch.equal(moved.normalized(dtype, range=span).cpu(), batch.normalized(dtype, range=span))
+    assert moved.normalized(dtype).is_contiguous() and moved.digest() == batch.digest()
+
+
+def test_normalized_takes_no_more_memory_than_its_result(dataset: Path) -> None:
+    batch = made_batch(random_frames(2, 17, 128, 128, 3)).to("cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    normalized = batch.normalized(torch.bfloat16)
+    assert torch.cuda.max_memory_allocated() - before <= normalized.nbytes + 2**16
+
+
+def test_a_batch_brought_back_can_be_read_at_once() -> None:
+    """A copy to the CPU is over when `to` returns."""
+    right = made_batch(random_frames(4, 17, 256, 256, 3))
+    moved = right.to("cuda")
+    busy = keep_busy(torch.randn(4096, 4096, device="cuda"))
+    assert torch.equal(moved.to("cpu").video, right.video) and busy.is_cuda
