@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.flow import Velocity, draw_noise_and_times, rectified_flow_loss, seeded_generator
+from streamvid.trainer.metrics import data_fields
 
 if TYPE_CHECKING:
     from streamvid.loader.batch import Batch
+    from streamvid.loader.stats import LoaderStats
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +39,15 @@ class Batches(Protocol):
 
 
 class BatchClock:
-    """Batches without end, epoch after epoch, and the time that passes while they come."""
+    """Batches without end, epoch after epoch, the time that passes while they come, and what the loader says of it.
+
+    A loader without `stats()` is no less a loader: then there is the time alone.
+    """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self._batches = itertools.chain.from_iterable(itertools.repeat(loader))
+        self._stats: Callable[[], LoaderStats] | None = getattr(loader, "stats", None)
+        self._before = self._stats() if self._stats else None
         self._since = time.perf_counter()
         self._wait_seconds = 0.0
 
@@ -50,11 +57,15 @@ class BatchClock:
         self._wait_seconds += time.perf_counter() - before
         return batch
 
-    def take_seconds(self) -> dict[str, float]:
-        """Seconds since the last call, and those of them that went into waiting for data."""
+    def take_fields(self) -> dict[str, float]:
+        """Seconds since the last call, those of them that went into waiting for data, and the loader's own figures."""
         now = time.perf_counter()
         spent = {"seconds": round(now - self._since, 4), "data_wait_seconds": round(self._wait_seconds, 4)}
         self._since, self._wait_seconds = now, 0.0
+        if self._stats and self._before:
+            stats = self._stats()
+            spent |= data_fields(stats.since(self._before))
+            self._before = stats
         return spent
 
 

@@ -77,7 +77,7 @@ def _loop(run: _Run, stop: StopRequest) -> TrainResult:
             progress = progress.after(len(batch.sample_keys) * run.accelerator.num_processes)
             is_last = progress.step == run.num_steps
             if is_last or run.is_due(progress.step, config.log_every_steps, config.eval.every_steps):
-                run.report(progress, loss=loss, **clock.take_seconds(), bucket=batch.bucket.id)
+                run.report(progress, loss=loss, **clock.take_fields(), bucket=batch.bucket.id)
             if is_last or run.is_due(progress.step, config.save_every_steps):
                 run.save(progress)
                 saved = progress

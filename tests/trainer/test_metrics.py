@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from streamvid.trainer.metrics import METRICS_FILE, append_metrics, drop_metrics_after
+from streamvid.loader.batch import Batch
+from streamvid.loader.stats import BatchStats, LoaderStats, StatsMeter
+from streamvid.trainer.data import BatchClock
+from streamvid.trainer.metrics import METRICS_FILE, append_metrics, data_fields, drop_metrics_after
+from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -33,3 +38,43 @@ def test_a_line_is_json_or_not_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         append_metrics(tmp_path, {"step": 1, "loss": float("nan")})
     assert not (tmp_path / METRICS_FILE).exists()
+
+
+class MeteredLoader(StandInLoader):
+    """One that says what its batches cost: its n-th batch n bytes and n queued ones."""
+
+    meter = StatsMeter()
+
+    def stats(self) -> LoaderStats:
+        return self.meter.stats()
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            number = self.stats().num_steps + 1
+            cost = BatchStats(0.25, 0.5, number, 1, 0)
+            self.meter.add(cost, 2, wait_seconds=0.0, batch_seconds=0.125, queue_depth=number)
+            yield batch
+
+
+def test_a_line_tells_of_the_steps_since_the_line_before(tmp_path: Path) -> None:
+    clock = BatchClock(MeteredLoader(read_clip_frames(12, 16, 16), steps=3))
+    for num_steps, num_bytes, depth in ((2, 1 + 2, 1.5), (4, 3 + 4 + 5 + 6, 4.5)):
+        for _ in range(num_steps):
+            clock.next_batch()
+        fields = clock.take_fields()
+        append_metrics(tmp_path, {"step": num_steps, **fields})
+        assert 0 <= fields["data_wait_seconds"] <= fields["seconds"]
+        assert {name: value for name, value in fields.items() if "seconds" not in name} == {
+            "data_bytes": num_bytes, "data_retries": num_steps, "data_substituted": 0, "data_queue_depth": depth,
+        }  # fmt: skip
+        assert fields["data_fetch_seconds"] == 0.25 * num_steps
+        assert fields["data_decode_seconds"] == 0.5 * num_steps
+        assert fields["data_batch_seconds"] == 0.125 * num_steps
+    assert steps_in(tmp_path) == [2, 4]
+
+
+def test_a_loader_without_stats_has_its_waiting_measured() -> None:
+    clock = BatchClock(StandInLoader(read_clip_frames(12, 16, 16)))
+    clock.next_batch()
+    assert clock.take_fields().keys() == {"seconds", "data_wait_seconds"}
+    assert data_fields(LoaderStats())["data_queue_depth"] == 0
