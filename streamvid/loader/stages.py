@@ -42,7 +42,8 @@ class Stages:
 
     def open(self, resources: contextlib.ExitStack, clip_bytes: int, ring: Arena) -> None:
         """Start it all over a ring; `end` is to be called before `resources` are closed."""
-        self._clips = Arena("clips", clip_bytes + self._repair_bytes + ALIGN_BYTES)
+        ahead = max(clip_bytes, self._repair_bytes)  # one that has no room at all would be waited for without end
+        self._clips = Arena("clips", ahead + self._repair_bytes + ALIGN_BYTES)
         resources.callback(self._clips.close)
         self._clips.allocate(GENERATION.size, 0.0)  # its first page is the run that workers look at
         self._repair_clip = self._clips.allocate(self._repair_bytes, 0.0)

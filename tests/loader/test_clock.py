@@ -1,0 +1,211 @@
+"""What the clock decides is an error that names it, never a substitution and never a hang (SAFE-1, STOP-1)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.errors import LoaderError, SampleError, StreamvidError, WorkerError
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.pipeline import Pipeline
+from streamvid.loader.requests import BatchRequest
+from streamvid.storage import LocalStore
+from tests.clips import encode
+from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.test_bad import damaged, part_of
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("streamvid")}
+
+
+@contextlib.contextmanager
+def opened(source: Dataset, places: Sequence[tuple[int, int]], **options: Any) -> Iterator[tuple[Pipeline, int]]:
+    """A pipeline over samples (shard, place), a batch each, and its run; closed within seconds, whatever hangs."""
+    part, bucket = part_of(source)
+    frame_bytes = 8 * (int(np.prod(bucket.shape)) * 3 + 4096)
+    pipeline = Pipeline((part,), clip_bytes=1 << 20, frame_bytes=frame_bytes, **options)
+    try:
+        pipeline.open()
+        samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(places)]
+        yield pipeline, pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
+    finally:
+        before = time.monotonic()
+        pipeline.close()
+        assert time.monotonic() - before < 9, "it waited for what hangs"
+
+
+def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: str) -> list[str]:
+    """Keys up to the error, which stays, and which a new run and an attempt to stop do not wait for."""
+    keys: list[str] = []
+    with pytest.raises(error, match=says):
+        while (batch := pipeline.next_batch(run)) is not None:
+            keys.append(batch.rows[0]["key"])
+            pipeline.ring.release(batch.ring_offset)
+    with pytest.raises(error, match=says):
+        pipeline.next_batch(run)
+    pipeline.stop()
+    with pytest.raises(error, match=says):
+        pipeline.start(iter(()))
+    return keys
+
+
+def wait_for_threads(expected: set[threading.Thread]) -> None:
+    until = time.monotonic() + 20
+    while threads() != expected and time.monotonic() < until:
+        time.sleep(0.02)
+    assert threads() == expected
+
+
+@pytest.mark.parametrize(("num_workers", "when"), [(1, "at work"), (2, "at work"), (2, "idle")])
+def test_stopped_workers_are_killed_and_named(tmp_path: Path, num_workers: int, when: str) -> None:
+    """Before its first task it has none to name: then all workers are killed, and what none of them took is named."""
+    before = threads()
+    source = open_dataset(build_dataset(tmp_path, {SMALL: [3]}))
+    with opened(source, [(0, i % 3) for i in range(5000)], num_workers=num_workers, sample_timeout_seconds=1.0) as (
+        pipeline,
+        run,
+    ):
+        pids = pipeline.worker_pids
+        if when == "at work":
+            assert pipeline.next_batch(run) is not None
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        read_until(
+            pipeline,
+            run,
+            WorkerError,
+            r"sample 96x64-5f-\d \(number .*000000.tar.*sample_timeout_seconds=1;.*make a new",
+        )
+        assert any(not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie" for pid in pids)
+    wait_for_threads(before)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: int) -> None:
+    """A file that blocks, as on a network disk that is gone; nothing takes its sample's place."""
+    before = threads()
+    root = build_dataset(tmp_path, {SMALL: [2, 2]})
+    shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
+    shard.unlink()
+    os.mkfifo(shard)
+    options = {"num_workers": num_workers, "sample_timeout_seconds": 1.0}
+    says = rf"{root}: sample 96x64-5f-2 \(number 0 of .*-000001.tar.*reading its clip.*sample_timeout_seconds=1;"
+    with opened(open_dataset(root), [(0, 0), (0, 1), (1, 0), (0, 0)], **options) as (pipeline, run):
+        assert read_until(pipeline, run, SampleError, says) == ["96x64-5f-0", "96x64-5f-1"]
+        assert pipeline.substituted == []
+    with shard.open("wb"):  # what it waited for: the end of the thread that hung
+        wait_for_threads(before)
+
+
+def test_a_substitute_whose_read_hangs_is_an_error_too(tmp_path: Path) -> None:
+    """BAD-1: what the clock decides is no reason to try the next one."""
+    before = threads()
+    root = damaged(tmp_path, {SMALL: [1, 1, 1]}, {"96x64-5f-0": "undecodable"})
+    shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
+    shard.unlink()
+    os.mkfifo(shard)
+    with opened(open_dataset(root), [(0, 0)], num_workers=1, sample_timeout_seconds=1.0) as (pipeline, run):
+        read_until(pipeline, run, SampleError, r"sample 96x64-5f-1 .*-000001.tar.*reading its clip")
+    with shard.open("wb"):
+        wait_for_threads(before)
+
+
+@dataclass(frozen=True)
+class BlockingStore(LocalStore):
+    """A store where reads of some files wait for an event."""
+
+    blocks: str = "nothing"
+    go_on: threading.Event = field(default_factory=threading.Event)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        if self.blocks in path:
+            self.go_on.wait(50)
+        super().read_into(path, offset, buffer)
+
+
+def test_an_index_that_hangs(tmp_path: Path) -> None:
+    before = threads()
+    store = BlockingStore(build_dataset(tmp_path, {SMALL: [2]}), blocks="index/samples")
+    source = Dataset(store)
+    try:
+        with opened(source, [(0, 0)], num_workers=0, sample_timeout_seconds=0.5) as (pipeline, run):
+            read_until(pipeline, run, SampleError, r"sample \(number 0 of .*-000000.tar.*reading the index has taken")
+    finally:
+        store.go_on.set()
+    wait_for_threads(before)
+
+
+@pytest.mark.parametrize("limit", [0.5, None])
+def test_only_the_time_that_the_caller_waits_counts(tmp_path: Path, limit: float | None) -> None:
+    """A caller who is long at work elsewhere, meanwhile a read was slow: it gets its batch."""
+    store = BlockingStore(build_dataset(tmp_path, {SMALL: [2]}), blocks=".tar")
+    with opened(Dataset(store), [(0, 0), (0, 1)], num_workers=0, sample_timeout_seconds=limit) as (pipeline, run):
+        time.sleep(1.0)
+        if limit is None:
+            threading.Timer(1.0, store.go_on.set).start()
+        else:
+            store.go_on.set()
+        keys = [batch.rows[0]["key"] for batch in iter(lambda: pipeline.next_batch(run), None)]
+    assert keys == ["96x64-5f-0", "96x64-5f-1"]
+
+
+class Noise:
+    """Pictures that take a decoder long."""
+
+    shape = (100, 720, 1280, 3)
+
+    def __iter__(self) -> Iterator[Any]:
+        pictures = np.random.default_rng(0).integers(0, 256, (4, *self.shape[1:]), dtype=np.uint8)
+        return (pictures[i % 4] for i in range(self.shape[0]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_decode_that_takes_too_long(tmp_path: Path, num_workers: int) -> None:
+    """And with no worker to kill, the thread that decodes ends once its decoder comes back."""
+    before = threads()
+    bucket = Bucket(num_frames=100, height=64, width=96)
+    fast = {"g": "1000", "crf": "10", "preset": "ultrafast", "bf": "0"}
+    clip = encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
+    root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
+    options = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
+    says = r"sample 96x64-100f-1 \(number 1 of .*decoding it has taken more than sample_timeout_seconds=0.4;"
+    with opened(open_dataset(root), [(0, 1)], **options) as (pipeline, run):
+        pids = pipeline.worker_pids
+        assert read_until(pipeline, run, WorkerError, says) == []
+        assert pipeline.substituted == []
+    wait_for_threads(before)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: Path) -> None:
+    """STOP-1, BAD-1: killed while it looks for what takes a bad sample's place."""
+    root = damaged(tmp_path, {SMALL: [6]}, {f"96x64-5f-{i}": "undecodable" for i in range(4)})
+    with opened(open_dataset(root), [(0, i % 6) for i in range(5000)], num_workers=1, max_bad_fraction=1.0) as (
+        pipeline,
+        run,
+    ):
+        first = pipeline.next_batch(run)
+        assert first is not None and first.rows[0]["key"] == "96x64-5f-4"
+        os.kill(pipeline.worker_pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            while pipeline.next_batch(run) is not None:
+                pass
+        with pytest.raises(LoaderError, match="was killed by SIGKILL"):
+            pipeline.start(iter(()))

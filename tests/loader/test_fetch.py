@@ -1,0 +1,51 @@
+"""Index rows out of Arrow: bounded in bytes, and the same whatever is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import StorageError
+from streamvid.loader.fetch import IndexRows, read_clip
+from streamvid.loader.mix import SampleRequest
+from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.test_bad import part_of
+
+
+def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> None:
+    """PLAN-6: shards are let go of by bytes, the one last used is kept however large."""
+    source = open_dataset(build_dataset(tmp_path, {SMALL: [3, 2, 4, 1]}))
+    part, bucket = part_of(source, columns={"score": "user.score", "where": "user.place"})
+    everything = [row for shard in source.shards for row in source.samples(shard).to_pylist()]
+    places = [(shard, place) for shard, info in enumerate(source.shards) for place in range(info.num_samples)]
+    for cached_bytes in (0, 700, 1 << 20):
+        rows = IndexRows(cached_bytes)
+        largest = 0
+        for _ in range(2):
+            for (shard, place), expected in zip(places, everything, strict=True):
+                row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False))
+                assert row.pop("columns") == {"score": expected["user.score"], "where": expected["user.place"]}
+                assert row == {name: expected[name] for name in row} and "clip_sha256" in row
+                largest = max(largest, rows.num_bytes)
+        assert 0 < largest <= max(cached_bytes, 4 * 200), (cached_bytes, largest)
+
+
+def test_a_read_is_tried_twice_and_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> None:
+    """FETCH-1: the length is proof of bad bytes, a missing file is not."""
+    source = open_dataset(build_dataset(tmp_path, {SMALL: [1]}))
+    (shard,) = source.shards
+    (row,) = source.samples(shard).to_pylist()
+    buffer = memoryview(bytearray(row["clip_bytes"]))
+    good = read_clip(source, shard, row, buffer)
+    assert good.problem is None and good.num_retries == 0 and good.num_bytes == len(buffer)
+    path = tmp_path / shard.path
+    data = path.read_bytes()
+    path.write_bytes(data[: row["clip_offset"] + row["clip_bytes"] - 1])
+    short = read_clip(source, shard, row, buffer)
+    assert short.problem is not None and f"ends at byte {path.stat().st_size}" in short.problem
+    assert short.num_retries == 1
+    path.unlink()
+    with pytest.raises(StorageError, match="No such file"):
+        read_clip(source, shard, row, buffer)
