@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,44 +10,64 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-import streamvid
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.batch import Batch, Layout
 from streamvid.loader.device import DeviceStage, check_device
+from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pipeline import PendingBatch, Pipeline
+from streamvid.loader.requests import BatchRequest
 from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.stats import StatsMeter
 
 
 class Driver:
-    """Pipeline, ring and stage put together as a loader does, with what the stage said of each batch handed over."""
+    """Pipeline, ring and stage put together as a loader does, with what the stage said of each batch handed over.
 
-    def __init__(self, loader: streamvid.VideoLoader, pipeline: Pipeline, device: Any, layout: Layout) -> None:
-        self.loader, self.pipeline, self.layout = loader, pipeline, layout
+    Batches are two samples of a shard each, in order; their position is their number, from 1.
+    """
+
+    def __init__(self, dataset: Path, device: Any, frame_bytes: int, layout: Layout) -> None:
+        self.layout = layout
         self.stage = DeviceStage(device)
         self.meter = StatsMeter()
         self.handed_over: list[int] = []
         self.made: list[int] = []
+        opened = open_dataset(dataset)
+        shards: dict[str, tuple[ShardInfo, ...]] = {}
+        for shard in opened.shards:
+            shards[shard.bucket_id] = (*shards.get(shard.bucket_id, ()), shard)
+        counts = {name: np.array([shard.num_samples for shard in some]) for name, some in shards.items()}
+        columns = {name: opened.column(name) for name in ("score", "place")}
+        self.part = MixPart(0, opened, 0, shards, counts, columns=columns)
+        self.pipeline = Pipeline((self.part,), num_workers=0, clip_bytes=2**20, frame_bytes=frame_bytes)
+
+    def requests(self) -> Iterator[BatchRequest]:
+        numbers = itertools.count(1)
+        for bucket in self.part.dataset.manifest.buckets:
+            for shard, count in enumerate(self.part.counts[bucket.id]):
+                for first in range(0, count - 1, 2):
+                    places = (first, first + 1)
+                    samples = tuple(SampleRequest(self.part, bucket.id, shard, place, 0, False) for place in places)
+                    yield BatchRequest(bucket, samples, next(numbers))
 
     def batches(self) -> Iterator[Batch]:
-        plan = self.loader._plan
-        self.run = self.pipeline.start(self.loader._selection.requests(plan, plan.cursor.epoch + 1))
+        run = self.pipeline.start(self.requests())
         return self.stage.batches(
-            partial(self.pipeline.next_batch, self.run),
-            partial(self.pipeline.has_batch, self.run),
-            self._make,
-            self._hand_over,
+            partial(self.pipeline.next_batch, run), partial(self.pipeline.has_batch, run), self._make, self._hand_over
         )
 
     def _make(self, pending: PendingBatch) -> Batch:
-        self.made.append(pending.request.position[1])
+        self.made.append(pending.request.position)
         return make_batch(pending, self.pipeline.ring, ("score", "place"), {"score"}, self.layout)
 
     def _hand_over(self, pending: PendingBatch, wait_seconds: float, batch_seconds: float) -> None:
-        self.handed_over.append(pending.request.position[1])
+        self.handed_over.append(pending.request.position)
         self.meter.add(
             pending.stats,
             len(pending.rows),
@@ -57,19 +78,14 @@ class Driver:
 
 
 @contextmanager
-def driver(
-    dataset: Path, device: Any, batch_size: int = 2, frame_bytes: int = 2**20, layout: Layout = "BCTHW"
-) -> Iterator[Driver]:
-    with streamvid.VideoLoader(dataset, batch_size=batch_size, columns=("score", "place"), num_workers=0) as loader:
-        part = loader._selection.part
-        pipeline = Pipeline((part,), num_workers=0, clip_bytes=2**20, frame_bytes=frame_bytes)
-        try:
-            pipeline.open()
-            made = Driver(loader, pipeline, device, layout)
-            pin(pipeline.ring, made.stage.device)
-            yield made
-        finally:
-            pipeline.close()
+def driver(dataset: Path, device: Any, frame_bytes: int = 2**20, layout: Layout = "BCTHW") -> Iterator[Driver]:
+    made = Driver(dataset, device, frame_bytes, layout)
+    try:
+        made.pipeline.open()
+        pin(made.pipeline.ring, made.stage.device)
+        yield made
+    finally:
+        made.pipeline.close()
 
 
 def wait_for_two(driving: Driver) -> None:
