@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.errors import ConfigError, DatasetError, IntegrityError
+from streamvid.errors import ConfigError, DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
@@ -195,6 +195,16 @@ def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
     return major, minor
 
 
+def _files(value: Mapping[str, Any], where: str) -> dict[str, tuple[FileInfo, ...]]:
+    try:
+        return {
+            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in value[name])
+            for name, group in _FILE_GROUPS.items()
+        }
+    except StreamvidError as error:
+        raise DatasetError(f"{where}: {error}") from error
+
+
 _KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
 
 
@@ -213,10 +223,6 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
                 f"{where}: field removed names {len(value['removed'])} samples that were taken down, and this version "
                 "would deliver them; update streamvid (pip install -U streamvid)"
             )
-        groups = {
-            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in value["files"][name])
-            for name, group in _FILE_GROUPS.items()
-        }
         return Manifest(
             buckets=tuple(Bucket.from_json(bucket) for bucket in value["buckets"]),
             clips=str(value["clips"]),
@@ -226,7 +232,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             build=value["build"],
             format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
-            **groups,
+            **_files(value["files"], where),
         )
     except ConfigError as error:  # of a bucket; it is a ValueError too
         raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error

@@ -66,7 +66,10 @@ def shards_from_table(table: pa.Table, where: str) -> list[ShardInfo]:
         rows = table.select(names).cast(schema({name: SHARD_TYPES[name] for name in names}))
         if missing := [name for name in names if rows.column(name).null_count]:
             raise ValueError(f"no value in {', '.join(missing)}")
-        return [ShardInfo(**row) for row in rows.to_pylist()]
+        try:
+            return [ShardInfo(**row) for row in rows.to_pylist()]
+        except StreamvidError as error:
+            raise IntegrityError(f"{where}: {error}") from error
 
 
 def _check_size(store: Store, file: FileInfo) -> None:
