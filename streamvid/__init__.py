@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from streamvid.errors import StreamvidError
     from streamvid.loader.batch import Batch
     from streamvid.loader.loader import VideoLoader
-    from streamvid.loader.world import detect_world
+    from streamvid.loader.mix import DatasetConfig
+    from streamvid.loader.stats import LoaderStats
+    from streamvid.loader.world import detect_world, world_from_mesh
+    from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.world import World
     from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
@@ -35,7 +38,10 @@ _HOMES = {
     "Batch": "streamvid.loader.batch",
     "Bucket": "streamvid.buckets.bucket",
     "BucketTable": "streamvid.buckets.table",
+    "CostTable": "streamvid.plan.cost",
     "Dataset": "streamvid.dataset.reader",
+    "DatasetConfig": "streamvid.loader.mix",
+    "LoaderStats": "streamvid.loader.stats",
     "ShardOptions": "streamvid.sharder.options",
     "StreamvidError": "streamvid.errors",
     "TrainConfig": "streamvid.trainer.config",
@@ -44,18 +50,23 @@ _HOMES = {
     "World": "streamvid.plan.world",
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
+    "fit_costs": "streamvid.plan.cost",
     "load_config": "streamvid.config",
     "open_dataset": "streamvid.dataset.reader",
     "probe": "streamvid.video",
     "shard": "streamvid.sharder.sharder",
     "train": "streamvid.trainer.trainer",
+    "world_from_mesh": "streamvid.loader.world",
 }
 
 __all__ = [
     "Batch",
     "Bucket",
     "BucketTable",
+    "CostTable",
     "Dataset",
+    "DatasetConfig",
+    "LoaderStats",
     "ShardOptions",
     "StreamvidError",
     "TrainConfig",
@@ -65,11 +76,13 @@ __all__ = [
     "__version__",
     "detect_world",
     "dry_run",
+    "fit_costs",
     "load_config",
     "open_dataset",
     "probe",
     "shard",
     "train",
+    "world_from_mesh",
 ]
 
 

@@ -94,5 +94,7 @@ def test_files_and_functions_stay_small() -> None:
         assert len(lines) <= 400, f"{path.relative_to(PACKAGE)} has {len(lines)} lines"
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or 0) - node.lineno + 1
+                # What it does: neither its parameters, one a line where there are many, nor what is said of them.
+                has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+                length = (node.end_lineno or 0) - node.body[1 if has_docstring else 0].lineno + 1
                 assert length <= 40, f"{path.relative_to(PACKAGE)}: {node.name} has {length} lines"

@@ -17,7 +17,10 @@ def test_public_names() -> None:
         "Batch",
         "Bucket",
         "BucketTable",
+        "CostTable",
         "Dataset",
+        "DatasetConfig",
+        "LoaderStats",
         "ShardOptions",
         "StreamvidError",
         "TrainConfig",
@@ -27,11 +30,13 @@ def test_public_names() -> None:
         "__version__",
         "detect_world",
         "dry_run",
+        "fit_costs",
         "load_config",
         "open_dataset",
         "probe",
         "shard",
         "train",
+        "world_from_mesh",
     ]
 
 

@@ -1,33 +1,48 @@
-"""VideoLoader: a sealed dataset as uniform batches for one rank, exactly and resumably."""
+"""VideoLoader: sealed datasets as uniform batches for one rank, exactly and resumably."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from streamvid.buckets.batch_size import batch_sizes
-from streamvid.dataset.reader import Dataset, open_dataset
-from streamvid.errors import ConfigError, LoaderError
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import LoaderError, StateError
 from streamvid.loader.arena import Arena
-from streamvid.loader.batch import STANDARD_FIELDS, Batch
-from streamvid.loader.mix import MixPart
+from streamvid.loader.arguments import (
+    at_least,
+    check_columns,
+    check_groups,
+    check_workers,
+    check_world,
+    product_of,
+    step_of,
+)  # fmt: skip
+from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, check_layout
+from streamvid.loader.device import DeviceStage
+from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
+from streamvid.loader.mix import DatasetConfig, as_configs, open_mix
 from streamvid.loader.pipeline import PendingBatch, Pipeline
-from streamvid.loader.requests import Selection, shards_by_bucket
+from streamvid.loader.quarantine import Substitution
+from streamvid.loader.report import report_plan
+from streamvid.loader.requests import Selection
 from streamvid.loader.ring import make_batch, pin
-from streamvid.loader.state import make_state, read_state
-from streamvid.loader.world import default_num_workers, detect_world
-from streamvid.plan.cursor import Cursor
-from streamvid.plan.options import PlanOptions
-from streamvid.plan.tail import BucketReport
-from streamvid.plan.world import World
+from streamvid.loader.state import differences, make_state, plan_identity, read_state
+from streamvid.loader.stats import LoaderStats, StatsMeter
+from streamvid.loader.world import detect_world
+from streamvid.plan import BucketReport, Cursor, PlanOptions, World
+from streamvid.plan.cost import CostTable, default_costs
+from streamvid.plan.options import Order, Shuffle, Sync, Tail
+from streamvid.plan.shares import MixBy
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
 
 _log = logging.getLogger(__name__)
 
@@ -36,74 +51,123 @@ _DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 
 class VideoLoader:
-    """Streams a dataset as `Batch`es; every rank gets the same number of steps, all of the same bucket at a step.
+    """Streams datasets as `Batch`es; every rank gets the same number of steps, all of the same bucket at a step.
 
-    dataset: a local path, a file:// URL or an open Dataset.
+    dataset: a local path, a file:// URL, an open Dataset or a DatasetConfig; or a list of them, which are mixed.
     batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob); or
     max_tokens_per_batch: give each bucket as many samples as fit, a token being 4 x 16 x 16 (T, H, W) of a clip.
     world: data-parallel position; None asks torch.distributed, then launcher variables, else one rank.
     num_epochs: passes that one `for` loop runs over; None: endless.
-    shuffle: "window" | "shards" | "none".   tail: "carry" | "drop" | "pad".   sync: "bucket".
-    split: the samples' split, as sharded.   columns: columns of the index to hand over with each batch.
+    accumulate: batches between two steps of the optimizer; the number of steps of an epoch is a multiple of it.
+
+    shuffle: "window", over runs of `window` shards | "shards" | "none".   order: "mixed" | "largest-first".
+    tail: what becomes of samples that fill no step: "carry" | "drop" | "pad" | "shrink" | "uneven", see PlanOptions.
+        None: "carry" for split "train"; "uneven" for others, where each sample comes exactly once and ranks may have
+        unequal last batches, or none.
+    sync: "bucket" | "cost": buckets whose predicted cost is about the same may share a step.
+    costs: what `fit_costs` made of measured steps; None: predicted from tokens alone.
+    split: the samples' split, as sharded.   where: a condition on columns; samples that do not meet it are left out.
+    samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
+        whether weights are shares of "samples" or "tokens".
+    columns: columns of the index to hand over with each batch.
+
+    device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`.
     num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
+    sample_timeout_seconds: of one read and of one decode; None: no limit.
+    max_bad_fraction: the share of bad samples, which others of their bucket replace, past which the run fails;
+    quarantine: a local folder for this rank's file of them.
+    process_group: processes whose plans are compared when a loop begins; None: all of torch.distributed, if `world` is
+        None too.   shared_group: the processes that share this rank's batches, which are compared at every step.
 
     A loop that ends, or that took the epoch's last batch, moves the loader to the next epoch; `iter()` after an earlier
-    `break` starts the epoch anew. Not a
-    torch Dataset: do not wrap it in a DataLoader; `accelerator.prepare(loader)` leaves it as it is.
+    `break` starts the epoch anew. Not a torch Dataset: do not wrap it in a DataLoader; `accelerator.prepare(loader)`
+    leaves it as it is.
 
     Raises ConfigError, DatasetError, PlanError; while iterating SampleError, WorkerError, RingFullError.
     """
 
     def __init__(
         self,
-        dataset: str | Path | Dataset,
+        dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig],
         *,
         batch_size: int | Mapping[str, int] | None = None,
         max_tokens_per_batch: int | None = None,
         world: World | None = None,
         num_epochs: int | None = 1,
-        shuffle: Literal["window", "shards", "none"] = "window",
-        tail: Literal["carry", "drop", "pad"] = "carry",
-        sync: Literal["bucket"] = "bucket",
+        accumulate: int = 1,
+        shuffle: Shuffle = "window",
+        window: int = 16,
+        order: Order = "mixed",
+        tail: Tail | None = None,
+        sync: Sync = "bucket",
+        costs: CostTable | None = None,
         seed: int = 0,
         split: str = "train",
+        where: str | None = None,
+        samples_per_epoch: int | None = None,
+        mix_by: MixBy = "samples",
         columns: Sequence[str] = (),
+        device: torch.device | str | None = None,
+        layout: Layout = "BCTHW",
         num_workers: int | None = None,
         prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES,
+        sample_timeout_seconds: float | None = 60.0,
+        max_bad_fraction: float = 0.01,
+        quarantine: str | Path | None = None,
+        process_group: ProcessGroup | None = None,
+        shared_group: ProcessGroup | None = None,
     ) -> None:
-        self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-        self.world = detect_world() if world is None else world
-        self.options = PlanOptions(seed=seed, shuffle=shuffle, tail=tail, sync=sync)
-        self.split = split
-        shards = shards_by_bucket(self.dataset, split)
-        self.buckets = tuple(bucket for bucket in self.dataset.manifest.buckets if bucket.id in shards)
+        self.world = detect_world() if world is None else check_world(world)
+        tail = tail or ("carry" if split == "train" else "uneven")
+        self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate)
+        self.split, self._layout = split, check_layout(layout)
+        self._num_epochs = at_least("num_epochs", num_epochs, 1)
+        self._num_workers = check_workers(num_workers)
+        self._prefetch_bytes = at_least("prefetch_bytes", prefetch_bytes, 0) or 0
+        self._columns = tuple(check_columns(columns))
+        self._mix = open_mix(
+            as_configs(dataset), split=split, where=where, columns=self._columns, seed=seed,
+            samples_per_epoch=samples_per_epoch, by=mix_by,
+        )  # fmt: skip
+        self.datasets = tuple(part.dataset for part in self._mix.parts)
+        self.buckets = tuple(self._mix.buckets.values())
         self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
-        by_id = {bucket.id: bucket for bucket in self.buckets}
-        self._columns = {name: self.dataset.column(name) for name in _check_columns(columns)}
-        counts = {bucket_id: np.array([s.num_samples for s in some], np.int64) for bucket_id, some in shards.items()}
-        part = MixPart(
-            0, self.dataset, seed, {k: tuple(some) for k, some in shards.items()}, counts, columns=self._columns
-        )
-        self._selection = Selection(part, by_id, self.batch_sizes, self.options, self.world)
-        self._numeric = {name for name, column in self._columns.items() if self.dataset.is_numeric(column)}
-        self._num_epochs = _at_least("num_epochs", num_epochs, 1)
-        self._num_workers = _check_workers(num_workers)
-        self._prefetch_bytes = _at_least("prefetch_bytes", prefetch_bytes, 0) or 0
+        step_costs = (costs or default_costs(self.buckets)).costs(self.batch_sizes)
+        self._selection = Selection(self._mix, self.batch_sizes, self.options, self.world, step_costs)
+        self._numeric = {name for name in self._columns if self._mix.is_numeric(name)}
+        self._stage, self._meter = DeviceStage(device), StatsMeter()
+        self._pipeline_options: dict[str, Any] = {
+            "num_workers": self._num_workers,
+            "rank": self.world.rank,
+            "sample_timeout_seconds": sample_timeout_seconds,
+            "max_bad_fraction": max_bad_fraction,
+            "quarantine": None if quarantine is None else Path(quarantine),
+        }
+        self._groups = check_groups(world, process_group, shared_group)
+        self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
         self._pipeline: Pipeline | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._pid = os.getpid()
-        self._closed = False
+        self._pid, self._closed = os.getpid(), False
         self._start, self._num_done = Cursor(), 0
         self._plan = self._selection.plan(self._start)
         self._plan.check(num_epochs)
-        self._report()
+        if self.world.rank == 0:
+            report_plan(self._plan, len(self.buckets))
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset; of several the first."""
+        return self.datasets[0]
 
     # What there is to come.
 
     def __len__(self) -> int:
-        """Steps of the whole current epoch, the same on every rank."""
-        return self._plan.num_steps
+        """Batches of the whole current epoch: the same on every rank, but for tail="uneven"."""
+        is_uneven = self.options.tail == "uneven"
+        return (
+            self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank) if is_uneven else self._plan.num_steps
+        )
 
     @property
     def epoch(self) -> int:
@@ -112,8 +176,8 @@ class VideoLoader:
 
     @property
     def num_steps_left(self) -> int:
-        """Steps of the current epoch that were not handed out yet."""
-        return self._plan.num_steps_left - self._num_done
+        """Batches of the current epoch that were not handed out yet."""
+        return self._plan.num_batches_left(self.world.rank, self._num_done)
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps of the first `num_epochs` epochs together: what a learning rate schedule wants to know."""
@@ -124,15 +188,28 @@ class VideoLoader:
         return self._plan.report()
 
     @property
-    def shapes(self) -> list[tuple[str, tuple[int, int, int, int, int]]]:
-        """(bucket id, (B, C, T, H, W)) of every batch there can be, largest first: for a warm-up."""
-        shapes = [(b.id, (self.batch_sizes[b.id], 3, *b.shape)) for b in self.buckets]
-        return sorted(shapes, key=lambda item: -_product(item[1]))
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(bucket id, shape of `batch.video`) of every whole batch, largest first: for a warm-up.
+
+        Last batches of tail="shrink" and "uneven" are smaller.
+        """
+        order = [RING_LAYOUT.index(name) for name in self._layout]
+        sizes = [(b.id, (self.batch_sizes[b.id], *b.shape, 3)) for b in self.buckets]
+        return sorted(((name, tuple(size[i] for i in order)) for name, size in sizes), key=lambda x: -product_of(x[1]))
 
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return self._frame_bytes + self._clip_bytes
+        return sum(self._memory)
+
+    def stats(self) -> LoaderStats:
+        """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions."""
+        return self._meter.stats()
+
+    @property
+    def substituted(self) -> list[Substitution]:
+        """The bad samples that others took the place of, the last 10000 of this rank (BAD-1)."""
+        return self._pipeline.substituted if self._pipeline is not None else []
 
     # Iterating.
 
@@ -143,6 +220,7 @@ class VideoLoader:
         # Who counts its batches takes the last and never asks for the end of the loop: that epoch is over all the same.
         is_over = self._num_done and not self.num_steps_left
         self._move_to(self._plan.next_epoch() if is_over else self._start)
+        self._compare()
         epoch, span = self._plan.cursor.epoch, self._num_epochs
         end_epoch = None if span is None else (epoch // span + 1) * span
         run = pipeline.start(self._selection.requests(self._plan, end_epoch))
@@ -150,8 +228,14 @@ class VideoLoader:
 
     def _iterate(self, pipeline: Pipeline, run: int, end_epoch: int | None) -> Iterator[Batch]:
         try:
-            while (pending := pipeline.next_batch(run)) is not None:
-                yield self._hand_over(pending, pipeline.ring)
+            yield from self._stage.batches(
+                lambda: pipeline.next_batch(run),
+                lambda: pipeline.has_batch(run),
+                lambda pending: self._made(pending, pipeline.ring),
+                lambda pending, waited, making: self._hand_over(pending, waited, making, pipeline.queue_depth),
+            )
+            if self._shared is not None:
+                self._shared.end(self.epoch)
             self._move_to(self._plan.next_epoch())
             while end_epoch is not None and self.epoch < end_epoch:  # epochs at the end that had no step
                 self._move_to(self._plan.next_epoch())
@@ -159,12 +243,22 @@ class VideoLoader:
             # Runs wherever an abandoned iterator is collected, so it must not wait.
             pipeline.cancel(run)
 
-    def _hand_over(self, pending: PendingBatch, ring: Arena) -> Batch:
-        batch = make_batch(pending, ring, tuple(self._columns), self._numeric)
+    def _hand_over(self, pending: PendingBatch, waited: float, making: float, queue_depth: int) -> None:
         plan, num_done = pending.request.position
         if plan is not self._plan:
             self._plan, self._start = plan, plan.cursor
         self._num_done = num_done
+        self._meter.add(
+            pending.stats, len(pending.rows), wait_seconds=waited, batch_seconds=making, queue_depth=queue_depth
+        )
+        if self._shared is not None:
+            keys = [row["key"] for row in pending.rows]
+            self._shared.batch(self.epoch, num_done - 1, pending.digest, keys)
+
+    def _made(self, pending: PendingBatch, ring: Arena) -> Batch:
+        batch = make_batch(pending, ring, self._columns, self._numeric, self._layout)
+        if self._shared is not None:  # while it is on the host: reading it back from a device would wait for that
+            pending.digest = batch.digest()
         return batch
 
     # State.
@@ -173,34 +267,60 @@ class VideoLoader:
         """Where the run stands, JSON-able, counting batches handed out; equal on all ranks after the same step."""
         return make_state(self._plan.cursor_after(self._num_done), self._belongs_to())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Go on after the batch that `state` was taken at, at the next `iter()`; a loop that runs now is over.
 
-        Raises StateError for a state of another dataset, split, seed, shuffle or tail, and changes nothing then.
+        Raises StateError for a state of another dataset, split, filter, seed, shuffle or tail, and changes nothing
+        then. `force` takes it all the same, as near as can be: the epoch and how far each bucket was in it; that each
+        sample comes once holds from the next epoch on.
         """
         self._check_usable()
-        cursor = read_state(state, self._belongs_to())
+        cursor, belongs_to = read_state(state)
+        differing = differences(belongs_to, self._belongs_to())
+        if differing and not force:
+            raise StateError(
+                f"the loader state does not belong here: {'; '.join(differing)}. Its positions mean other samples; "
+                "open the loader as it was when the state was saved, start without the state, or take it as an "
+                "approximate place with load_state_dict(state, force=True)"
+            )
+        if differing:
+            _log.warning("a state that does not belong here is taken as an approximate place: %s", "; ".join(differing))
+            cursor = self._selection.fitted(cursor)
         self._selection.check(cursor)
         self._jump_to(cursor)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the given epoch at the next `iter()`; a loop that runs now is over.
+    def set_epoch(self, epoch: int, step: int | None = None) -> None:
+        """Start the given epoch at the next `iter()`, from its step `step` if that is given; a loop that runs is over.
 
-        The current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no resume.
+        Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
+        resume. Raises ConfigError for a step that the epoch does not have.
         """
-        if epoch == self.epoch:
-            return
-        # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
-        # with other batch sizes.
-        follows = epoch == self.epoch + 1 and not self.num_steps_left
-        self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
+        if step is not None:
+            start = self._selection.plan(Cursor(epoch))
+            self._jump_to(start.cursor_after(step_of(step, start.num_steps_left)))
+        elif epoch != self.epoch:
+            # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
+            # with other batch sizes.
+            follows = epoch == self.epoch + 1 and not self.num_steps_left
+            self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
 
     def _belongs_to(self) -> dict[str, Any]:
-        fingerprint = self.dataset.manifest.plan_fingerprint
         # With another tail, positions mean the same samples; but one that "carry" has carried is behind the start of
-        # the epoch, where "drop" and "pad" do not look: it would be lost without a word.
+        # the epoch, where the others do not look: it would be lost without a word.
         options = {**self.options.order_key(), "tail": self.options.tail}
-        return {"plan_fingerprint": fingerprint, "split": self.split, **options}
+        return {"datasets": self._mix.identity(), "split": self.split, **options}
+
+    def _compare(self) -> None:
+        """The plan's hash, compared with that of the other processes before the first step of a loop."""
+        compares, process_group, shared_group = self._groups
+        if not compares:
+            return
+        costs = self._selection.costs if self.options.sync == "cost" else {}
+        parts = {"batch_sizes": self.batch_sizes, "costs": costs, "num_epochs": self._num_epochs}
+        identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
+        shared_by = None if process_group is not None else 1
+        shared_by = shared_by if shared_group is None else shared_group.size()
+        check_equal_on_all_ranks(identity, self.world, process_group, processes_per_rank=shared_by)
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)
@@ -214,14 +334,11 @@ class VideoLoader:
     # Resources.
 
     @property
-    def _frame_bytes(self) -> int:
-        largest = max(_product(shape) for _, shape in self.shapes)
-        return max(self._prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + 4096))
-
-    @property
-    def _clip_bytes(self) -> int:
-        largest = max(shard.max_clip_bytes for shards in self._selection.part.shards.values() for shard in shards)
-        return max(self._prefetch_bytes // 8, 2 * (largest + 4096))
+    def _memory(self) -> tuple[int, int]:
+        """Bytes for decoded frames, and for clips read ahead."""
+        largest = max(product_of(shape) for _, shape in self.shapes)
+        frames = max(self._prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + 4096))
+        return frames, max(self._prefetch_bytes // 8, 2 * (self._mix.max_clip_bytes + 4096))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -231,18 +348,17 @@ class VideoLoader:
     def _open_pipeline(self) -> Pipeline:
         if self._pipeline is None:
             if self.world.rank == 0:
-                _log.info("ring: %d bytes of shared memory, %d workers", self.ring_bytes, self._num_workers)
+                say = "ring: %d bytes of shared memory (prefetch_bytes, or three batches of %s, %s), %d workers"
+                _log.info(say, self.ring_bytes, *self.shapes[0], self._num_workers)
+            frame_bytes, clip_bytes = self._memory
             pipeline = Pipeline(
-                (self._selection.part,),
-                num_workers=self._num_workers,
-                clip_bytes=self._clip_bytes,
-                frame_bytes=self._frame_bytes,
+                self._mix.parts, clip_bytes=clip_bytes, frame_bytes=frame_bytes, **self._pipeline_options
             )
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
             try:
                 pipeline.open()
-                pin(pipeline.ring)
+                pin(pipeline.ring, self._stage.device)
             except BaseException:
                 pipeline.close(wait=False)
                 raise
@@ -272,23 +388,6 @@ class VideoLoader:
         if os.getpid() != self._pid:
             raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
 
-    def _report(self) -> None:
-        if self.world.rank != 0:
-            return
-        for row in self._plan.report():
-            _log.info(
-                "bucket %s: %d samples, %d steps of %d; %d carried, %d dropped, %d repeated",
-                row.bucket_id, row.num_samples, row.num_steps_left, row.global_batch,
-                row.num_carried, row.num_dropped, row.num_repeated,
-            )  # fmt: skip
-        starved = [f"{row.bucket_id} ({row.num_samples} of {row.global_batch})" for row in self._plan.starved]
-        if starved:
-            _log.warning(
-                "no step in this epoch for %d of %d buckets, which have fewer samples than a step takes: %s. "
-                "Lower their batch_size, use fewer ranks or tail='pad'",
-                len(starved), len(self.buckets), ", ".join(starved[:10]) + (", …" if len(starved) > 10 else ""),
-            )  # fmt: skip
-
     # What it is not.
 
     def __getitem__(self, index: object) -> Any:
@@ -299,36 +398,3 @@ class VideoLoader:
 
     def __reduce__(self) -> Any:
         raise TypeError("VideoLoader cannot be pickled; make it in the process that iterates it, and pass state_dict()")
-
-
-def _check_columns(columns: Sequence[str]) -> Sequence[str]:
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} is a string; give a list of names: [{columns!r}]")
-    for name in columns:
-        if name in STANDARD_FIELDS:
-            raise ConfigError(f"columns: {name!r} is a field of every batch already; leave it out or rename the column")
-    return columns
-
-
-def _at_least(name: str, value: int | None, least: int) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ConfigError(f"{name}={value!r}; a whole number of {least} or more is allowed")
-    return value
-
-
-def _check_workers(num_workers: int | None) -> int:
-    if num_workers is None:
-        return default_num_workers()
-    _at_least("num_workers", num_workers, 0)
-    if num_workers and sys.platform != "linux":
-        raise ConfigError(
-            f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
-        )
-    return num_workers
-
-
-def _product(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.filter import Filter
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import Dataset
+from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.errors import ConfigError, DatasetError
+from streamvid.plan import hash64, hash_text
+from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
+
+_DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
+_SEED_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetConfig:
+    """One of the datasets of a loader.
+
+    num_repeats: how often an epoch takes each sample: 2, 0.5, "3/2". weight: instead, its share of all weights.
+    where: a condition on its columns; samples that do not meet it are left out.
+    caption_column: the column that `batch.text` comes from; caption_prefix: put before it; caption_dropout: the
+        probability, 0 to 1, that a delivery has an empty text.
+    name: what its random choices hang on; None: its place in the list.
+
+    Raises ConfigError for values that cannot be.
+    """
+
+    url: str | Path | Dataset
+    num_repeats: float | str | Fraction = 1
+    weight: float | str | Fraction | None = None
+    where: str | None = None
+    caption_column: str = "text"
+    caption_prefix: str = ""
+    caption_dropout: float = 0.0
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        exact_fraction("num_repeats", self.num_repeats)
+        if self.weight is not None:
+            exact_fraction("weight", self.weight)
+            if self.num_repeats != 1:
+                raise ConfigError(f"num_repeats={self.num_repeats!r} with weight={self.weight!r}: give one of them")
+        dropout = self.caption_dropout
+        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
+            raise ConfigError(f"caption_dropout={dropout!r}: allowed are probabilities from 0 to 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +76,43 @@ class MixPart:
     caption_column: str = "text"
     caption_prefix: str = ""
     caption_dropout: float = 0.0
+    name: str = "0"
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the split that pass the filter."""
+        return sum(int(counts.sum()) for counts in self.counts.values())
+
+
+@dataclass(frozen=True)
+class Mix:
+    """All datasets of a loader. buckets: by id; a bucket of the same shape has one id, the first dataset's."""
+
+    parts: tuple[MixPart, ...]
+    repeats: tuple[Fraction, ...]
+    buckets: Mapping[str, Bucket]
+
+    @property
+    def max_clip_bytes(self) -> int:
+        """The largest clip."""
+        shards = (shard for part in self.parts for some in part.shards.values() for shard in some)
+        return max(shard.max_clip_bytes for shard in shards)
+
+    def is_numeric(self, column: str) -> bool:
+        """Whether a column, by the caller's name, holds numbers or truth values in all datasets."""
+        return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
+
+    def identity(self) -> list[dict[str, Any]]:
+        """What positions depend on, of each dataset, as plain JSON."""
+        return [
+            {
+                "plan_fingerprint": part.dataset.manifest.plan_fingerprint,
+                "where": part.filter.text if part.filter else None,
+                "num_repeats": str(repeats),
+            }
+            | ({"name": part.name} if len(self.parts) > 1 else {})
+            for part, repeats in zip(self.parts, self.repeats, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +145,106 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
         first = sample.place + 1 if step == 0 else 0
         for place in range(num_samples - 1 if step == 0 else num_samples):
             yield shard, (first + place) % num_samples
+
+
+def as_configs(datasets: object) -> list[DatasetConfig]:
+    """What a caller may give as the datasets: one or several of URLs, open Datasets, DatasetConfigs."""
+    several: Sequence[Any] = (
+        datasets if isinstance(datasets, Sequence) and not isinstance(datasets, str) else [datasets]
+    )
+    if not several:
+        raise ConfigError("dataset=[]: give at least one")
+    for one in several:
+        if not isinstance(one, str | Path | Dataset | DatasetConfig):
+            raise ConfigError(
+                f"dataset={one!r}: expected a path, a URL, an open Dataset or a DatasetConfig, or a list of them"
+            )
+    configs = [one if isinstance(one, DatasetConfig) else DatasetConfig(one) for one in several]
+    names = [config.name or str(number) for number, config in enumerate(configs)]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"dataset: names {names} are not all different; give each DatasetConfig a name of its own")
+    weighted = sum(config.weight is not None for config in configs)
+    if weighted not in (0, len(configs)):
+        raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them one, or none")
+    return configs
+
+
+def open_mix(
+    configs: Sequence[DatasetConfig],
+    *,
+    split: str,
+    where: str | None,
+    columns: Sequence[str],
+    seed: int,
+    samples_per_epoch: int | None,
+    by: MixBy,
+) -> Mix:
+    """Open all datasets. `where` holds for each of them, besides its own condition."""
+    buckets: dict[str, Bucket] = {}
+    by_shape: dict[tuple[int, int, int], str] = {}
+    parts = []
+    for number, config in enumerate(configs):
+        dataset = config.url if isinstance(config.url, Dataset) else open_dataset(config.url)
+        name = config.name or str(number)
+        own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
+        shards, counts, chosen = _select(dataset, split, _both(where, config.where))
+        renamed = {}
+        for bucket_id in shards:
+            bucket = dataset.manifest.bucket(bucket_id)
+            renamed[bucket_id] = by_shape.setdefault(bucket.shape, bucket_id)
+            buckets.setdefault(renamed[bucket_id], bucket)
+        parts.append(
+            MixPart(
+                number, dataset, own_seed, {renamed[k]: v for k, v in shards.items()},
+                {renamed[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
+                dataset.column(config.caption_column), config.caption_prefix, config.caption_dropout, name,
+            )
+        )  # fmt: skip
+    repeats = [exact_fraction("num_repeats", config.num_repeats) for config in configs]
+    if configs[0].weight is not None:
+        weights = [exact_fraction("weight", config.weight) for config in configs]
+        repeats = repeats_of_weights(
+            weights, [p.num_samples for p in parts], [_tokens(p, buckets) for p in parts], samples_per_epoch, by
+        )
+    elif samples_per_epoch is not None:
+        raise ConfigError(
+            f"samples_per_epoch={samples_per_epoch!r} goes with weights: give each DatasetConfig one, or leave it out"
+        )
+    return Mix(tuple(parts), tuple(repeats), dict(sorted(buckets.items())))
+
+
+def _both(general: str | None, own: str | None) -> str | None:
+    return f"({general}) and ({own})" if general is not None and own is not None else general or own
+
+
+def _tokens(part: MixPart, buckets: Mapping[str, Bucket]) -> int:
+    return sum(int(counts.sum()) * buckets[bucket_id].tokens for bucket_id, counts in part.counts.items())
+
+
+def _select(
+    dataset: Dataset, split: str, where: str | None
+) -> tuple[dict[str, tuple[ShardInfo, ...]], dict[str, npt.NDArray[np.int64]], Filter | None]:
+    """Shards of a split by bucket, in the order that plans count them, and how many of their samples pass."""
+    mine = [shard for shard in dataset.shards if shard.split == split]
+    if not mine:
+        there = ", ".join(map(repr, sorted({shard.split for shard in dataset.shards})))
+        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {there or 'no samples at all'}")
+    chosen = None if where is None else parse_filter(where, dataset)
+    passing = [shard.num_samples for shard in mine] if chosen is None else count_matches(dataset, mine, chosen).tolist()
+    if not any(passing):
+        raise ConfigError(
+            f"where={where!r} admits none of the {sum(shard.num_samples for shard in mine)} samples of split {split!r} "
+            f"in {dataset.url}; loosen it"
+        )
+    shards: dict[str, list[ShardInfo]] = {}
+    counts: dict[str, list[int]] = {}
+    for shard, count in zip(mine, passing, strict=True):
+        dataset.manifest.bucket(shard.bucket_id)
+        if count:
+            shards.setdefault(shard.bucket_id, []).append(shard)
+            counts.setdefault(shard.bucket_id, []).append(count)
+    return (
+        {bucket_id: tuple(some) for bucket_id, some in shards.items()},
+        {bucket_id: np.array(some, np.int64) for bucket_id, some in counts.items()},
+        chosen,
+    )

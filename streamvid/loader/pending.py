@@ -34,6 +34,7 @@ class PendingBatch:
     stats: BatchStats = field(default_factory=BatchStats)
     substituted: dict[int, Substitution] = field(default_factory=dict)  # by slot
     is_counted: bool = False
+    digest: int = 0  # of the batch, where processes that share it compare it
 
     def replace_sample(self, slot: int, sample: SampleRequest, row: dict[str, Any]) -> None:
         """Another sample in a slot."""

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import Dataset
-from streamvid.errors import DatasetError, StateError
-from streamvid.loader.mix import MixPart, SampleRequest
-from streamvid.plan.cursor import Cursor
-from streamvid.plan.options import PlanOptions
-from streamvid.plan.plan import EpochPlan
-from streamvid.plan.world import World
+from streamvid.errors import StateError
+from streamvid.loader.mix import Mix, SampleRequest
+from streamvid.plan import Cursor, EpochPlan, PlanOptions, PlanSource, Step, World
 
-_STEPS_PER_SLICE = 256
+_FIRST_SLICE, _SLICE = 16, 512  # steps; the first batch waits for the first slice
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One batch of this rank; `position` is the loader's own note of where in the run it stands."""
+    """One batch of this rank; `position` is the loader's own note of where in the run it stands.
+
+    loss_weight: the batch's share of what the ranks take until the optimizer steps, times the number of batches.
+    """
 
     bucket: Bucket
     samples: tuple[SampleRequest, ...]
     position: Any
+    loss_weight: float = 1.0
 
     @property
     def num_bytes(self) -> int:
@@ -35,61 +35,91 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """What one rank plans over: the shards of a split by bucket, batch sizes, options and the rank's position.
+    """What one rank plans over: datasets, batch sizes, options, costs by bucket, and the rank's position.
 
     Holds nothing of the loader, so that a thread which works through `requests` keeps no loader alive.
     """
 
-    part: MixPart
-    buckets: Mapping[str, Bucket]
+    mix: Mix
     batch_sizes: Mapping[str, int]
     options: PlanOptions
     world: World
+    costs: Mapping[str, int]
+
+    @cached_property
+    def _plan(self) -> EpochPlan:
+        sources = [
+            PlanSource(part.counts, part.seed, repeats)
+            for part, repeats in zip(self.mix.parts, self.mix.repeats, strict=True)
+        ]
+        return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
     def plan(self, cursor: Cursor) -> EpochPlan:
         """The rest of the cursor's epoch. Raises StateError for a cursor of another dataset."""
-        return EpochPlan(self.part.counts, self.batch_sizes, self.options, self.world.num_ranks, cursor)
+        return self._plan.at(cursor)
 
     def check(self, cursor: Cursor) -> None:
         """StateError for a position that no run leaves: past the end of the cursor's epoch there would be no step."""
+        plan = self.plan(cursor)
         for bucket_id, position in cursor.positions.items():
-            end = (cursor.epoch + 1) * sum(self.part.counts.get(bucket_id, ()))
+            end = plan.end_of(bucket_id)
             if position > end:
                 raise StateError(
                     f"positions[{bucket_id!r}]={position} in the state: epoch {cursor.epoch} ends at {end}; "
                     "it is damaged, or of another dataset. Take an older state, or start without one"
                 )
 
+    def fitted(self, cursor: Cursor) -> Cursor:
+        """A foreign cursor as near as this dataset has it: unknown buckets left out, positions within the epoch."""
+        plan = self.plan(Cursor(cursor.epoch))
+        here = {name: at for name, at in cursor.positions.items() if name in self.mix.buckets}
+        positions = {name: min(max(at, plan.start_of(name)), plan.end_of(name)) for name, at in here.items()}
+        return Cursor(cursor.epoch, positions, cursor.phase)
+
     def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
         """Batches of this rank from `plan` on, through all epochs before `end_epoch`; None: endless.
 
-        A request's position is (its epoch's plan, steps done after it).
+        A request's position is (its epoch's plan, steps done after it). A step in which the rank has no batch has no
+        request.
         """
         while True:
-            for first in range(0, plan.num_steps_left, _STEPS_PER_SLICE):
-                steps = plan.rank_steps(first, first + _STEPS_PER_SLICE, self.world.rank)
-                for number, step in enumerate(steps, first + 1):
-                    mine = step
-                    slots = zip(mine.shards, mine.indices, mine.visits, mine.is_repeat, strict=True)
-                    samples = tuple(
-                        SampleRequest(self.part, step.bucket_id, int(s), int(i), int(v), bool(r))
-                        for s, i, v, r in slots
-                    )
-                    yield BatchRequest(self.buckets[step.bucket_id], samples, (plan, number))
+            number = 0
+            for group in self._groups(plan):
+                num_samples = sum(step.num_step_samples for step in group)
+                for step in group:
+                    number += 1
+                    if len(step.shards):
+                        share = len(step.shards) / num_samples
+                        weight = share * len(group) * self.world.num_ranks
+                        yield self._request(step, (plan, number), weight)
             cursor = plan.next_epoch()
             if cursor.epoch == end_epoch:
                 return
             plan = self.plan(cursor)
 
+    def _groups(self, plan: EpochPlan) -> Iterator[list[Step]]:
+        """The steps between two steps of the optimizer: `accumulate` of them, fewer where a run goes on within."""
+        size = self.options.accumulate
+        first, length = 0, size - plan.cursor.phase % size
+        group: list[Step] = []
+        while first < plan.num_steps_left:
+            last = first + (_SLICE if first else _FIRST_SLICE)
+            for step in plan.rank_steps(first, last, self.world.rank):
+                group.append(step)
+                if len(group) == length:
+                    yield group
+                    group, length = [], size
+            first = last
+        if group:
+            yield group
 
-def shards_by_bucket(dataset: Dataset, split: str) -> dict[str, list[ShardInfo]]:
-    """Bucket id → shards of a split, in the order that plans count them. DatasetError where there is none."""
-    shards: dict[str, list[ShardInfo]] = {}
-    for shard in dataset.shards:
-        if shard.split == split:
-            dataset.manifest.bucket(shard.bucket_id)
-            shards.setdefault(shard.bucket_id, []).append(shard)
-    if not shards:
-        there = sorted({shard.split for shard in dataset.shards})
-        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {', '.join(map(repr, there))}")
-    return shards
+    def _request(self, step: Step, position: Any, weight: float) -> BatchRequest:
+        slots = zip(
+            step.sources.tolist(), step.shards.tolist(), step.indices.tolist(), step.visits.tolist(),
+            step.is_repeat.tolist(), strict=True,
+        )  # fmt: skip
+        samples = tuple(
+            SampleRequest(self.mix.parts[source], step.bucket_id, shard, place, visit, is_repeat)
+            for source, shard, place, visit, is_repeat in slots
+        )
+        return BatchRequest(self.mix.buckets[step.bucket_id], samples, position, weight)

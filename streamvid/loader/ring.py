@@ -112,7 +112,7 @@ def make_batch(
             "bucket": request.bucket,
             "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
             "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
-            "loss_weight": 1.0,
+            "loss_weight": request.loss_weight,
             "layout": layout,
         }
         for name in columns:

@@ -47,8 +47,6 @@ class PlanSource:
     def __post_init__(self) -> None:
         if not isinstance(self.num_repeats, Fraction) or not 0 < self.num_repeats <= 1 << 20:
             raise ConfigError(f"num_repeats={self.num_repeats!r}: allowed are fractions above 0, up to {1 << 20}")
-        if self.num_repeats.denominator > 1 << 30:
-            raise ConfigError(f"num_repeats={self.num_repeats!r}: the denominator must be {1 << 30} at most")
 
 
 class MixedStream:

@@ -260,6 +260,10 @@ class EpochPlan:
             positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
         return Cursor(self.cursor.epoch + 1, positions)
 
+    def start_of(self, bucket_id: str) -> int:
+        """The position at which the epoch's own samples begin in a bucket."""
+        return self._streams[bucket_id].boundary(self.cursor.epoch)
+
     def end_of(self, bucket_id: str) -> int:
         """The position at which the epoch ends in a bucket: no run stands past it."""
         return self._streams[bucket_id].boundary(self.cursor.epoch + 1)

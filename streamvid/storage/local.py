@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class LocalStore:
 
     def size(self, path: str) -> int | None:
         try:
-            return self.path(path).stat().st_size
+            status = self.path(path).stat()
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:

@@ -21,6 +21,7 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 ROOT = DATA / "dataset_v1"
 EXPECTED: dict[str, Any] = json.loads((DATA / "dataset_v1_expected.json").read_text())
 STATE: dict[str, Any] = json.loads((DATA / "dataset_v1_state.json").read_text())
+STATE_V2: dict[str, Any] = json.loads((DATA / "dataset_v1_state_v2.json").read_text())
 BATCHES_BEFORE_STATE = 5
 
 
@@ -109,10 +110,11 @@ def test_order_of_two_ranks() -> None:
     assert found == EXPECTED["keys_of_two_padded_ranks"]
 
 
-def test_a_saved_state_goes_on() -> None:
+@pytest.mark.parametrize("state", [STATE, STATE_V2], ids=["version 1", "version 2"])
+def test_a_saved_state_goes_on(state: dict[str, Any]) -> None:
     """PLAN-5 over versions: a checkpoint of the past goes on with the batches that would have come then."""
     resumed = loader()
-    resumed.load_state_dict(STATE)
+    resumed.load_state_dict(state)
     assert keys_of(resumed) == EXPECTED["keys"][BATCHES_BEFORE_STATE:]
 
 
@@ -121,4 +123,4 @@ def test_a_state_is_saved_as_it_was() -> None:
         iterator = iter(batches)
         for _ in range(BATCHES_BEFORE_STATE):
             next(iterator)
-        assert batches.state_dict() == STATE
+        assert batches.state_dict() == STATE_V2

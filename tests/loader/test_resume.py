@@ -98,10 +98,10 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        None, [], "state", 7, {}, {"version": 2}, {"version": None}, {"epoch": None}, {"epoch": 1.5}, {"epoch": True},
+        None, [], "state", 7, {}, {"version": 3}, {"version": None}, {"epoch": None}, {"epoch": 1.5}, {"epoch": True},
         {"epoch": -1}, {"epoch": 1 << 40}, {"positions": None}, {"positions": []}, {"positions": {"nope": 1}},
         {"positions": {"96x64-5f": -1}}, {"positions": {"96x64-5f": 1.0}}, {"positions": {"96x64-5f": "1"}},
-        {"positions": {"96x64-5f": 13}}, {"positions": {"96x64-5f": 10**300}}, {"split": "val"}, {"plan_version": 2},
+        {"positions": {"96x64-5f": 13}}, {"positions": {"96x64-5f": 10**300}}, {"split": "val"}, {"plan_version": 3}, {"datasets": []}, {"datasets": None}, {"phase": -1},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:

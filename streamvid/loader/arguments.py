@@ -1,0 +1,75 @@
+"""What a caller of VideoLoader may say, argument by argument: each is returned as it is, or refused with its remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamvid.errors import ConfigError
+from streamvid.loader.batch import STANDARD_FIELDS
+from streamvid.loader.world import default_num_workers
+from streamvid.plan import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def check_world(world: object) -> World:
+    """The rank that the caller gave."""
+    if not isinstance(world, World):
+        raise ConfigError(f"world={world!r}: expected a streamvid.World(rank, num_ranks), or None to detect it")
+    return world
+
+
+def check_groups(
+    world: World | None, process_group: ProcessGroup | None, shared_group: ProcessGroup | None
+) -> tuple[bool, ProcessGroup | None, ProcessGroup | None]:
+    """(whether plans are compared, over which processes, who shares this rank's batches)."""
+    if shared_group is not None and world is None:
+        raise ConfigError("shared_group without world: give the rank that its processes share; see world_from_mesh")
+    return world is None or process_group is not None, process_group, shared_group
+
+
+def check_columns(columns: Sequence[str]) -> Sequence[str]:
+    """Names of columns that no field of every batch has."""
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} is a string; give a list of names: [{columns!r}]")
+    for name in columns:
+        if name in STANDARD_FIELDS:
+            raise ConfigError(f"columns: {name!r} is a field of every batch already; leave it out or rename the column")
+    return columns
+
+
+def at_least(name: str, value: int | None, least: int) -> int | None:
+    """None, or a whole number that is large enough."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ConfigError(f"{name}={value!r}; a whole number of {least} or more is allowed")
+    return value
+
+
+def step_of(step: int, num_steps: int) -> int:
+    """A step of an epoch, its end among them."""
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= num_steps:
+        raise ConfigError(f"step={step!r}: the epoch has {num_steps} steps; allowed are the integers 0 to {num_steps}")
+    return step
+
+
+def check_workers(num_workers: int | None) -> int:
+    """How many decode processes; None: this rank's share of the cores."""
+    if num_workers is None:
+        return default_num_workers()
+    at_least("num_workers", num_workers, 0)
+    if num_workers and sys.platform != "linux":
+        raise ConfigError(
+            f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
+        )
+    return num_workers
+
+
+def product_of(shape: Sequence[int]) -> int:
+    """Elements of a shape."""
+    product = 1
+    for size in shape:
+        product *= size
+    return product
