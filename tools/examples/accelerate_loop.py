@@ -55,7 +55,9 @@ def main() -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     # After Accelerator(): the loader asks torch.distributed which rank it is.
-    loader = streamvid.VideoLoader(options.dataset, batch_size=options.batch_size)
+    # accumulate: accelerate cannot tell the last batch of a loader that is not its own, so an epoch would end with
+    # gradients half summed; with it, the steps of an epoch are a multiple.
+    loader = streamvid.VideoLoader(options.dataset, batch_size=options.batch_size, accumulate=options.accumulate)
     # prepare() leaves the loader as it is: it deals samples to ranks itself. It stands here because most scripts
     # have it so; leave it out as you like.
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -73,7 +75,8 @@ def main() -> None:
                 with accelerator.accumulate(model):
                     video = batch.to(accelerator.device).normalized(torch.float32)
                     loss = loss_of(model, video)
-                    accelerator.backward(loss)
+                    # The weight makes the sum over batches of unequal size the mean over their samples.
+                    accelerator.backward(loss * batch.loss_weight)
                     optimizer.step()
                     optimizer.zero_grad()
                 seen.append(batch.sample_keys)
