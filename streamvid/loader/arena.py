@@ -14,6 +14,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from streamvid.errors import LoaderError
+from streamvid.loader.limits import usable_bytes
 
 ALIGN_BYTES = 4096
 
@@ -33,9 +34,9 @@ class Arena:
         self.num_bytes = align(num_bytes)
         self.fd = -1
         try:
-            machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            if self.num_bytes > machine_bytes:  # the kernel gives the addresses, and ends processes as they are filled
-                raise OSError(f"this machine has {machine_bytes}")
+            usable = usable_bytes()
+            if self.num_bytes > usable:  # the kernel gives the addresses, and ends processes as they are filled
+                raise OSError(f"this machine, or the container or job that this process is in, has {usable}")
             if sys.platform == "linux":
                 self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
                 os.ftruncate(self.fd, self.num_bytes)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.batch import STANDARD_FIELDS
+from streamvid.loader.clock import Clock
+from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import World
 
@@ -65,6 +69,27 @@ def check_workers(num_workers: int | None) -> int:
             f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
         )
     return num_workers
+
+
+def pipeline_options(
+    num_workers: int,
+    world: World,
+    datasets: Sequence[Dataset],
+    sample_timeout_seconds: float | None,
+    max_bad_fraction: float,
+    quarantine: str | Path | None,
+) -> dict[str, Any]:
+    """What a Pipeline is made with, refused now and not at the first loop."""
+    folder = None if quarantine is None else Path(quarantine)
+    Clock(sample_timeout_seconds)
+    Quarantine(folder, world.rank, max_bad_fraction, datasets)
+    return {
+        "num_workers": num_workers,
+        "rank": world.rank,
+        "sample_timeout_seconds": sample_timeout_seconds,
+        "max_bad_fraction": max_bad_fraction,
+        "quarantine": folder,
+    }
 
 
 def product_of(shape: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ from streamvid.loader.arguments import (
     check_groups,
     check_workers,
     check_world,
+    pipeline_options,
     product_of,
     step_of,
 )  # fmt: skip
@@ -121,8 +122,7 @@ class VideoLoader:
         self.world = detect_world() if world is None else check_world(world)
         tail = tail or ("carry" if split == "train" else "uneven")
         self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate)
-        self.split, self._layout = split, check_layout(layout)
-        self._num_epochs = at_least("num_epochs", num_epochs, 1)
+        self.split, self._layout, self._num_epochs = split, check_layout(layout), at_least("num_epochs", num_epochs, 1)
         self._num_workers = check_workers(num_workers)
         self._prefetch_bytes = at_least("prefetch_bytes", prefetch_bytes, 0) or 0
         self._columns = tuple(check_columns(columns))
@@ -137,13 +137,9 @@ class VideoLoader:
         self._selection = Selection(self._mix, self.batch_sizes, self.options, self.world, step_costs)
         self._numeric = {name for name in self._columns if self._mix.is_numeric(name)}
         self._stage, self._meter = DeviceStage(device), StatsMeter()
-        self._pipeline_options: dict[str, Any] = {
-            "num_workers": self._num_workers,
-            "rank": self.world.rank,
-            "sample_timeout_seconds": sample_timeout_seconds,
-            "max_bad_fraction": max_bad_fraction,
-            "quarantine": None if quarantine is None else Path(quarantine),
-        }
+        self._pipeline_options = pipeline_options(
+            self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine
+        )
         self._groups = check_groups(world, process_group, shared_group)
         self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
         self._pipeline: Pipeline | None = None
@@ -200,7 +196,7 @@ class VideoLoader:
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return sum(self._memory)
+        return sum(self._memory) + self._mix.max_clip_bytes  # the last for what replaces a bad sample
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions."""
@@ -298,6 +294,10 @@ class VideoLoader:
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
             self._jump_to(start.cursor_after(step_of(step, start.num_steps_left)))
+        elif epoch == self.epoch and self._num_done and not self.num_steps_left:
+            self._jump_to(
+                self._start
+            )  # asked for again after its last batch, which iter() alone would take for its end
         elif epoch != self.epoch:
             # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
             # with other batch sizes.
@@ -348,8 +348,8 @@ class VideoLoader:
     def _open_pipeline(self) -> Pipeline:
         if self._pipeline is None:
             if self.world.rank == 0:
-                say = "ring: %d bytes of shared memory (prefetch_bytes, or three batches of %s, %s), %d workers"
-                _log.info(say, self.ring_bytes, *self.shapes[0], self._num_workers)
+                say = "ring: %d bytes of shared memory (prefetch_bytes, or three batches of %s, %s)"
+                _log.info(say, self.ring_bytes, *self.shapes[0])
             frame_bytes, clip_bytes = self._memory
             pipeline = Pipeline(
                 self._mix.parts, clip_bytes=clip_bytes, frame_bytes=frame_bytes, **self._pipeline_options

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from streamvid.errors import DecodeError, ProbeError
 
 MAX_MESSAGE_BYTES = 65536
+_SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
 
@@ -119,7 +120,7 @@ def _try_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[Kin
     try:
         decode_task(task, clips, ring)
     except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
-        if _is_out_of_memory(error):
+        if _is_out_of_memory(error) or _is_short_of_memory():
             return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes"
         is_bad = isinstance(error, DecodeError | ProbeError)
         return "bad" if is_bad else "error", f"{type(error).__name__}: {error}"
@@ -132,6 +133,15 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
         error = error.__cause__ or error.__context__
+    return False
+
+
+def _is_short_of_memory() -> bool:
+    # FFmpeg also calls a picture that it has no memory for "invalid data": where memory is short, nothing is proved.
+    try:
+        mmap.mmap(-1, _SPARE_BYTES).close()
+    except OSError:
+        return True
     return False
 
 

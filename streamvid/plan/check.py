@@ -11,7 +11,7 @@ from streamvid.errors import ConfigError, PlanError, StateError
 from streamvid.plan.cursor import MAX_POSITION, Cursor
 from streamvid.plan.mix import MAX_BLOCK_SAMPLES, MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
-from streamvid.plan.step import FILLER_VISITS
+from streamvid.plan.step import FILL_GROUP, FILLER_VISITS
 from streamvid.plan.tail import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
@@ -73,14 +73,12 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
         )
 
 
-def check_span(span: BucketSpan, num_samples: int) -> None:
+def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     """Positions stay exact in int64 and float64, and a repeat's visit (step.py) in its range."""
     passes = span.length // max(1, num_samples) + 2
-    if (
-        span.tail in ("pad", "shrink")
-        and span.length
-        and (span.global_batch // span.length + 2) * passes >= FILLER_VISITS
-    ):
+    most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
+    repeats = span.tail in ("pad", "shrink") and span.length > 0
+    if repeats and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
             f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch too "
             "often; lower batch_size, or use tail='drop' or tail='carry'"

@@ -207,7 +207,6 @@ def test_nowhere_to_write(dataset: Path, tmp_path: Path) -> None:
     assert run([sys.executable, "-c", STREAM, str(dataset), "1"], env=environment)[0] == 23
 
 
-@pytest.mark.xfail(reason="FFmpeg calls a picture that it has no memory for invalid data, and the worker believes it")
 def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Path) -> None:
     """STOP-1, BAD-1: under limits that a picture breaks, within seconds, and no good sample is replaced for it."""
     for spare in (0, 1, 2, 4, 8):

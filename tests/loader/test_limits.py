@@ -1,0 +1,38 @@
+"""What a ring may be at most: the machine's memory, or less in a container or a job of a batch system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamvid.loader.limits import usable_bytes
+
+MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, MACHINE),
+        ("0::/\n", {"memory.max": "max"}, MACHINE),
+        ("0::/\n", {"memory.max": "1000"}, 1000),
+        ("0::/job/step\n", {"job/step/memory.max": "max", "job/memory.max": "2000"}, 2000),
+        ("0::/job/step\n", {"job/step/memory.max": "500", "job/memory.max": "2000"}, 500),
+        ("0::/../host\n", {"memory.max": "700"}, 700),
+        ("4:memory:/docker/abc\n0::/\n", {"memory/memory.limit_in_bytes": "800"}, 800),
+        ("5:cpu:/x\n4:hugetlb,memory:/x\n", {"memory/x/memory.limit_in_bytes": "900"}, 900),
+        ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712"}, MACHINE),
+    ],
+)
+def test_the_tightest_group_counts(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text + "\n")
+    assert usable_bytes(tmp_path / "groups", tmp_path / "fs") == expected
+
+
+def test_no_groups_at_all(tmp_path: Path) -> None:
+    assert usable_bytes(tmp_path / "nothing", tmp_path) == MACHINE
