@@ -72,7 +72,7 @@ class EpochPlan:
         self.cursor = cursor
         spans = {name: self._span(name) for name in self._streams}
         for name, span in spans.items():
-            check.check_span(span, self._streams[name].num_samples)
+            check.check_span(span, self._streams[name].num_samples, self.options.accumulate)
         self._spans = tuple(spans.values())
         lanes: dict[object, list[BucketSpan]] = {}
         for name, span in spans.items():
