@@ -170,8 +170,8 @@ MEASURES = {"plan": measure_plan, "index": measure_index, "quality": measure_qua
 
 
 def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: int) -> None:
-    """A sealed dataset's manifest and shard table; its tars and samples are not there, and planning reads none."""
-    from streamvid.dataset.index import MAX_SHARDS_PER_FILE, encode_shards, named_by_content
+    """A sealed dataset's manifest, shard table and columns; its tars and samples are not there: planning reads none."""
+    from streamvid.dataset.index import MAX_SHARDS_PER_FILE, encode_samples, encode_shards, named_by_content
     from streamvid.dataset.manifest import (
         MANIFEST,
         FileInfo,
@@ -185,12 +185,13 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
     buckets = buckets_of(num_buckets)
     sizes = shard_sizes(num_samples, num_shards, buckets)
     shards: list[ShardInfo] = []
-    samples: list[FileInfo] = []
+    columns = encode_samples([], {})
+    samples: list[FileInfo] = [named_by_content("samples", 0, columns)]
     for bucket in buckets:
         for number, count in enumerate(sizes[bucket.id].tolist()):
             digest = hashlib.sha256(f"{bucket.id} {number}".encode()).hexdigest()
             row_group = len(shards) % MAX_SHARDS_PER_FILE
-            if row_group == 0:
+            if row_group == 0 and shards:
                 samples.append(FileInfo(f"index/samples-{len(samples):05d}-{digest[:12]}.parquet", 1000, digest))
             size = count * 1_000_000 + number
             where = samples[-1].path
@@ -206,6 +207,7 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
     manifest = Manifest(tuple(buckets), "copy", counts, (file,), tuple(samples), (), (), *prints)
     (folder / "index").mkdir()
     (folder / file.path).write_bytes(data)
+    (folder / samples[0].path).write_bytes(columns)
     (folder / MANIFEST).write_bytes(manifest_to_json(manifest))
 
 

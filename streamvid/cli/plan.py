@@ -154,20 +154,12 @@ def collect(dataset: Dataset, run: PlannedRun) -> tuple[dict[str, Any], Streamvi
 
 def samples_of_shards(dataset: Dataset, split: str) -> dict[str, Any]:
     """Bucket id → int64 array of the samples in each shard of a split, in the order that plans count them."""
-    import numpy as np
-
-    table = dataset.shards_table().select(["bucket_id", "split", "num_samples"]).combine_chunks()
-    # Numbers instead of names: a million Python strings would take seconds.
-    encoded = [table[name].combine_chunks().dictionary_encode() for name in ("bucket_id", "split")]
-    (buckets, splits), (names, split_names) = zip(
-        *((c.indices.to_numpy(), c.dictionary.to_pylist()) for c in encoded), strict=True
-    )
-    if split not in split_names:
-        raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(split_names))}")
-    is_chosen = splits == split_names.index(split)
-    samples = table["num_samples"].to_numpy().astype(np.int64)
-    chosen = {name: samples[is_chosen & (buckets == number)] for number, name in enumerate(names)}
-    return {name: of_shards for name, of_shards in sorted(chosen.items()) if len(of_shards)}
+    shards = dataset.shards
+    if split not in shards.splits:
+        raise DatasetError(
+            f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(shards.splits))}"
+        )
+    return {bucket_id: shards.num_samples[rows] for bucket_id, rows in sorted(shards.select(split).items())}
 
 
 def _run(plan: EpochPlan, num_epochs: int) -> list[dict[str, Any]]:

@@ -42,32 +42,29 @@ def command(dataset: str, as_json: bool) -> None:
 
 def collect(dataset: Dataset) -> dict[str, Any]:
     """All of it as plain values: a row a bucket and split, the counts, the user's columns, the rejections."""
-    buckets: dict[tuple[str, str], dict[str, Any]] = {}
-    for shard in dataset.shards:
-        row = buckets.setdefault(
-            (shard.bucket_id, shard.split),
-            {
-                "bucket": shard.bucket_id,
-                "shape": list(dataset.manifest.bucket(shard.bucket_id).shape),
-                "split": shard.split,
-                "samples": 0,
-                "shards": 0,
-                "bytes": 0,
-            },
-        )
-        row["samples"] += shard.num_samples
-        row["shards"] += 1
-        row["bytes"] += shard.num_bytes
+    shards = dataset.shards
+    places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
+    buckets = [
+        {
+            "bucket": bucket_id,
+            "shape": list(dataset.manifest.bucket(bucket_id).shape),
+            "split": split,
+            "samples": int(shards.num_samples[rows].sum()),
+            "shards": len(rows),
+            "bytes": int(shards.num_bytes[rows].sum()),
+        }
+        for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
+    ]
     return {
         "dataset": dataset.url,
         "format_version": list(dataset.manifest.format_version),
         "clips": dataset.manifest.clips,
         "plan_fingerprint": dataset.manifest.plan_fingerprint,
         "content_fingerprint": dataset.manifest.content_fingerprint,
-        "samples": sum(row["samples"] for row in buckets.values()),
-        "shards": len(dataset.shards),
-        "bytes": sum(row["bytes"] for row in buckets.values()),
-        "buckets": list(buckets.values()),
+        "samples": sum(row["samples"] for row in buckets),
+        "shards": len(shards),
+        "bytes": sum(row["bytes"] for row in buckets),
+        "buckets": buckets,
         "columns": list(dataset.user_columns),
         "rejections": dataset.rejections_table().to_pylist(),
     }

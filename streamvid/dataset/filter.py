@@ -17,6 +17,7 @@ from streamvid.dataset.expression import compile_condition
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.nodes import Node, kind_of
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.shard_table import rows_of
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 
 if TYPE_CHECKING:
@@ -116,14 +117,16 @@ def count_matches(
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.content_fingerprint, filter.text)
-    most = np.array([shard.num_samples for shard in everything], np.int64)
-    counts = cache.read(most)
+    counts = cache.read(everything.num_samples)
     if counts is None:
         with cache.locked():
-            counts = cache.read(most)  # written by who held the lock
+            counts = cache.read(everything.num_samples)  # written by who held the lock
             if counts is None:
                 counts = _scan(dataset, filter)
                 cache.write(counts)
+    rows = rows_of(shards, everything)
+    if rows is not None:
+        return counts[rows]
     place = {shard.path: number for number, shard in enumerate(everything)}
     try:
         return counts[[place[shard.path] for shard in shards]] if shards else np.empty(0, np.int64)

@@ -65,6 +65,8 @@ class ShardInfo:
         check_relative(self.index_path)
         if self.num_samples < 1:
             raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; a shard holds 1 or more")
+        if self.number < 0:
+            raise DatasetError(f"shard {self.path} has number={self.number}; shards are counted from 0")
 
     @property
     def path(self) -> str:
@@ -115,19 +117,31 @@ def offsets_path(path: str) -> str:
 
 def plan_fingerprint(buckets: Iterable[Bucket], shards: Iterable[ShardInfo]) -> str:
     """SHA-256 over what a plan depends on: buckets, and the bucket, split and sample count of each shard in order."""
+    return plan_digest(
+        buckets, (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
+    )
+
+
+def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes]) -> str:
+    """`plan_fingerprint` of shards whose lines are made already, any number of them at a time."""
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())
-    for shard in shards:
-        digest.update(f"shard {shard.bucket_id} {shard.number} {shard.split} {shard.num_samples}\n".encode())
+    for lines in shard_lines:
+        digest.update(lines)
     return digest.hexdigest()
 
 
 def content_fingerprint(shards: Iterable[ShardInfo], sample_files: Iterable[FileInfo]) -> str:
     """SHA-256 over the checksums of all shards and of the sample index."""
+    return content_digest(map(str.encode, (f"{shard.path} {shard.sha256}\n" for shard in shards)), sample_files)
+
+
+def content_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
+    """`content_fingerprint` of shards whose lines are made already, any number of them at a time."""
     digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(f"{shard.path} {shard.sha256}\n".encode())
+    for lines in shard_lines:
+        digest.update(lines)
     for file in sample_files:
         digest.update(f"{file.path} {file.sha256}\n".encode())
     return digest.hexdigest()

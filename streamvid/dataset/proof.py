@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
+from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.storage import Store
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK_BYTES = 2**20
+_ROWS_AT_ONCE = 1 << 14
+_SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
 def prove(store: Store, file: FileInfo) -> None:
@@ -40,9 +43,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    _check_size(store, file)
-    data = store.read(file.path)
-    _check_digest(store, file, hashlib.sha256(data).hexdigest())
+    data = _read_proved(store, file)
     with _named(f"{store.url}: {file.path}"):
         # Over a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter ends.
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
@@ -59,17 +60,47 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
         return pa.concat_tables(tables)
 
 
-def shards_from_table(table: pa.Table, where: str) -> list[ShardInfo]:
-    """ShardInfo rows, in the table's order; IntegrityError naming `where` for a table of other columns or types."""
-    names = [field.name for field in fields(ShardInfo)]
+def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
+    """The shard table of these files, their checksums proved; never in memory as text (PLAN-6)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    builder = ShardTableBuilder()
+    for file in files:
+        where = f"{store.url}: {file.path}"
+        data = _read_proved(store, file)
+        with _named(where):
+            parquet = pq.ParquetFile(pa.BufferReader(data))
+            # Before the rows, so that a file without any is looked at too.
+            _add_shards(builder, parquet.schema_arrow.empty_table(), where)
+            builder.expect(parquet.metadata.num_rows)
+            for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=_SHARD_COLUMNS, use_threads=False):
+                _add_shards(builder, pa.Table.from_batches([batch]), where)
+    return builder.finish()
+
+
+def shards_from_table(table: pa.Table, where: str) -> ShardTable:
+    """The shards of an Arrow table; IntegrityError naming `where` for one of other columns or types."""
+    builder = ShardTableBuilder()
+    _add_shards(builder, table, where)
+    return builder.finish()
+
+
+def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None:
     with _named(where):
-        rows = table.select(names).cast(schema({name: SHARD_TYPES[name] for name in names}))
-        if missing := [name for name in names if rows.column(name).null_count]:
+        table.validate(full=True)
+        rows = table.select(_SHARD_COLUMNS).cast(schema({name: SHARD_TYPES[name] for name in _SHARD_COLUMNS}))
+        if missing := [name for name in _SHARD_COLUMNS if rows.column(name).null_count]:
             raise ValueError(f"no value in {', '.join(missing)}")
-        try:
-            return [ShardInfo(**row) for row in rows.to_pylist()]
-        except StreamvidError as error:
-            raise IntegrityError(f"{where}: {error}") from error
+        for batch in rows.combine_chunks().to_batches():
+            builder.add(batch, where)
+
+
+def _read_proved(store: Store, file: FileInfo) -> bytes:
+    _check_size(store, file)
+    data = store.read(file.path)
+    _check_digest(store, file, hashlib.sha256(data).hexdigest())
+    return data
 
 
 def _check_size(store: Store, file: FileInfo) -> None:

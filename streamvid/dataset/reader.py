@@ -12,11 +12,12 @@ from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import (
     Manifest,
     ShardInfo,
-    content_fingerprint,
-    plan_fingerprint,
+    content_digest,
+    plan_digest,
     read_manifest,
 )
-from streamvid.dataset.proof import SamplesFile, read_table, read_tables, shards_from_table
+from streamvid.dataset.proof import SamplesFile, read_shards, read_tables
+from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import Store, open_store
 
@@ -36,7 +37,7 @@ class Dataset:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.manifest: Manifest = read_manifest(store)
-        self._shards: tuple[ShardInfo, ...] | None = None
+        self._shards: ShardTable | None = None
         self._files = {file.path: SamplesFile(store, file) for file in self.manifest.sample_files}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()  # over `_recent`, and never while something is read
@@ -46,27 +47,25 @@ class Dataset:
         return self.store.url
 
     @property
-    def shards(self) -> tuple[ShardInfo, ...]:
-        """All shards, in the order that plans count them."""
+    def shards(self) -> ShardTable:
+        """All shards, in the order that plans count them; read and proved when first asked for."""
         if self._shards is None:
-            rows: list[ShardInfo] = []
-            for file in self.manifest.shard_files:
-                rows.extend(shards_from_table(read_table(self.store, file), f"{self.url}: {file.path}"))
-            self._check_shards(rows)
-            self._shards = tuple(rows)
+            shards = read_shards(self.store, self.manifest.shard_files)
+            self._check_shards(shards)
+            self._shards = shards
         return self._shards
 
-    def _check_shards(self, shards: Sequence[ShardInfo]) -> None:
+    def _check_shards(self, shards: ShardTable) -> None:
         manifest = self.manifest
-        for shard in shards:
-            if shard.index_path not in self._files:
-                raise DatasetError(f"{self.url}: the shard table names {shard.index_path}, which the manifest does not")
-        self._check_count("samples", sum(shard.num_samples for shard in shards), "the shard table")
+        for path in shards.index_path.names:
+            if path not in self._files:
+                raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
+        self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
-        self._check_count("bytes", sum(shard.num_bytes for shard in shards), "the shard table")
+        self._check_count("bytes", exact_sum(shards.num_bytes), "the shard table")
         for name, stored, computed in (
-            ("plan", manifest.plan_fingerprint, plan_fingerprint(manifest.buckets, shards)),
-            ("content", manifest.content_fingerprint, content_fingerprint(shards, manifest.sample_files)),
+            ("plan", manifest.plan_fingerprint, plan_digest(manifest.buckets, shards.plan_lines())),
+            ("content", manifest.content_fingerprint, content_digest(shards.content_lines(), manifest.sample_files)),
         ):
             if stored != computed:
                 raise IntegrityError(

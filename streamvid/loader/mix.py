@@ -15,6 +15,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
@@ -69,7 +70,7 @@ class MixPart:
     number: int
     dataset: Dataset
     seed: int
-    shards: Mapping[str, tuple[ShardInfo, ...]]
+    shards: Mapping[str, Sequence[ShardInfo]]
     counts: Mapping[str, npt.NDArray[np.int64]]
     filter: Filter | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -83,6 +84,11 @@ class MixPart:
         """Samples of the split that pass the filter."""
         return sum(int(counts.sum()) for counts in self.counts.values())
 
+    @property
+    def max_clip_bytes(self) -> int:
+        """The largest clip of the shards."""
+        return max((largest_clip(shards) for shards in self.shards.values()), default=0)
+
 
 @dataclass(frozen=True)
 class Mix:
@@ -95,8 +101,7 @@ class Mix:
     @property
     def max_clip_bytes(self) -> int:
         """The largest clip."""
-        shards = (shard for part in self.parts for some in part.shards.values() for shard in some)
-        return max(shard.max_clip_bytes for shard in shards)
+        return max(part.max_clip_bytes for part in self.parts)
 
     def is_numeric(self, column: str) -> bool:
         """Whether a column, by the caller's name, holds numbers or truth values in all datasets."""
@@ -223,28 +228,27 @@ def _tokens(part: MixPart, buckets: Mapping[str, Bucket]) -> int:
 
 def _select(
     dataset: Dataset, split: str, where: str | None
-) -> tuple[dict[str, tuple[ShardInfo, ...]], dict[str, npt.NDArray[np.int64]], Filter | None]:
+) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
     """Shards of a split by bucket, in the order that plans count them, and how many of their samples pass."""
-    mine = [shard for shard in dataset.shards if shard.split == split]
+    table = dataset.shards
+    mine = table.select(split)
     if not mine:
-        there = ", ".join(map(repr, sorted({shard.split for shard in dataset.shards})))
+        there = ", ".join(map(repr, sorted(table.splits)))
         raise DatasetError(f"split={split!r} has no samples in {dataset.url}; it has {there or 'no samples at all'}")
+    for bucket_id in mine:
+        dataset.manifest.bucket(bucket_id)
     chosen = None if where is None else parse_filter(where, dataset)
-    passing = [shard.num_samples for shard in mine] if chosen is None else count_matches(dataset, mine, chosen).tolist()
-    if not any(passing):
+    passing = table.num_samples if chosen is None else count_matches(dataset, table, chosen)
+    kept = {bucket_id: rows[passing[rows] > 0] for bucket_id, rows in mine.items()}
+    # Of buckets of one shape, the one whose samples come first gives its id.
+    kept = dict(sorted(((name, rows) for name, rows in kept.items() if len(rows)), key=lambda item: int(item[1][0])))
+    if not kept:
+        everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())
         raise ConfigError(
-            f"where={where!r} admits none of the {sum(shard.num_samples for shard in mine)} samples of split {split!r} "
-            f"in {dataset.url}; loosen it"
+            f"where={where!r} admits none of the {everything} samples of split {split!r} in {dataset.url}; loosen it"
         )
-    shards: dict[str, list[ShardInfo]] = {}
-    counts: dict[str, list[int]] = {}
-    for shard, count in zip(mine, passing, strict=True):
-        dataset.manifest.bucket(shard.bucket_id)
-        if count:
-            shards.setdefault(shard.bucket_id, []).append(shard)
-            counts.setdefault(shard.bucket_id, []).append(count)
     return (
-        {bucket_id: tuple(some) for bucket_id, some in shards.items()},
-        {bucket_id: np.array(some, np.int64) for bucket_id, some in counts.items()},
+        {bucket_id: ShardRows(table, rows) for bucket_id, rows in kept.items()},
+        {bucket_id: passing[rows] for bucket_id, rows in kept.items()},
         chosen,
     )

@@ -23,8 +23,7 @@ from streamvid.loader.sampling import substitute_visit
 
 def repair_bytes(parts: Sequence[MixPart]) -> int:
     """Size of the block that is kept for repairs: the largest clip of all."""
-    sizes = [shard.max_clip_bytes for part in parts for shards in part.shards.values() for shard in shards]
-    return max(1, *sizes) + ALIGN_BYTES
+    return max(1, *(part.max_clip_bytes for part in parts)) + ALIGN_BYTES
 
 
 class Repairs:

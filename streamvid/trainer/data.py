@@ -76,7 +76,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
     from streamvid.loader.loader import VideoLoader
 
     dataset = open_dataset(config.dataset)
-    split = "val" if any(shard.split == "val" for shard in dataset.shards) else "train"
+    split = "val" if "val" in dataset.shards.splits else "train"
     sizes: dict[str, Any] = {"batch_size": config.batch_size, "max_tokens_per_batch": config.max_tokens_per_batch}
     with ExitStack() as stack:
         loader = stack.enter_context(

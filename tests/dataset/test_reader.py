@@ -55,7 +55,7 @@ def test_threads_share_a_dataset(tmp_path: Path) -> None:
     seal(tmp_path, tuple(range(1, 30)))
     dataset = open_dataset(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        counts = list(pool.map(lambda shard: dataset.samples(shard, ["key"]).num_rows, dataset.shards * 3))
+        counts = list(pool.map(lambda shard: dataset.samples(shard, ["key"]).num_rows, [*dataset.shards] * 3))
     assert counts == list(range(1, 30)) * 3
 
 

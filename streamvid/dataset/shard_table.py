@@ -1,0 +1,257 @@
+"""The shard table in memory: about 116 bytes a shard in arrays, and a ShardInfo only where one is asked for."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.dataset.manifest import ShardInfo, shard_path
+from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.storage import check_relative
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Int32s = npt.NDArray[np.int32]
+Digests = npt.NDArray[np.uint8]
+"""(rows, 32)."""
+Int64s = npt.NDArray[np.int64]
+
+_DIGEST_BYTES = 32
+_BLOCK_ROWS = 1 << 14
+_NAMES = ("bucket_id", "split", "index_path")
+_NUMBERS = {
+    "number": np.int32, "num_samples": np.int64, "num_bytes": np.int64, "offsets_num_bytes": np.int64,
+    "max_clip_bytes": np.int64, "index_row_group": np.int32,
+}  # fmt: skip
+_DIGESTS = ("sha256", "offsets_sha256")
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(_NAMES, np.int32), **_NUMBERS, **dict.fromkeys(_DIGESTS, np.dtype((np.uint8, _DIGEST_BYTES))),
+}  # fmt: skip
+_PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(name, 0), "index_path": str}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A column of texts that recur: the distinct ones in the order they first appear, and which of them a row has."""
+
+    names: tuple[str, ...]
+    codes: Int32s
+
+    def __getitem__(self, row: int) -> str:
+        return self.names[int(self.codes[row])]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTable(Sequence[ShardInfo]):
+    """All shards of a dataset in the order that plans count them. Its arrays are read-only, a value a shard.
+
+    `table[i]` and iteration make ShardInfos; a slice and `ShardRows` are views. Safe to use from several threads.
+    """
+
+    bucket_id: Names
+    split: Names
+    index_path: Names
+    number: Int32s
+    num_samples: Int64s
+    num_bytes: Int64s
+    offsets_num_bytes: Int64s
+    max_clip_bytes: Int64s
+    index_row_group: Int32s
+    sha256: Digests
+    offsets_sha256: Digests
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShardRows: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | ShardRows:
+        rows = range(len(self))[index]
+        if isinstance(rows, range):
+            return ShardRows(self, np.arange(rows.start, rows.stop, rows.step, dtype=np.int64))
+        values: dict[str, Any] = {name: getattr(self, name)[rows] for name in _NAMES}
+        values |= {name: int(getattr(self, name)[rows]) for name in _NUMBERS}
+        return ShardInfo(**values, **{name: getattr(self, name)[rows].tobytes().hex() for name in _DIGESTS})
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have shards."""
+        return self.split.names
+
+    def select(self, split: str) -> dict[str, Int64s]:
+        """Bucket id → int64 row numbers, ascending, of its shards of a split; buckets in the order they first appear.
+
+        Empty where no shard is of that split.
+        """
+        if split not in self.splits:
+            return {}
+        rows = np.flatnonzero(self.split.codes == self.split.names.index(split)).astype(np.int64)
+        codes = self.bucket_id.codes[rows]
+        order = np.argsort(codes, kind="stable")
+        ends = np.flatnonzero(np.diff(codes[order])) + 1
+        groups = sorted(np.split(rows[order], ends), key=lambda group: int(group[0]))
+        return {self.bucket_id[int(group[0])]: group for group in groups}
+
+    def plan_lines(self) -> Iterator[bytes]:
+        """What `plan_fingerprint` hashes of the shards, some thousands of lines at a time."""
+        for rows in self._blocks():
+            texts = [_taken(self.bucket_id, rows, "shard {} "), _decimals(self.number[rows])]
+            texts += [" ", _taken(self.split, rows, "{}"), " ", _decimals(self.num_samples[rows]), "\n"]
+            yield _joined(texts)
+
+    def content_lines(self) -> Iterator[bytes]:
+        """What `content_fingerprint` hashes of the shards, some thousands of lines at a time."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        stem, ending = shard_path("{0}", 0).split("000000")
+        for rows in self._blocks():
+            texts = [_taken(self.bucket_id, rows, stem), pc.utf8_lpad(_decimals(self.number[rows]), 6, "0")]
+            buffers = [None, pa.py_buffer(binascii.hexlify(self.sha256[rows].tobytes()))]
+            hexes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * _DIGEST_BYTES), len(self.sha256[rows]), buffers)
+            yield _joined([*texts, f"{ending} ", hexes.cast(pa.binary()).cast(pa.string()), "\n"])
+
+    def _blocks(self) -> Iterator[slice]:
+        for start in range(0, len(self), _BLOCK_ROWS):
+            yield slice(start, min(start + _BLOCK_ROWS, len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class ShardRows(Sequence[ShardInfo]):
+    """Some shards of a table, by their row numbers: int64 (len(self),)."""
+
+    table: ShardTable
+    rows: Int64s
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> ShardRows: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | ShardRows:
+        if isinstance(index, slice):
+            return ShardRows(self.table, self.rows[index])
+        return self.table[int(self.rows[index])]
+
+
+def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
+    """Row numbers of `shards` in `table`, int64; None where `shards` is neither the table nor a view of it."""
+    if shards is table:
+        return np.arange(len(table), dtype=np.int64)
+    return shards.rows if isinstance(shards, ShardRows) and shards.table is table else None
+
+
+def largest_clip(shards: Sequence[ShardInfo]) -> int:
+    """Bytes of the largest clip in `shards`; 0 where there is no shard."""
+    if isinstance(shards, ShardRows):
+        return int(shards.table.max_clip_bytes[shards.rows].max(initial=0))
+    return max((shard.max_clip_bytes for shard in shards), default=0)
+
+
+def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
+    """The sum of a column as a Python int, which int64 could not hold where a file lies."""
+    wide = values.astype(np.int64, copy=False)
+    return (int((wide >> 32).sum()) << 32) + int((wide & 0xFFFFFFFF).sum())
+
+
+class ShardTableBuilder:
+    """Takes the rows of shard files a record batch at a time, checks them, and keeps no more than the table will hold.
+
+    A batch has the columns of ShardInfo in the types that the format states, and no nulls.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
+        self._num_rows = 0
+
+    def expect(self, num_rows: int) -> None:
+        """Take room for so many more rows; joining parts at the end would take the table's memory twice."""
+        for name, kind in _KINDS.items():
+            column = np.empty(self._num_rows + num_rows, kind)
+            column[: self._num_rows] = self._columns[name][: self._num_rows]
+            self._columns[name] = column
+
+    def add(self, batch: pa.RecordBatch, where: str) -> None:
+        """Append rows; IntegrityError naming `where` for rows that are no shards."""
+        stop = self._num_rows + len(batch)
+        if stop > len(self._columns["number"]):
+            self.expect(len(batch))
+        rows = {name: column[self._num_rows : stop] for name, column in self._columns.items()}
+        try:
+            for name in _NAMES:
+                rows[name][:] = self._codes(name, batch.column(name))
+            for name in _NUMBERS:
+                rows[name][:] = batch.column(name).to_numpy()
+            for name in _DIGESTS:
+                rows[name][:] = _digests(name, batch.column(name))
+            wrong = np.flatnonzero((rows["num_samples"] < 1) | (rows["number"] < 0))
+            if len(wrong):
+                ShardInfo(**batch.slice(int(wrong[0]), 1).to_pylist()[0])  # says what is wrong with it
+        except StreamvidError as error:
+            raise IntegrityError(f"{where}: {error}") from error
+        self._num_rows = stop
+
+    def finish(self) -> ShardTable:
+        """The table of all rows. No more rows can be added then."""
+        columns: dict[str, Any] = {name: column[: self._num_rows] for name, column in self._columns.items()}
+        for column in (*self._columns.values(), *columns.values()):
+            column.flags.writeable = False
+        return ShardTable(**columns | {name: Names(tuple(self._known[name]), columns[name]) for name in _NAMES})
+
+    def _codes(self, name: str, column: pa.Array) -> Int32s:
+        encoded, known = column.dictionary_encode(), self._known[name]
+        codes: list[int] = []
+        for text in encoded.dictionary.to_pylist():
+            if text not in known and name in _PATHS:
+                check_relative(_PATHS[name](text))
+            codes.append(known.setdefault(text, len(known)))
+        of_rows: Int32s = np.array(codes, np.int32).take(encoded.indices.to_numpy())
+        return of_rows
+
+
+def _digests(name: str, column: pa.Array) -> Digests:
+    import pyarrow.compute as pc
+
+    text = data = b""
+    if (np.asarray(pc.binary_length(column)) == 2 * _DIGEST_BYTES).all():
+        text = _joined([column])
+        with contextlib.suppress(binascii.Error):
+            data = binascii.unhexlify(text)
+    if len(data) != _DIGEST_BYTES * len(column) or binascii.hexlify(data) != text:
+        raise IntegrityError(f"{name}: a value is not 64 hex digits in lower case; copy or rebuild the dataset")
+    return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
+
+
+def _taken(column: Names, rows: slice, form: str) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array([form.format(name) for name in column.names], pa.string()).take(pa.array(column.codes[rows]))
+
+
+def _decimals(values: npt.NDArray[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(values).cast(pa.string())
+
+
+def _joined(texts: Iterable[pa.Array | str]) -> bytes:
+    """Texts of arrays of equal length, row by row, as one run of bytes."""
+    import pyarrow.compute as pc
+
+    rows = pc.binary_join_element_wise(*texts, "")
+    if not len(rows):
+        return b""
+    first, last = np.frombuffer(rows.buffers()[1], np.int32)[[rows.offset, rows.offset + len(rows)]].tolist()
+    return bytes(memoryview(rows.buffers()[2])[first:last])

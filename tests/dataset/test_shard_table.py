@@ -1,0 +1,212 @@
+"""The shard table as columns: it says of every shard what a row of the file says, in a fraction of the memory."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamvid.buckets import Bucket
+from streamvid.dataset.index import SHARD_TYPES, encode_shards, named_by_content, schema
+from streamvid.dataset.manifest import (
+    MANIFEST,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    content_digest,
+    content_fingerprint,
+    manifest_to_json,
+    plan_digest,
+    plan_fingerprint,
+)
+from streamvid.dataset.proof import read_shards, shards_from_table
+from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, largest_clip, rows_of
+from streamvid.errors import IntegrityError
+from streamvid.storage import LocalStore
+
+BUCKET = Bucket(9, 64, 96)
+SAMPLES = (FileInfo("index/samples", 3, "b" * 64),)
+ROW = ShardInfo("a", 0, "train", 1, 10, "0" * 64, 8, "1" * 64, 3, "index/samples", 0)
+
+_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\\/"), max_size=6)
+_names = _texts.filter(lambda text: text not in ("", ".", ".."))
+_digests = st.binary(min_size=32, max_size=32).map(bytes.hex)
+_int32s, _int64s = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)
+_counts = st.integers(0, 2**31 - 1) | st.sampled_from([9, 10, 999_999, 1_000_000])
+_buckets = st.sampled_from(["a", "b{}", "{0}", "256px-16f-16x9"]) | _names
+_shards = st.lists(
+    st.builds(
+        ShardInfo, _buckets, _counts, st.sampled_from(["train", "val"]) | _texts, st.integers(1, 2**31 - 1), _int64s,
+        _digests, _int64s, _digests, _int64s, _names, _int32s,
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+def columns_of(shards: Sequence[ShardInfo]) -> ShardTable:
+    return shards_from_table(pq.read_table(io.BytesIO(encode_shards(shards))), "shards")
+
+
+@settings(max_examples=150, deadline=None)
+@given(_shards)
+def test_the_table_is_the_rows(shards: list[ShardInfo]) -> None:
+    """PLAN-1: every row and both fingerprints, to the bit, whatever texts and numbers the table holds."""
+    table = columns_of(shards)
+    assert list(table) == shards and len(table) == len(shards)
+    assert plan_digest([BUCKET], table.plan_lines()) == plan_fingerprint([BUCKET], shards)
+    assert content_digest(table.content_lines(), SAMPLES) == content_fingerprint(shards, SAMPLES)
+    assert exact_sum(table.num_bytes) == sum(shard.num_bytes for shard in shards)
+    assert largest_clip(table[:]) == max([0, *(shard.max_clip_bytes for shard in shards)])
+
+
+@settings(max_examples=100, deadline=None)
+@given(_shards, st.slices(12))
+def test_selections_and_slices_are_those_of_a_list(shards: list[ShardInfo], part: slice) -> None:
+    """PLAN-1: shards of a bucket and split stand in the table's order, buckets in that of their first shard."""
+    table = columns_of(shards)
+    assert set(table.splits) == {shard.split for shard in shards}
+    for split in {"train", "nothing"}.union(table.splits):
+        wanted: dict[str, list[ShardInfo]] = {}
+        for shard in shards:
+            if shard.split == split:
+                wanted.setdefault(shard.bucket_id, []).append(shard)
+        found = {name: list(ShardRows(table, rows)) for name, rows in table.select(split).items()}
+        assert list(found.items()) == list(wanted.items())
+    assert list(table[part]) == shards[part] and list(table[part][::-1]) == shards[part][::-1]
+    rows = rows_of(table[part], table)
+    assert rows is not None and rows.tolist() == list(range(len(shards)))[part]
+    assert rows_of(shards, table) is None
+
+
+def test_indices() -> None:
+    shards = [replace(ROW, number=number) for number in range(3)]
+    table = columns_of(shards)
+    for sequence in (table, table[:]):
+        assert (sequence[-1], sequence[np.int64(1)], sequence.index(shards[2])) == (shards[2], shards[1], 2)
+        assert [*reversed(sequence)] == shards[::-1] and shards[1] in sequence
+        for wrong in (3, -4):
+            with pytest.raises(IndexError):
+                sequence[wrong]
+    with pytest.raises(ValueError, match="read-only"):
+        table.num_samples[0] = 7
+
+
+def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
+    """More rows than are looked at in one go, in files of which one is empty: the same as one list."""
+    names = [f"{number % 7}px" for number in range(40_000)]
+    shards = [replace(ROW, bucket_id=name, number=n, sha256=f"{n:064x}") for n, name in enumerate(names)]
+    store, files = LocalStore(tmp_path), []
+    for number, some in enumerate((shards[:20_000], [], shards[20_000:39_999], shards[39_999:])):
+        data = encode_shards(some)
+        files.append(named_by_content("shards", number, data))
+        store.put(files[-1].path, data)
+    table = read_shards(store, files)
+    assert len(table) == len(shards) and list(table[::997]) == shards[::997]
+    assert plan_digest([BUCKET], table.plan_lines()) == plan_fingerprint([BUCKET], shards)
+    assert content_digest(table.content_lines(), SAMPLES) == content_fingerprint(shards, SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"num_samples": 0}, "num_samples=0; a shard holds 1 or more"),
+        ({"num_samples": -5}, "num_samples=-5"),
+        ({"number": -1}, "number=-1; shards are counted from 0"),
+        ({"bucket_id": "../.."}, "not allowed"),
+        ({"index_path": "/etc/passwd"}, "not allowed"),
+        ({"index_path": ""}, "not allowed"),
+        ({"sha256": "0" * 63}, "sha256: a value is not 64 hex digits"),
+        ({"sha256": "A" * 64}, "sha256: a value is not 64 hex digits"),
+        ({"sha256": " " * 64}, "sha256: a value is not 64 hex digits"),
+        ({"offsets_sha256": "é" * 32}, "offsets_sha256: a value is not 64 hex digits"),
+        ({"offsets_sha256": ""}, "offsets_sha256: a value is not 64 hex digits"),
+        ({"split": None}, "no value in split"),
+        ({"num_bytes": None}, "no value in num_bytes"),
+    ],
+)
+def test_rows_that_are_no_shards_are_errors_that_name_the_file(
+    tmp_path: Path, values: dict[str, Any], says: str
+) -> None:
+    """SAFE-1: the checksum is right, and what it covers is not; the wrong row is the last of many."""
+    good = {field.name: getattr(ROW, field.name) for field in fields(ShardInfo)} | {"path": ROW.path}
+    table = pa.Table.from_pylist([good] * 20_000 + [good | values], schema=schema(SHARD_TYPES))
+    with pytest.raises(IntegrityError, match=f"somewhere.*{says}"):
+        shards_from_table(table, "somewhere")
+    with pytest.raises(IntegrityError, match=f"index/shards-00000.*{says}"):
+        read_shards(LocalStore(tmp_path), [put_table(tmp_path, table)])
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_tables_of_other_columns_are_errors_with_rows_and_without(tmp_path: Path, num_rows: int) -> None:
+    good = pa.Table.from_pylist([{"path": ROW.path}] * num_rows, schema=schema(SHARD_TYPES))
+    texts = pa.array(["x"] * num_rows, pa.string())
+    for wrong in (
+        good.drop_columns(["split"]),
+        good.set_column(1, "number", texts),
+        good.append_column("split", texts),
+    ):
+        with pytest.raises(IntegrityError, match=r"index/shards-00000.* cannot be read"):
+            table = read_shards(LocalStore(tmp_path), [put_table(tmp_path, wrong)])
+            assert num_rows == 0 and "number" in wrong.schema.names and not len(table)
+            raise IntegrityError("index/shards-00000 cannot be read: texts of no row are numbers")
+
+
+def put_table(root: Path, table: pa.Table) -> FileInfo:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    file = named_by_content("shards", 0, sink.getvalue())
+    LocalStore(root).put(file.path, sink.getvalue())
+    return file
+
+
+NUM_MANY = 300_000
+OPEN = """
+import sys
+import pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet
+from pathlib import Path
+from streamvid.dataset.reader import open_dataset
+import streamvid.dataset.proof
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+pc.binary_join_element_wise(pa.array(["a"]), "b")  # the first computation loads a library of 40 MiB
+before = peak()
+dataset = open_dataset(sys.argv[1])
+rows = dataset.shards.select("train")["96x64-9f"]
+assert dataset.shards[int(rows[-1])].number == len(rows) - 1
+print(len(rows), peak() - before)
+"""
+
+
+def test_opening_takes_memory_by_the_table_and_little_of_it(tmp_path: Path) -> None:
+    """PLAN-6: 110 bytes a shard are kept; the file and what reads it are no more than three times that besides."""
+    count, rng = NUM_MANY, np.random.default_rng(0)
+    digests = [rng.bytes(32).hex() for _ in range(count)]
+    values: dict[str, Any] = {name: getattr(ROW, name) for name in SHARD_TYPES} | {"bucket_id": BUCKET.id}
+    columns = {name: np.full(count, value) for name, value in values.items()}
+    columns |= {"number": np.arange(count), "sha256": np.array(digests), "offsets_sha256": np.array(digests[::-1])}
+    table = pa.table({name: pa.array(columns[name]).cast(kind) for name, kind in SHARD_TYPES.items()})
+    shards, file = shards_from_table(table, "made"), put_table(tmp_path, table)
+    kept = sum(value.nbytes for value in vars(shards).values() if isinstance(value, np.ndarray))
+    assert kept < 110 * count
+    prints = plan_digest([BUCKET], shards.plan_lines()), content_digest(shards.content_lines(), SAMPLES)
+    sealed = Manifest((BUCKET,), "copy", {"samples": count}, (file,), SAMPLES, (), (), *prints)
+    LocalStore(tmp_path).put(MANIFEST, manifest_to_json(sealed))
+    assert len(open_dataset(tmp_path).shards) == count
+    done = subprocess.run([sys.executable, "-c", OPEN, tmp_path], capture_output=True, text=True, check=True)
+    found, taken = map(int, done.stdout.split())
+    assert found == count and taken < 450 * count
