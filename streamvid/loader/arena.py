@@ -24,6 +24,25 @@ def align(num_bytes: int) -> int:
     return -(-max(1, num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
 
 
+class Block:
+    """A part of an arena that goes back once: when it is told to, or else when it dies, whoever lost it."""
+
+    def __init__(self, arena: Arena, offset: int) -> None:
+        self.offset = offset
+        self._release = [arena.release]
+
+    def release(self, when: Callable[[], None] | None = None) -> None:
+        """Give it back; see Arena.release. Idempotent."""
+        try:
+            release = self._release.pop()
+        except IndexError:
+            return
+        release(self.offset, when)
+
+    def __del__(self) -> None:
+        self.release()
+
+
 class Arena:
     """`num_bytes` of zeroed shared memory with a first-fit allocator of page-aligned blocks.
 

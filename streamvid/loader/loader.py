@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError, StateError
-from streamvid.loader.arena import Arena
 from streamvid.loader.arguments import (
     at_least,
     check_columns,
@@ -227,7 +226,7 @@ class VideoLoader:
             yield from self._stage.batches(
                 lambda: pipeline.next_batch(run),
                 lambda: pipeline.has_batch(run),
-                lambda pending: self._made(pending, pipeline.ring),
+                self._made,
                 lambda pending, waited, making: self._hand_over(pending, waited, making, pipeline.queue_depth),
             )
             if self._shared is not None:
@@ -251,8 +250,8 @@ class VideoLoader:
             keys = [row["key"] for row in pending.rows]
             self._shared.batch(self.epoch, num_done - 1, pending.digest, keys)
 
-    def _made(self, pending: PendingBatch, ring: Arena) -> Batch:
-        batch = make_batch(pending, ring, self._columns, self._numeric, self._layout)
+    def _made(self, pending: PendingBatch) -> Batch:
+        batch = make_batch(pending, self._columns, self._numeric, self._layout)
         if self._shared is not None:  # while it is on the host: reading it back from a device would wait for that
             pending.digest = batch.digest()
         return batch

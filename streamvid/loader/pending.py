@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamvid.errors import SampleError, StreamvidError
+from streamvid.loader.arena import Block
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.requests import BatchRequest
@@ -27,7 +28,7 @@ class PendingBatch:
 
     request: BatchRequest
     memory: Any
-    ring_offset: int
+    block: Block  # an interrupt may lose the batch on its way to the caller: its place goes back all the same
     num_missing: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: StreamvidError | None = None
@@ -82,7 +83,7 @@ class Work:
             clip_bytes=row["clip_bytes"],
             num_frames=row["window_num_frames"],
             start=start,
-            out_offset=self.batch.ring_offset + self.slot * frames * height * width * 3,
+            out_offset=self.batch.block.offset + self.slot * frames * height * width * 3,
             shape=shape,
         )
 

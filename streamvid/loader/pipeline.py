@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from streamvid.errors import LoaderError, RingFullError, StreamvidError
-from streamvid.loader.arena import Arena
+from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clock import Clock, Wait
 from streamvid.loader.mix import MixPart
 from streamvid.loader.pending import PendingBatch
@@ -180,7 +180,7 @@ class Pipeline:
         while self._ready:
             batch = self._ready.popleft()
             if batch is not None:
-                self.ring.release(batch.ring_offset)
+                batch.block.release()
 
     def close(self, wait: bool = True) -> None:
         """End workers and threads and let go of the memory; batches that the caller holds stay valid. Idempotent.
@@ -243,7 +243,7 @@ class Pipeline:
         self._ring_wait_since = None
         if offset is None:
             return False
-        batch = PendingBatch(request, self.ring.map, offset, num_missing=len(request.samples))
+        batch = PendingBatch(request, self.ring.map, Block(self.ring, offset), num_missing=len(request.samples))
         self._ready.append(batch)
         allocate = partial(self._allocate, run=run)
         return all(self._stages.begin(batch, slot, allocate, run) for slot in range(len(request.samples)))

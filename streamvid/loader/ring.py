@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamvid.loader.arena import Arena
+from streamvid.loader.arena import Arena, Block
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, column_values
 from streamvid.loader.pipeline import PendingBatch
 
@@ -56,8 +56,8 @@ class RingSlot:
     died, and what `Batch.to` queued on any stream. Holds no tensor of the batch.
     """
 
-    def __init__(self, ring: Arena, offset: int) -> None:
-        self._ring, self._offset = ring, offset
+    def __init__(self, block: Block) -> None:
+        self._block = block
         self._events: dict[Any, Any] = {}  # stream → an event behind the last copy known of it
         cuda = _cuda()
         self._stream = cuda.current_stream() if cuda.is_initialized() else None
@@ -74,7 +74,7 @@ class RingSlot:
             # A destructor may run in any thread; asking for the current device there would wake up a device of others.
             for stream in {self._stream, cuda.current_stream(self._stream.device)}:
                 self._mark(stream)
-        self._ring.release(self._offset, self._wait if self._events else None)
+        self._block.release(self._wait if self._events else None)
 
     def _mark(self, stream: Any) -> None:
         cuda = _cuda()
@@ -91,7 +91,6 @@ class RingSlot:
 
 def make_batch(
     pending: PendingBatch,
-    ring: Arena,
     columns: Sequence[str],
     numeric: Collection[str],
     layout: Layout = "BCTHW",
@@ -102,8 +101,8 @@ def make_batch(
 
     with torch.profiler.record_function("streamvid.make_batch"):
         request, rows = pending.request, pending.rows
-        frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.ring_offset)
-        slot = RingSlot(ring, pending.ring_offset)
+        frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.block.offset)
+        slot = RingSlot(pending.block)
         weakref.finalize(frames, slot.release).atexit = False
         fields: dict[str, Any] = {
             "video": torch.from_numpy(frames).permute(*(RING_LAYOUT.index(name) for name in layout)),

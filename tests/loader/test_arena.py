@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.loader.arena import ALIGN_BYTES, Arena, align
+from streamvid.loader.arena import ALIGN_BYTES, Arena, Block, align
 
 
 @settings(max_examples=200, deadline=None)
@@ -72,3 +72,21 @@ def test_memory_outlives_the_arena_while_somebody_looks_at_it() -> None:
     view[:] = b"data"
     arena.close()
     assert bytes(view) == b"data"
+
+
+def test_a_block_goes_back_once_whoever_loses_it() -> None:
+    """STOP-1: told twice, or never, as where an interrupt comes between two lines."""
+    arena = Arena("test", 2 * ALIGN_BYTES)
+    offset = arena.allocate(ALIGN_BYTES, 0.0)
+    assert offset is not None
+    block = Block(arena, offset)
+    block.release()
+    again = arena.allocate(ALIGN_BYTES, 0.0)
+    assert again == offset
+    block.release()
+    del block
+    assert arena.num_allocated == 1
+    lost = Block(arena, again)
+    del lost
+    assert arena.num_allocated == 0
+    arena.close()

@@ -56,7 +56,7 @@ def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: 
     with pytest.raises(error, match=says):
         while (batch := pipeline.next_batch(run)) is not None:
             keys.append(batch.rows[0]["key"])
-            pipeline.ring.release(batch.ring_offset)
+            batch.block.release()
     with pytest.raises(error, match=says):
         pipeline.next_batch(run)
     pipeline.stop()
@@ -70,6 +70,13 @@ def wait_for_threads(expected: set[threading.Thread]) -> None:
     while threads() != expected and time.monotonic() < until:
         time.sleep(0.02)
     assert threads() == expected
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize(("num_workers", "when"), [(1, "at work"), (2, "at work"), (2, "idle")])

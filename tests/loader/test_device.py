@@ -64,7 +64,7 @@ class Driver:
 
     def _make(self, pending: PendingBatch) -> Batch:
         self.made.append(pending.request.position)
-        return make_batch(pending, self.pipeline.ring, ("score", "place"), {"score"}, self.layout)
+        return make_batch(pending, ("score", "place"), {"score"}, self.layout)
 
     def _hand_over(self, pending: PendingBatch, wait_seconds: float, batch_seconds: float) -> None:
         self.handed_over.append(pending.request.position)

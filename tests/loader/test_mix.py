@@ -1,0 +1,210 @@
+"""Several datasets in one loader, and conditions on their columns: the promises hold over the mix."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid
+from streamvid.errors import ConfigError, StateError
+from streamvid.plan import hash_below, hash_text
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
+
+World, DatasetConfig = streamvid.World, streamvid.DatasetConfig
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """12 + 11 samples, and 7 + 3: SMALL is in both, TALL and LONG in one each."""
+    root = tmp_path_factory.mktemp("two")
+    first = build_dataset(root / "first", {SMALL: [5, 4, 3], TALL: [6, 5]})
+    return first, build_dataset(root / "second", {SMALL: [4, 3], LONG: [3]}, variants=2)
+
+
+def received(datasets: Any, num_ranks: int = 1, **options: Any) -> list[list[tuple[str, str, str]]]:
+    """What each rank gets in all steps: (bucket, key, text)."""
+    told = []
+    for rank in range(num_ranks):
+        mine = {"batch_size": 1, "num_workers": 0, **options}
+        with streamvid.VideoLoader(datasets, world=World(rank, num_ranks), **mine) as loader:
+            told.append([
+                (batch.bucket.id, key, text)
+                for batch in loader for key, text in zip(batch.sample_keys, batch.text, strict=True)
+            ])  # fmt: skip
+    return told
+
+
+def test_repeats_of_several_datasets(two: tuple[Path, Path]) -> None:
+    """PLAN-4: each sample as often as its dataset is repeated, over all ranks; the samples of one bucket mix."""
+    configs = [DatasetConfig(two[0], num_repeats=2), DatasetConfig(two[1], num_repeats="1/2", caption_prefix="B: ")]
+    epochs = [received(configs, num_ranks=2, num_epochs=2, tail="uneven")]
+    rows = [row for rank in epochs[0] for row in rank]
+    first = Counter(key for _, key, text in rows if not text.startswith("B: "))
+    second = Counter(key for _, key, text in rows if text.startswith("B: "))
+    assert len(first) == 23 and set(first.values()) == {4}
+    assert set(second.values()) == {1} and len(second) == 10
+    small = [text.startswith("B: ") for bucket, _, text in epochs[0][0] if bucket == SMALL.id]
+    assert sum(a != b for a, b in itertools.pairwise(small)) > 1
+
+
+@pytest.mark.parametrize("by", ["samples", "tokens"])
+def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None:
+    """Of samples or of tokens, exactly up to the rounding of each bucket."""
+    configs = [DatasetConfig(two[0], weight=1), DatasetConfig(two[1], weight=3, caption_prefix="B: ")]
+    options: dict[str, Any] = {"samples_per_epoch": 60, "mix_by": by, "tail": "uneven"}
+    (rows,) = received(configs, **options)
+    assert abs(len(rows) - 60) <= 4
+    tokens = {bucket.id: bucket.tokens for bucket in (SMALL, TALL, LONG)}
+    share = {True: 0, False: 0}
+    for bucket, _, text in rows:
+        share[text.startswith("B: ")] += tokens[bucket] if by == "tokens" else 1
+    assert share[True] / sum(share.values()) == pytest.approx(0.75, abs=0.06)
+
+
+def test_a_mix_goes_on_with_other_ranks(two: tuple[Path, Path]) -> None:
+    """PLAN-5 over a mix: stopped twice, with 1, 3 and 2 ranks, every sample comes once."""
+    configs = [DatasetConfig(two[0]), DatasetConfig(two[1], caption_prefix="B: ")]
+    seen: Counter[tuple[str, str, bool]] = Counter()
+    state = None
+    for num_ranks, steps in ((1, 7), (3, 4), (2, 10**6)):
+        states = []
+        for rank in range(num_ranks):
+            with streamvid.VideoLoader(
+                configs, batch_size=1, world=World(rank, num_ranks), num_workers=0, tail="shrink"
+            ) as loader:
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                for number, batch in enumerate(loader, 1):
+                    rows = zip(batch.sample_keys, batch.text, batch.is_repeat.tolist(), strict=True)
+                    seen.update((batch.bucket.id, k, t.startswith("B: ")) for k, t, again in rows if not again)
+                    if number == steps:
+                        break
+                states.append(loader.state_dict())
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert len(seen) == 33 and set(seen.values()) == {1}
+
+
+def test_draws_of_a_dataset_hang_on_its_name(two: tuple[Path, Path]) -> None:
+    """SAMPLE-1: another dataset beside it changes no window of its samples; the same dataset twice draws twice."""
+
+    def windows(configs: Any) -> dict[tuple[str, str], bytes]:
+        with streamvid.VideoLoader(configs, batch_size=1, num_workers=0, tail="uneven") as loader:
+            return {(b.sample_keys[0], b.text[0][:2]): b.video.numpy().tobytes() for b in loader}
+
+    a = DatasetConfig(two[0], name="a", caption_prefix="A:")
+    b = DatasetConfig(two[1], name="b", caption_prefix="B:")
+    twice = DatasetConfig(two[0], name="again", caption_prefix="C:")
+    both, turned = windows([a, b]), windows([b, a])
+    assert both == turned and len(both) == 33
+    of_a = windows([a, twice])
+    assert {place: of_a[place] for place in both if place[1] == "A:"} == {p: v for p, v in both.items() if p[1] == "A:"}
+    assert any(of_a[key, "A:"] != of_a[key, "C:"] for key, prefix in of_a if prefix == "A:")
+
+
+def test_where_leaves_out_what_does_not_meet_it(two: tuple[Path, Path], monkeypatch: Any, tmp_path: Path) -> None:
+    """PLAN-6: by columns of the user and of the index, for all datasets and for one; counts are those of the filter."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for where in ("score > 1", "score > 1 and year < 2004", f"bucket_id == '{SMALL.id}'"):
+        (rows,) = received(two[0], where=where, columns=("score", "year"), tail="uneven")
+        table = streamvid.open_dataset(two[0]).samples_table().to_pylist()
+        admits = {
+            "score > 1": lambda r: r["user.score"] is not None and r["user.score"] > 1,
+            "score > 1 and year < 2004": lambda r: (
+                r["user.score"] is not None and r["user.score"] > 1 and r["user.year"] < 2004
+            ),
+            f"bucket_id == '{SMALL.id}'": lambda r: r["bucket_id"] == SMALL.id,
+        }[where]
+        assert sorted(key for _, key, _ in rows) == sorted(row["key"] for row in table if admits(row))
+    configs = [DatasetConfig(two[0], where="year == 2000"), two[1]]
+    (rows,) = received(configs, where="window_num_frames > 3", tail="uneven")
+    assert len(rows) == 5 + 10  # the first sample of each shard
+
+
+def test_images_and_videos_in_stated_proportions(two: tuple[Path, Path]) -> None:
+    """One dataset twice, each time with a condition: every epoch has three short clips for a long one."""
+    long = DatasetConfig(two[1], where="bucket_id == '96x64-17f'", weight=0.25, name="long")
+    short = DatasetConfig(two[1], where="bucket_id != '96x64-17f'", weight=0.75, name="short")
+    (rows,) = received([long, short], samples_per_epoch=40, tail="uneven")
+    assert Counter(bucket for bucket, _, _ in rows) == {LONG.id: 10, SMALL.id: 30}
+
+
+def test_captions_of_each_dataset(two: tuple[Path, Path]) -> None:
+    """SAMPLE-1: another column, a prefix, and dropout that is drawn anew at each visit, whatever the workers."""
+    config = DatasetConfig(two[0], caption_column="place", caption_prefix="at ", caption_dropout=0.5)
+    runs = [received(config, num_epochs=4, num_workers=workers) for workers in (0, 2)]
+    assert runs[0] == runs[1]
+    texts = Counter(text for _, _, text in runs[0][0])
+    assert set(texts) <= {"", *(f"at p{i}" for i in range(6))}
+    assert 92 * 0.3 < texts[""] < 92 * 0.7
+    by_key: dict[str, set[bool]] = {}
+    for _, key, text in runs[0][0]:
+        by_key.setdefault(key, set()).add(not text)
+    assert any(len(outcomes) == 2 for outcomes in by_key.values())
+
+
+def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Path], caplog: Any) -> None:
+    """PLAN-5: another filter, number of repeats, dataset or number of them is named; `force` goes on about there."""
+
+    def make(*configs: Any, **options: Any) -> streamvid.VideoLoader:
+        return streamvid.VideoLoader(list(configs), batch_size=1, num_workers=0, **options)
+
+    with make(two[0]) as loader:
+        iterator = iter(loader)
+        for _ in range(9):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+    for others, options, named in (
+        ([DatasetConfig(two[0], where="score > 1")], {}, "where is None in the state and .*score.* here"),
+        ([DatasetConfig(two[0], num_repeats=2)], {}, "num_repeats is '1' in the state and '2' here"),
+        ([two[1]], {}, "plan_fingerprint is"),
+        ([two[0], two[1]], {}, "of 1 dataset\\(s\\) and there are 2 here"),
+        ([two[0]], {"seed": 3}, "seed is 0 in the state and 3 here"),
+        ([two[0]], {"tail": "drop"}, "tail is 'carry' in the state and 'drop' here"),
+    ):
+        with make(*others, **options) as loader:
+            with pytest.raises(StateError, match=named):
+                loader.load_state_dict(state)
+            caplog.clear()
+            loader.load_state_dict(state, force=True)
+            assert "approximate place" in caplog.text
+            left = loader.num_steps_left
+            assert 0 < left < len(loader) and len(list(map(id, loader))) == left
+            assert loader.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda a, b: [], "at least one"),
+        (lambda a, b: [7], "expected a path"),
+        (lambda a, b: [DatasetConfig(a, num_repeats=0)], "num_repeats=0: allowed are numbers above 0"),
+        (lambda a, b: [DatasetConfig(a, num_repeats="x")], "num_repeats='x'"),
+        (lambda a, b: [DatasetConfig(a, weight=-1)], "weight=-1"),
+        (lambda a, b: [DatasetConfig(a, weight=1, num_repeats=2)], "give one of them"),
+        (lambda a, b: [DatasetConfig(a, weight=1), b], "1 of 2 have a weight"),
+        (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "not all different"),
+        (lambda a, b: [DatasetConfig(a, caption_dropout=2)], "caption_dropout=2"),
+        (lambda a, b: [DatasetConfig(a, caption_column="nope")], "'nope' is not in the dataset"),
+        (lambda a, b: [DatasetConfig(a, where="score > 10000")], "admits none of the 23 samples"),
+        (lambda a, b: [DatasetConfig(a, where="nope > 1")], "nope"),
+    ],
+)
+def test_what_cannot_be_is_refused(two: tuple[Path, Path], make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        streamvid.VideoLoader(make(*two), batch_size=1)
+    with pytest.raises(ConfigError, match="samples_per_epoch=5 goes with weights"):
+        streamvid.VideoLoader(two[0], batch_size=1, samples_per_epoch=5)
+
+
+def test_the_seed_of_one_dataset_is_the_loaders(two: tuple[Path, Path]) -> None:
+    """SAMPLE-1: what a single dataset drew before there were mixes."""
+    with streamvid.VideoLoader(two[0], batch_size=1, num_workers=0, seed=5) as loader:
+        batch = next(iter(loader))
+    start = hash_below(24 - batch.bucket.num_frames + 1, 5, 1, hash_text(batch.sample_keys[0]), 0)
+    assert 0 <= start <= 24 - batch.bucket.num_frames

@@ -1,0 +1,183 @@
+"""What reaches the ranks at each step: groups of accumulation, weights, classes of cost, evaluation, chosen starts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid
+from streamvid.errors import ConfigError
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
+
+World = streamvid.World
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """13 + 6 + 4 samples; SMALL and TALL differ in frames and so in cost."""
+    return build_dataset(tmp_path_factory.mktemp("uneven"), {SMALL: [5, 5, 3], TALL: [4, 2], LONG: [4]})
+
+
+def steps_of(root: Path, num_ranks: int, **options: Any) -> list[list[tuple[str, int, float, list[str], list[bool]]]]:
+    """For each rank its batches: (bucket, samples, weight, keys, repeats)."""
+    told = []
+    for rank in range(num_ranks):
+        with streamvid.VideoLoader(root, world=World(rank, num_ranks), num_workers=0, **options) as loader:
+            announced = len(loader), loader.num_steps_left
+            batches = [
+                (b.bucket.id, len(b.sample_keys), b.loss_weight, b.sample_keys, b.is_repeat.tolist()) for b in loader
+            ]
+            whole = len(batches) // options.get("num_epochs", 1)  # without what is carried, epochs are alike
+            assert announced == (whole, whole)
+            told.append(batches)
+    return told
+
+
+@pytest.mark.parametrize("tail", ["carry", "drop", "pad", "shrink"])
+@pytest.mark.parametrize("accumulate", [2, 3, 4])
+def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any, accumulate: int) -> None:
+    """PLAN-2, PLAN-4: on all ranks, whatever the tail; pad and shrink add marked repeats and lose nothing."""
+    ranks = steps_of(uneven, 2, batch_size=2, tail=tail, accumulate=accumulate)
+    assert {len(batches) % accumulate for batches in ranks} == {0}
+    assert len({len(batches) for batches in ranks}) == 1 and ranks[0]
+    once = Counter(
+        key for batches in ranks for *_, keys, again in batches for key, is_repeat in zip(keys, again, strict=True)
+        if not is_repeat
+    )  # fmt: skip
+    assert set(once.values()) == {1}
+    if tail in ("pad", "shrink"):
+        assert len(once) == 23
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("sync", ["bucket", "cost"])
+def test_weights_make_every_sample_count_alike(uneven: Path, accumulate: int, sync: Any) -> None:
+    """The mean over ranks and batches of weight x mean loss is the mean over the samples of the optimizer's step."""
+    options: dict[str, Any] = {"batch_size": {"96x64-5f": 3, "64x96-9f": 2, "96x64-17f": 1}, "tail": "shrink"}
+    ranks = steps_of(uneven, 2, accumulate=accumulate, sync=sync, **options)
+    assert any(weight != 1 for batches in ranks for _, _, weight, *_ in batches) or (accumulate, sync) == (1, "bucket")
+    for first in range(0, len(ranks[0]), accumulate):
+        group = [batches[step] for batches in ranks for step in range(first, first + accumulate)]
+        total = sum(size for _, size, *_ in group)
+        for _, size, weight, *_ in group:
+            assert weight == pytest.approx(float(Fraction(size * len(group), total)))
+    assert {w for _, _, w, *_ in steps_of(uneven, 2, batch_size=2, tail="drop")[0]} == {1.0}
+
+
+def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
+    """PLAN-3: measured costs decide which; each sample once over all ranks, and the state goes on with other ranks."""
+    buckets = [SMALL, TALL, LONG]
+    measured = [(bucket.id, 1, seconds) for bucket, seconds in zip(buckets, (1.0, 1.05, 3.0), strict=True)] * 3
+    costs = streamvid.fit_costs(measured, buckets)
+    options: dict[str, Any] = {"batch_size": 1, "sync": "cost", "costs": costs}
+    ranks = steps_of(uneven, 3, tail="shrink", **options)
+    mixed = [{batches[step][0] for batches in ranks} for step in range(len(ranks[0]))]
+    assert {SMALL.id, TALL.id} in mixed
+    assert all(names == {LONG.id} for names in mixed if LONG.id in names)
+    once = Counter(
+        k for batches in ranks for *_, keys, again in batches for k, r in zip(keys, again, strict=True) if not r
+    )
+    assert len(once) == 23 and set(once.values()) == {1}
+    seen: Counter[str] = Counter()
+    state = None
+    for num_ranks, steps in ((3, 4), (2, 10**6)):
+        states = []
+        for rank in range(num_ranks):
+            world = World(rank, num_ranks)
+            with streamvid.VideoLoader(uneven, world=world, num_workers=0, tail="shrink", **options) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for number, batch in enumerate(loader, 1):
+                    again = batch.is_repeat.tolist()
+                    seen.update(key for key, is_repeat in zip(batch.sample_keys, again, strict=True) if not is_repeat)
+                    if number == steps:
+                        break
+                states.append(json.loads(json.dumps(loader.state_dict())))
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert len(seen) == 23 and set(seen.values()) == {1}
+
+
+def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
+    """What runs out of memory does so in the first steps; a resume does not begin with them again."""
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, order="largest-first") as loader:
+        iterator = iter(loader)
+        assert [next(iterator).bucket.id for _ in range(3)] == [LONG.id, TALL.id, SMALL.id]
+        state, rest = loader.state_dict(), [batch.sample_keys for batch in iterator]
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, order="largest-first") as loader:
+        loader.load_state_dict(state)
+        assert [batch.sample_keys for batch in loader] == rest
+        following = [batch.bucket.id for batch in loader]
+        assert loader.epoch == 2 and len(following) == 23
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_an_evaluation_pass_has_each_sample_exactly_once(tmp_path: Path, num_ranks: int, batch_size: int) -> None:
+    """PLAN-4: split="val" over all ranks, without a repeat; last batches are unequal, and len() says so."""
+    root = build_dataset(tmp_path, {SMALL: [5, 5, 3], TALL: [1]}, split="val")
+    ranks = steps_of(root, num_ranks, split="val", batch_size=batch_size)
+    keys = [key for batches in ranks for *_, keys, _ in batches for key in keys]
+    assert sorted(keys) == sorted([f"{SMALL.id}-{i}" for i in range(13)] + [f"{TALL.id}-0"])
+    assert not any(any(again) for batches in ranks for *_, again in batches)
+    assert all(size <= batch_size for batches in ranks for _, size, *_ in batches)
+    # A second pass is the first again but for its order: nothing is carried.
+    again = steps_of(root, num_ranks, split="val", batch_size=batch_size, num_epochs=2)
+    assert sorted(k for batches in again for *_, keys, _ in batches for k in keys) == sorted(keys * 2)
+
+
+def test_a_start_can_be_chosen(uneven: Path) -> None:
+    """PLAN-5: an epoch and a step of it, without a state."""
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, tail="drop") as loader:
+        loader.set_epoch(2)
+        whole = [batch.sample_keys for batch in loader]
+        loader.set_epoch(2, step=20)
+        assert loader.num_steps_left == 3 and loader.epoch == 2
+        assert [batch.sample_keys for batch in loader] == whole[20:]
+        loader.set_epoch(2, step=0)
+        assert [batch.sample_keys for batch in loader] == whole
+        loader.set_epoch(2, step=23)
+        assert list(loader) == [] and loader.epoch == 3
+        with pytest.raises(ConfigError, match="step=24: the epoch has 23 steps"):
+            loader.set_epoch(2, step=24)
+
+
+def test_a_state_within_a_group_goes_on_with_its_rest(uneven: Path) -> None:
+    """PLAN-5 with accumulation: steps stay multiples of it over the whole epoch."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "accumulate": 4}
+    with streamvid.VideoLoader(uneven, **options) as loader:
+        iterator = iter(loader)
+        keys = [next(iterator).sample_keys for _ in range(2)]
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [batch.sample_keys for batch in iterator]
+        assert (len(keys) + len(rest)) % 4 == 0
+    with streamvid.VideoLoader(uneven, **options) as loader:
+        loader.load_state_dict(state)
+        assert loader.num_steps_left == len(rest)
+        assert [batch.sample_keys for batch in loader] == rest
+
+
+def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> None:
+    """PLAN-4: starved buckets, and an epoch without any step."""
+    with streamvid.VideoLoader(uneven, batch_size=5, num_workers=0, num_epochs=None):
+        assert "no step in this epoch for 1 of 3 buckets" in caplog.text and "96x64-17f (4 of 5)" in caplog.text
+    caplog.clear()
+    with streamvid.VideoLoader(uneven, batch_size=20, num_workers=0, num_epochs=None):
+        assert "epoch 0 has no step" in caplog.text and "lower batch_size or accumulate" in caplog.text
+
+
+def test_the_state_of_a_loader_is_small(tmp_path: Path) -> None:
+    """PLAN-5: under 4 KB of JSON for 100 buckets."""
+    layout = {
+        streamvid.Bucket(1, 32 * height, 32 * width): [1] for height in range(1, 11) for width in range(1, 11)
+    }  # fmt: skip
+    assert len(layout) == 100
+    root = build_dataset(tmp_path, layout, clip_frames=1)
+    with streamvid.VideoLoader(root, batch_size=1, num_workers=0, num_epochs=None) as loader:
+        loader.set_epoch(10**6)
+        assert len(json.dumps(loader.state_dict())) < 4096
