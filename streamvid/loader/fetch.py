@@ -46,7 +46,7 @@ class IndexRows:
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
-        self._cache: OrderedDict[tuple[int, str], _ShardRows] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str, int], _ShardRows] = OrderedDict()
         self._cached_bytes = cached_bytes
         self._lock = threading.Lock()
         self.num_bytes = 0
@@ -67,7 +67,7 @@ class IndexRows:
         return row | {"columns": columns}
 
     def _rows(self, sample: SampleRequest) -> _ShardRows:
-        name = (sample.part.number, sample.shard_info.path)
+        name = (sample.part.number, sample.bucket_id, sample.shard)
         rows = self._cache.get(name)
         if rows is None:
             rows = _read_rows(sample)

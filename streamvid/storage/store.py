@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Protocol
 
 from streamvid.errors import StorageError
@@ -42,7 +42,6 @@ class Store(Protocol):
 
 def check_relative(path: str) -> str:
     """`path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
-    pure = PurePosixPath(path)
-    if not path or "\0" in path or "\\" in path or pure.is_absolute() or ".." in pure.parts:
+    if not path or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(f"path {path!r} is not allowed: paths in a dataset are relative and stay inside it")
     return path
