@@ -173,7 +173,7 @@ class SharedBatchCheck:
         shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
         return (
             f"{start}the same samples {_shown(pending.sample_keys)} have other content, {shown}. Let them run the same "
-            "versions of streamvid and PyAV, and a map_sample that draws nothing by chance"
+            "versions of streamvid and PyAV"
         )
 
     def _holders(self, shown: Sequence[str]) -> str:

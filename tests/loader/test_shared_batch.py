@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SharedBatchError
 from streamvid.loader.batch import Batch
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.world import world_from_mesh
 from streamvid.plan.world import World
+from tests.loader.conftest import SMALL
 from tests.loader.launched import launch
 
 ME = "tests.loader.test_shared_batch"
@@ -24,7 +27,7 @@ BATCH_SIZE = 2
 # Run in each of four processes.
 
 
-def share(dataset: str) -> dict[str, Any]:
+def share(dataset: str, damaged: str) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -60,9 +63,34 @@ def share(dataset: str) -> dict[str, Any]:
             told[name] = run_epoch(loader, SharedBatchCheck(world, group), of_batch)
         told["rank"] = run_epoch(loader, SharedBatchCheck(World(me % 2, 2), group), as_is)
         told["end"] = run_epoch(loader, SharedBatchCheck(world, group), as_is, num_steps=2 if me == 3 else 3)
+        told["loaders"] = wired(dataset, damaged, world, group)
         if me != 3:
             told["gone"] = run_epoch(loader, SharedBatchCheck(world, group), as_is)
     return told
+
+
+def wired(dataset: str, damaged: str, world: World, group: Any) -> dict[str, Any]:
+    """What VideoLoader does of its own: keys and epochs, then a bad clip and another seed on process 3."""
+    import torch.distributed as dist
+
+    me, groups = dist.get_rank(), {"world": world, "process_group": dist.group.WORLD, "shared_group": group}
+    told: dict[str, Any] = {}
+    with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, num_epochs=2, **groups) as loader:
+        told["keys"] = [batch.sample_keys for batch in loader]
+    root = damaged if me == 3 else dataset
+    with VideoLoader(root, batch_size=BATCH_SIZE, num_workers=0, max_bad_fraction=1.0, **groups) as loader:
+        told["bad clip"] = outcome(loader)
+    with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, seed=int(me == 3), **groups) as loader:
+        told["seed"] = outcome(loader)
+    return told
+
+
+def outcome(loader: VideoLoader) -> list[str]:
+    try:
+        list(map(id, loader))
+    except (ConfigError, SharedBatchError) as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
 
 
 def digest_of(batch: Batch) -> int:
@@ -99,7 +127,15 @@ def worlds_of(mesh: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def told(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return launch(ME, "share", 4, tmp_path_factory.mktemp("share") / "run", dataset)
+    damaged = tmp_path_factory.mktemp("damaged") / "copy"
+    shutil.copytree(dataset, damaged)
+    for shard in open_dataset(damaged).shards:  # of every clip in one bucket, some bytes
+        if shard.bucket_id == SMALL.id:
+            data = bytearray((damaged / shard.path).read_bytes())
+            for row in open_dataset(damaged).samples(shard).to_pylist()[:1]:
+                data[row["clip_offset"] + 40] ^= 255
+            (damaged / shard.path).write_bytes(data)
+    return launch(ME, "share", 4, tmp_path_factory.mktemp("share") / "run", dataset, damaged)
 
 
 def test_a_mesh_says_who_shares_a_rank(told: list[dict[str, Any]]) -> None:
@@ -155,3 +191,18 @@ def test_a_member_that_is_gone_is_an_error(told: list[dict[str, Any]]) -> None:
     """STOP-1: its peer learns of it at the next step, when its connection closes, and does not wait for its timeout."""
     assert told[0]["gone"] == told[1]["gone"] == [2, None]
     assert "processes 2-3 share batches, and did not all come to step 0 of epoch 7: " in told[2]["gone"][1]
+
+
+def test_a_loader_compares_of_its_own(told: list[dict[str, Any]]) -> None:
+    """PLAN-2, BAD-1: with `process_group` and `shared_group` every loop compares plans, and every step its batches.
+
+    A clip that is bad for one member alone is replaced there, and seen by all members of its rank.
+    """
+    loaders = [mine["loaders"] for mine in told]
+    assert loaders[0]["keys"] == loaders[1]["keys"] and loaders[2]["keys"] == loaders[3]["keys"]
+    for mine in loaders[2:]:
+        assert mine["bad clip"][0] == "SharedBatchError" and "on process 3" in mine["bad clip"][1]
+    assert [mine["bad clip"][0] for mine in loaders[:2]] == ["", ""]
+    for mine in loaders:
+        assert mine["seed"] == loaders[0]["seed"] and mine["seed"][0] == "ConfigError"
+        assert "seed" in mine["seed"][1] and "3" in mine["seed"][1]
