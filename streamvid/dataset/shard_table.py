@@ -187,7 +187,7 @@ class ShardTableBuilder:
         """Append rows; IntegrityError naming `where` for rows that are no shards."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
-            self.expect(len(batch))
+            self.expect(max(len(batch), self._num_rows))
         rows = {name: column[self._num_rows : stop] for name, column in self._columns.items()}
         try:
             for name in _NAMES:

@@ -35,6 +35,7 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, largest_clip, rows_of
 from streamvid.errors import IntegrityError
 from streamvid.storage import LocalStore
+from tests.dataset.samples import seal
 
 BUCKET = Bucket(9, 64, 96)
 SAMPLES = (FileInfo("index/samples", 3, "b" * 64),)
@@ -161,6 +162,34 @@ def test_tables_of_other_columns_are_errors_with_rows_and_without(tmp_path: Path
             table = read_shards(LocalStore(tmp_path), [put_table(tmp_path, wrong)])
             assert num_rows == 0 and "number" in wrong.schema.names and not len(table)
             raise IntegrityError("index/shards-00000 cannot be read: texts of no row are numbers")
+
+
+def test_every_wrong_byte_of_the_shard_table_is_found_before_a_row_is_made(tmp_path: Path) -> None:
+    """PLAN-1: what is not proved decides no plan."""
+    manifest = seal(tmp_path)
+    path = tmp_path / manifest.shard_files[0].path
+    data = path.read_bytes()
+    for place in range(0, len(data), 17):
+        path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        with pytest.raises(IntegrityError, match=r"shards-00000.*differs from what the manifest says"):
+            _ = open_dataset(tmp_path).shards
+
+
+def test_wrong_bytes_under_a_right_checksum_are_one_error_or_other_shards(tmp_path: Path) -> None:
+    """SAFE-1: whatever a sealed file holds, Arrow's own errors do not come through; the fingerprints find the rest."""
+    shards = [replace(ROW, number=number, num_samples=number + 1) for number in range(40)]
+    data, store, found = encode_shards(shards), LocalStore(tmp_path), 0
+    for place in range(4, len(data), 7):
+        wrong = data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :]
+        file = named_by_content("shards", 0, wrong)
+        store.put(file.path, wrong)
+        try:
+            list(read_shards(store, [file]))
+        except IntegrityError as error:
+            assert file.path in str(error)
+            found += 1
+        store.remove(file.path)
+    assert found > 50
 
 
 def put_table(root: Path, table: pa.Table) -> FileInfo:
