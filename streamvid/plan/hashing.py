@@ -32,6 +32,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _NUM_ROUNDS = 8
+# Elements that are permuted at once: few enough for their work arrays to stay in the processor's cache.
+_CHUNK = 1 << 15
 
 
 def hash_text(text: str) -> int:
@@ -79,30 +81,44 @@ def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray
 
     `positions` are in [0, size), sizes up to 2**62. Memory is O(len(positions)) whatever the sizes.
     """
-    places, bounds, seeds = (part.astype(np.uint64).ravel() for part in np.broadcast_arrays(positions, sizes, keys))
+    shape = np.broadcast_shapes(positions.shape, sizes.shape, keys.shape)
+    places, bounds, seeds = (np.broadcast_to(part, shape).ravel() for part in (positions, sizes, keys))
+    outcome = np.empty(places.shape, np.int64)
+    for first in range(0, len(places), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        outcome[part] = _permute(*(array[part].astype(np.uint64) for array in (places, bounds, seeds)))
+    return outcome.reshape(shape)
+
+
+def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UInt64Array:
+    # Neighbours mostly share a window: what follows from its size and key is worked out once for a run of them.
+    is_first = np.ones(len(places), bool)
+    is_first[1:] = (bounds[1:] != bounds[:-1]) | (keys[1:] != keys[:-1])
+    runs = np.cumsum(is_first) - 1
+    firsts = np.flatnonzero(is_first)
+    round_keys = hash64_array(keys[firsts], np.arange(_NUM_ROUNDS + 1)[:, None])
+    num_bits = _bit_length(bounds[firsts] - np.uint64(1))
     outcome = places.copy()
     walking = np.flatnonzero(bounds > 1)
     while walking.size:
-        outcome[walking] = _feistel(outcome[walking], bounds[walking], seeds[walking])
+        here = runs[walking]
+        outcome[walking] = _feistel(outcome[walking], num_bits[here], round_keys, here)
         walking = walking[outcome[walking] >= bounds[walking]]
     # A network of a few bits is not quite uniform; the rotation makes every place equally likely for every position.
-    outcome = (outcome + hash64_array(seeds, _NUM_ROUNDS) % bounds) % bounds
-    return outcome.astype(np.int64).reshape(np.broadcast_shapes(positions.shape, sizes.shape, keys.shape))
+    outcome += (round_keys[_NUM_ROUNDS] % bounds[firsts])[runs]
+    return outcome - bounds * (outcome >= bounds)
 
 
-def _feistel(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UInt64Array:
+def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
     """One walk of the network, whose domain is the next power of two from the bound: under half the places walk on."""
-    num_bits = _bit_length(bounds - np.uint64(1))
-    num_low = num_bits - num_bits // np.uint64(2)
+    num_high = num_bits >> np.uint64(1)
+    num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)
-    high_mask = (np.uint64(1) << (num_bits - num_low)) - np.uint64(1)
+    high_mask = (np.uint64(1) << num_high) - np.uint64(1)
     low, high = places & low_mask, places >> num_low
-    for number in range(_NUM_ROUNDS):
-        round_keys = hash64_array(keys, number)
-        if number % 2 == 0:
-            low = low ^ (_mix_array(high ^ round_keys) & low_mask)
-        else:
-            high = high ^ (_mix_array(low ^ round_keys) & high_mask)
+    for number in range(0, _NUM_ROUNDS, 2):
+        low ^= _mix_array(high ^ round_keys[number][runs]) & low_mask
+        high ^= _mix_array(low ^ round_keys[number + 1][runs]) & high_mask
     return (high << num_low) | low
 
 
@@ -122,9 +138,12 @@ def _mix_int(value: int) -> int:
 
 
 def _mix_array(values: UInt64Array) -> UInt64Array:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))
+    values = values ^ (values >> np.uint64(30))
+    values *= np.uint64(_FIRST)
+    values ^= values >> np.uint64(27)
+    values *= np.uint64(_SECOND)
+    values ^= values >> np.uint64(31)
+    return values
 
 
 def _as_array(part: int | IntArray) -> UInt64Array:

@@ -67,16 +67,25 @@ class Lane:
         first_key = None if is_begun or not first_keys else min(first_keys[span.bucket_id] for span in self.spans)
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
-    def units(self, start: int, stop: int) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
-        """(bucket number, unit of the bucket, is it a filler) of units [start, stop) of the lane's order."""
-        inside = min(stop, self.num_units)
-        numbers, units = self._order.steps(min(start, inside), inside)
-        extra = np.arange(max(start, self.num_units), stop) - self.num_units
+    def units(self, steps: Int64Array, ranks: range) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
+        """(bucket number, unit of the bucket, is it a filler) for each rank at each of some ascending steps, flat."""
+        starts, stops = steps * self.num_ranks + ranks.start, steps * self.num_ranks + ranks.stop
+        last = self.num_units
+        numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
+        extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the last step of all has fillers
         return (
             np.concatenate([numbers, np.full(len(extra), self.filler)]),
             np.concatenate([units, extra]),
             np.concatenate([np.zeros(len(units), bool), np.ones(len(extra), bool)]),
         )
+
+    def samples_before(self, steps: Int64Array) -> Int64Array:
+        """How many samples all ranks take before each of some steps, fillers among them."""
+        sizes = np.array([span.batch_size for span in self.spans])
+        units = steps * self.num_ranks
+        samples: Int64Array = self._order.counts_at(np.minimum(units, self.num_units)) @ sizes
+        samples += np.maximum(units - self.num_units, 0) * sizes[self.filler]
+        return samples
 
     def counts(self, num_steps: int) -> list[int]:
         """How many units of each bucket the first `num_steps` steps take; fillers are not counted."""

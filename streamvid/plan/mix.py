@@ -12,9 +12,10 @@ is arithmetic on the position; nothing depends on the number of ranks. A bucket 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from streamvid.errors import ConfigError
 from streamvid.plan.hashing import hash64_array, hash_text, permute
 from streamvid.plan.options import PlanOptions
-from streamvid.plan.stream import BucketStream
+from streamvid.plan.stream import BucketStream, ordinals_of
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -88,23 +89,6 @@ class MixedStream:
         last = [max(end - 1, start) // size for (start, end), size in zip(bounds, sizes, strict=True)]
         return np.array(first, np.int64), np.array(last, np.int64) - first + 1
 
-    def resolve(self, positions: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(ordinal, pass, which of the datasets that have the bucket) of the samples; shaped as `positions`.
-
-        Ordinals count through all samples of the bucket, dataset by dataset, in manifest order.
-        """
-        if len(self._streams) == 1:
-            (stream,) = self._streams
-            return stream.ordinals(positions), positions // stream.num_samples, np.zeros_like(positions)
-        members, places = self._split(positions.ravel())
-        ordinals, passes = np.empty_like(places), np.empty_like(places)
-        for member, stream in enumerate(self._streams):
-            here = members == member
-            if here.any():
-                ordinals[here] = self._firsts[member] + stream.ordinals(places[here])
-                passes[here] = places[here] // stream.num_samples
-        return ordinals.reshape(positions.shape), passes.reshape(positions.shape), members.reshape(positions.shape)
-
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(number of the source, number of the shard in its bucket, index in the shard), shaped as `ordinals`."""
         if len(self._streams) == 1:
@@ -117,8 +101,25 @@ class MixedStream:
             shards[here], indices[here] = stream.locate(ordinals[here] - self._firsts[member])
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
+    def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """(which of the datasets that have the bucket, position in its own stream) of positions, shaped as them."""
+        if len(self._streams) == 1 or not positions.size:
+            return np.zeros_like(positions), positions
+        members, places = self._split(positions.ravel())
+        return members.reshape(positions.shape), places.reshape(positions.shape)
+
+    def members(self, members: Int64Array) -> Iterator[tuple[Any, BucketStream, int]]:
+        """(where in `members`, stream, its first ordinal) of each dataset that occurs there."""
+        if len(self._streams) == 1:
+            yield ..., self._streams[0], 0
+            return
+        for member, stream in enumerate(self._streams):
+            where = members == member
+            if where.any():
+                yield where, stream, int(self._firsts[member])
+
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """(which dataset, position in its own stream) of positions of the bucket's stream."""
+        """`split` of a flat array over several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([[_floor(rate * e) for e in range(first, last + 2)] for rate in self._rates], np.int64)
         bounds = starts.sum(axis=0)
@@ -156,6 +157,26 @@ class MixedStream:
             middle = (low + high) // 2
             low, high = (middle, high) if self.boundary(middle) <= position else (low, middle)
         return low
+
+
+def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
+    """(ordinal, pass, which of the datasets that have the bucket) of the samples; each shaped as its positions.
+
+    Ordinals count through all samples of the bucket, dataset by dataset, in manifest order. Those of many streams are
+    found together: most of what a few samples cost is the call.
+    """
+    split = [stream.split(positions) for stream, positions in asked]
+    parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]
+    every = zip(split, parts, strict=True)
+    found = iter(ordinals_of([(stream, places[where]) for (_, places), part in every for where, stream, _ in part]))
+    resolved = []
+    for (members, places), part in zip(split, parts, strict=True):
+        ordinals, passes = np.empty_like(places), np.empty_like(places)
+        for where, stream, first in part:
+            ordinals[where] = next(found) + first
+            passes[where] = places[where] // stream.num_samples
+        resolved.append((ordinals, passes, members))
+    return resolved
 
 
 def _floor(value: Fraction) -> int:

@@ -5,9 +5,10 @@ A track is something that has so many steps of its own, in an order of its own. 
     (offset + i * stride + stride * u) / length          u = uniform(kind, seed, epoch, hash, first_id + i * id_stride)
 
 and the order is all steps by (key, track). A track's steps are thus spread over the whole epoch, each at random within
-a stratum of its own, and keep their order; so any part of the epoch is a count of steps for each track, found by
-bisecting the key. `offset` and the ids come from positions, not from where the run began: what follows a position is
-what followed it before.
+a stratum of its own, and keep their order. So how many steps of a track have keys below some x is known to within one,
+about (x * length - offset) / stride, and any place of the epoch is found by solving for x and sorting the few steps
+about it. `offset` and the ids come from positions, not from where the run began: what follows a position is what
+followed it before.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from streamvid.plan.hashing import uniform_array
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-# Bisecting stops at so many steps too many: sorting them costs less than halving on.
-_SLACK = 64
+# Of a step: more than rounding makes of any count.
+_ROUNDING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,57 +60,61 @@ class EpochOrder:
         self._first_keys = np.array(firsts, dtype=np.float64)
         self._has_firsts = not np.isnan(self._first_keys).all()
         self.num_steps = int(self._num_steps.sum())
+        ends = self._offsets + self._num_steps * self._strides
+        self._corners = np.sort(np.concatenate([self._offsets, ends]) / np.tile(self._lengths, 2))
+        self._linear_sums = np.maximum.accumulate(self._linear(self._corners).sum(axis=1))
 
     def steps(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
         """(track numbers, steps within the track) of steps [start, stop), 0 <= start <= stop <= num_steps."""
-        _, tracks, indices, lower_total = self._bracket(start, stop)
-        return tracks[start - lower_total : stop - lower_total], indices[start - lower_total : stop - lower_total]
+        return self.stretches(np.array([start]), np.array([stop]))
+
+    def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """`steps` of several stretches [starts[i], stops[i]), one after the other."""
+        lower, stretches, tracks, indices = self._around(starts, stops)
+        places = _count_up(stretches, len(starts)) + lower.sum(axis=1)[stretches]
+        inside = (places >= starts[stretches]) & (places < stops[stretches])
+        return tracks[inside], indices[inside]
 
     def counts(self, num_steps: int) -> Int64Array:
         """(num_tracks,) how many of the first `num_steps` steps each track has."""
-        lower, tracks, _, lower_total = self._bracket(num_steps, num_steps)
-        return lower + np.bincount(tracks[: num_steps - lower_total], minlength=len(lower))
-
-    def _bracket(self, start: int, stop: int) -> tuple[Int64Array, Int64Array, Int64Array, int]:
-        """Counts at a key at or before `start`, and all steps in order from there to a key at or after `stop`."""
-        lower, _ = self._around(start)
-        _, upper = self._around(stop)
-        widths = upper - lower
-        tracks = np.repeat(np.arange(len(widths)), widths)
-        indices = np.arange(len(tracks)) - np.repeat(np.cumsum(widths) - widths, widths) + lower[tracks]
-        order = np.lexsort((indices, tracks, self._keys(tracks, indices)))
-        return lower, tracks[order], indices[order], int(lower.sum())
-
-    def _around(self, num_steps: int) -> tuple[Int64Array, Int64Array]:
-        """Counts (below, above) two keys, with below.sum() <= num_steps <= above.sum() as near as pays."""
-        below, above = np.zeros_like(self._num_steps), self._num_steps
-        if not self.num_steps:
-            return below, above
-        every = np.arange(len(self._num_steps))
-        low = float(self._keys(every, below).min())
-        high = float(self._keys(every, np.maximum(above - 1, 0)).max())
-        while int(above.sum() - below.sum()) > _SLACK + len(every):
-            middle = low + (high - low) / 2
-            if not low < middle < high:
-                break
-            counts = self._counts_below(middle)
-            if int(counts.sum()) <= num_steps:
-                low, below = middle, counts
-            else:
-                high, above = middle, counts
-        return below, above
-
-    def _counts_below(self, key: float) -> Int64Array:
-        """(num_tracks,) steps whose key is under `key`."""
-        # The key lies in the stratum of step `guess`, give or take rounding; four keys settle it. All of these are
-        # below it, a first step with a key of its own too, since that is below all others.
-        guess = np.floor((key * self._lengths - self._offsets) / self._strides)
-        first = np.clip(guess - 2, 0, self._num_steps).astype(np.int64)
-        indices = first[:, None] + np.arange(4)
-        tracks = np.broadcast_to(np.arange(len(first))[:, None], indices.shape)
-        is_below = (self._keys(tracks, indices) < key) & (indices < self._num_steps[:, None])
-        counts: Int64Array = first + is_below.sum(axis=1)
+        counts: Int64Array = self.counts_at(np.array([num_steps]))[0]
         return counts
+
+    def counts_at(self, places: Int64Array) -> Int64Array:
+        """(len(places), num_tracks) `counts` of each place."""
+        lower, stretches, tracks, _ = self._around(places, places)
+        is_before = _count_up(stretches, len(places)) < (places - lower.sum(axis=1))[stretches]
+        cells = stretches[is_before] * lower.shape[1] + tracks[is_before]
+        counts: Int64Array = lower + np.bincount(cells, minlength=lower.size).reshape(lower.shape)
+        return counts
+
+    def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """Steps of each track before all of a stretch, and in order (stretch, track, index) of steps about it.
+
+        The latter hold all of the stretch, and all steps before it but those counted first.
+        """
+        lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
+        widths = (upper - lower).ravel()
+        which = np.repeat(np.arange(len(widths)), widths)
+        indices = _count_up(which, len(widths)) + lower.ravel()[which]
+        stretches, tracks = np.divmod(which, max(1, len(self._num_steps)))
+        order = np.lexsort((indices, tracks, self._keys(tracks, indices), stretches))
+        return lower, stretches[order], tracks[order], indices[order]
+
+    def _bounds(self, places: Int64Array, side: int) -> Int64Array:
+        """(places, num_tracks) steps of each track surely before the place (side -1), or at least those (side 1)."""
+        if not self.num_steps:
+            return np.zeros((len(places), len(self._num_steps)), np.int64)
+        # The real counts below a key differ from the linear ones by one a track; so does their sum.
+        margin = len(self._num_steps) * (1 + _ROUNDING)
+        keys = np.interp(places + side * margin, self._linear_sums, self._corners)
+        counts = np.floor(self._linear(keys) + 0.5 + side * (1.5 + _ROUNDING)).astype(np.int64)
+        return np.clip(counts, 0, self._num_steps)
+
+    def _linear(self, keys: Float64Array) -> Float64Array:
+        """(keys, num_tracks) steps below each key, to within one."""
+        counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
+        return np.clip(counts, 0, self._num_steps)
 
     def _keys(self, tracks: Int64Array, indices: Int64Array) -> Float64Array:
         jitter: Float64Array | float = 0.5
@@ -122,3 +127,9 @@ class EpochOrder:
             firsts = self._first_keys[tracks]
             keys = np.where((indices == 0) & ~np.isnan(firsts), firsts, keys)
         return keys
+
+
+def _count_up(groups: Int64Array, num_groups: int) -> Int64Array:
+    """0, 1, … within each run of equal groups; `groups` is sorted and in [0, num_groups)."""
+    starts = np.searchsorted(groups, np.arange(num_groups))
+    return np.arange(len(groups)) - starts[groups]

@@ -19,7 +19,16 @@ from streamvid.plan.lane import Lane
 from streamvid.plan.mix import MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.order import EpochOrder
-from streamvid.plan.step import FILL_GROUP, FILLER_VISITS, FinalStep, Step, deal_bucket, deal_final, deal_lane
+from streamvid.plan.step import (
+    FILL_GROUP,
+    FILLER_VISITS,
+    FinalStep,
+    Step,
+    deal_steps,
+    draft_bucket,
+    draft_final,
+    draft_lane,
+)
 from streamvid.plan.tail import BucketReport, BucketSpan
 from streamvid.plan.world import validate_num_ranks
 
@@ -126,6 +135,9 @@ class EpochPlan:
         period = 1
         for stream in self._streams.values():
             period = stream.period(period)
+        if self.options.tail in ("shrink", "uneven") and any(len(x.spans) > 1 for x in (*self._lanes, *self._idle)):
+            # Which buckets have a rest, and so a final step, is up to the order of each epoch.
+            period = max(1, num_epochs)
         counts = [self.at(Cursor(epoch)).num_steps_left for epoch in range(min(period, num_epochs))]
         whole, rest = divmod(num_epochs, period)
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
@@ -217,28 +229,29 @@ class EpochPlan:
             return []
         mixed = min(stop, self._num_mixed)
         widest = max((span.batch_size for lane in self._lanes for span in lane.spans), default=1) * len(ranks)
-        length = max(1, _SLICE_SAMPLES // max(widest, self.options.deal))
+        deal = self.options.deal
+        length = max(1, _SLICE_SAMPLES // max(widest, deal))
         steps = [
             step
             for first in range(start, mixed, length)
             for step in self._slice(first, min(first + length, mixed), ranks)
         ]
         for final in self._finals[max(start - self._num_mixed, 0) : stop - self._num_mixed if stop > mixed else 0]:
-            steps.append(deal_final(final, self._streams[final.span.bucket_id], ranks, self.options.deal))
+            steps += deal_steps([draft_final(final, self._streams[final.span.bucket_id], ranks, deal)], deal)
         return steps
 
     def _slice(self, start: int, stop: int, ranks: range) -> list[Step]:
         lanes, indices = self._order.steps(start, stop)
-        steps: dict[int, Step] = {}
+        drafts, places = [], []
         for number in np.unique(lanes):
-            lane, places = self._lanes[number], np.flatnonzero(lanes == number)
+            lane, here = self._lanes[number], np.flatnonzero(lanes == number)
+            places += here.tolist()
             if len(lane.spans) == 1:
-                (span,) = lane.spans
-                stream = self._streams[span.bucket_id]
-                dealt = deal_bucket(span, stream, indices[places], ranks, self.options.deal)
+                stream = self._streams[lane.spans[0].bucket_id]
+                drafts.append(draft_bucket(lane.spans[0], stream, indices[here], ranks, self.options.deal))
             else:
-                dealt = deal_lane(lane, self._streams, indices[places], ranks, self.options.deal)
-            steps.update(zip(places.tolist(), dealt, strict=True))
+                drafts.append(draft_lane(lane, self._streams, indices[here], ranks))
+        steps = dict(zip(places, deal_steps(drafts, self.options.deal), strict=True))
         return [steps[place] for place in range(stop - start)]
 
     # Where they leave the run.

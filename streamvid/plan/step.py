@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ConfigError
 from streamvid.plan.lane import Lane
-from streamvid.plan.mix import MixedStream
+from streamvid.plan.mix import MixedStream, resolve
 from streamvid.plan.tail import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-
-_Row: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, BoolArray]
 
 # Positions past the end of a block are taken for three reasons, and perhaps in several lives of a run; each has visits
 # of its own, so that none occurs twice: those of a bucket's last batch, of a lane's last step, and of the steps that
@@ -86,53 +85,90 @@ class FinalStep:
         return rank * share + min(rank, more)
 
 
-def deal_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, deal: int) -> Iterator[Step]:
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Rows of positions of one bucket; each is sorted in stretches, and then its part `mine` is taken.
+
+    places: where the samples that are taken go, among all of the draft's.
+    """
+
+    span: BucketSpan
+    stream: MixedStream
+    positions: Int64Array
+    mine: slice
+    places: Any
+    visits_from: int = TAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Steps as far as they are known without looking up samples; of each, `Step`'s fields of these names."""
+
+    bucket_ids: Sequence[tuple[str, ...]]
+    bounds: Sequence[Int64Array]
+    num_step_samples: Sequence[int]
+    draws: Sequence[Draw]
+
+
+def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, deal: int) -> Draft:
     """The part of `ranks` in steps of one bucket, numbered from the span's position."""
     size = span.batch_size
     first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, deal)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
     mine = slice(ranks.start * size - first, ranks.stop * size - first)
-    rows = _rows(span, stream, positions, TAIL, deal, mine)
     names, bounds = (span.bucket_id,) * len(ranks), np.arange(len(ranks) + 1) * size
-    return (Step(names, bounds, *row, span.global_batch) for row in rows)
+    count = len(steps)
+    return Draft(
+        [names] * count, [bounds] * count, [span.global_batch] * count, [Draw(span, stream, positions, mine, ...)]
+    )
 
 
-def deal_final(final: FinalStep, stream: MixedStream, ranks: range, deal: int) -> Step:
+def draft_final(final: FinalStep, stream: MixedStream, ranks: range, deal: int) -> Draft:
     """The part of `ranks` in a final step."""
     bounds = np.array([final.bound(rank) for rank in range(ranks.start, ranks.stop + 1)], np.int64)
     first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, deal)
     positions = final.position + np.arange(first, last)[None]
     mine = slice(int(bounds[0]) - first, int(bounds[-1]) - first)
-    (row,) = _rows(final.span, stream, positions, final.visits_from, deal, mine)
-    return Step((final.span.bucket_id,) * len(ranks), bounds - bounds[0], *row, final.num_samples)
+    draw = Draw(final.span, stream, positions, mine, ..., final.visits_from)
+    return Draft([(final.span.bucket_id,) * len(ranks)], [bounds - bounds[0]], [final.num_samples], [draw])
 
 
-def deal_lane(
-    lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range, deal: int
-) -> Iterator[Step]:
+def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
     """The part of `ranks` in neighbouring steps of a lane of several buckets."""
-    first, last = int(steps[0]), int(steps[-1]) + 1
-    numbers, units, extra = (part.reshape(-1, lane.num_ranks) for part in lane.units(*_times(lane, first, last)))
-    totals = np.array([span.batch_size for span in lane.spans])[numbers].sum(axis=1)
-    numbers, units, extra = (part[:, ranks.start : ranks.stop] for part in (numbers, units, extra))
-    found: dict[tuple[int, int], _Row] = {}
+    numbers, units, extra = lane.units(steps, ranks)
+    sizes = np.array([span.batch_size for span in lane.spans])[numbers]
+    starts = np.cumsum(sizes) - sizes
+    draws = []
     for number, span in enumerate(lane.spans):
+        each = np.arange(span.batch_size)
         for kind, begin in ((TAIL, span.position), (FILL_STEP, span.end)):
-            rows, columns = np.nonzero((numbers == number) & (extra == (kind == FILL_STEP)))
-            if len(rows):
-                positions = begin + units[rows, columns][:, None] * span.batch_size + np.arange(span.batch_size)
-                dealt = _rows(span, streams[span.bucket_id], positions, kind, deal, slice(None))
-                found.update(zip(zip(rows.tolist(), columns.tolist(), strict=True), dealt, strict=True))
-    for row in (steps - first).tolist():
-        parts = [found[row, column] for column in range(len(ranks))]
-        bounds = np.cumsum([0, *(len(part[0]) for part in parts)])
-        names = tuple(lane.spans[number].bucket_id for number in numbers[row].tolist())
-        sources, shards, indices, visits, is_repeat = (np.concatenate(column) for column in zip(*parts, strict=True))
-        yield Step(names, bounds, sources, shards, indices, visits, is_repeat, int(totals[row]))
+            here = np.flatnonzero((numbers == number) & (extra == (kind == FILL_STEP)))
+            if len(here):
+                positions, places = begin + units[here][:, None] * span.batch_size + each, starts[here][:, None] + each
+                draws.append(Draw(span, streams[span.bucket_id], positions, slice(None), places.ravel(), kind))
+    totals = np.diff(lane.samples_before(np.append(steps, steps[-1] + 1)))
+    ids = np.array([span.bucket_id for span in lane.spans], object)
+    names = [tuple(row) for row in ids[numbers].reshape(len(steps), -1).tolist()]
+    bounds = np.zeros((len(steps), len(ranks) + 1), np.int64)
+    np.cumsum(sizes.reshape(len(steps), -1), axis=1, out=bounds[:, 1:])
+    return Draft(names, list(bounds), totals.tolist(), draws)
 
 
-def _times(lane: Lane, first: int, last: int) -> tuple[int, int]:
-    return first * lane.num_ranks, last * lane.num_ranks
+def deal_steps(drafts: Sequence[Draft], deal: int) -> Iterator[Step]:
+    """The steps of all drafts, one draft after the other."""
+    draws = [draw for draft in drafts for draw in draft.draws]
+    rows = iter(zip(draws, _resolve(draws), strict=True))
+    for draft in drafts:
+        ends = np.cumsum([int(bounds[-1]) for bounds in draft.bounds]).tolist()
+        columns = np.empty((4, ends[-1]), np.int64)
+        for draw, found in itertools.islice(rows, len(draft.draws)):
+            columns[:, draw.places] = _deal(draw, *found, deal).reshape(4, -1)
+        sources, shards, indices, visits = columns
+        is_repeat = visits < 0
+        each = zip(draft.bucket_ids, draft.bounds, draft.num_step_samples, [0, *ends], ends, strict=False)
+        for names, bounds, total, first, last in each:
+            part = slice(first, last)
+            yield Step(names, bounds, sources[part], shards[part], indices[part], visits[part], is_repeat[part], total)
 
 
 def _stretches(first: int, last: int, total: int, deal: int) -> tuple[int, int]:
@@ -140,37 +176,44 @@ def _stretches(first: int, last: int, total: int, deal: int) -> tuple[int, int]:
     return first // deal * deal, min(total, -(-last // deal) * deal)
 
 
-def _rows(
-    span: BucketSpan, stream: MixedStream, positions: Int64Array, visits_from: int, deal: int, mine: slice
-) -> Iterator[_Row]:
-    """Of each row of positions: sources, shards, indices, visits, is_repeat of the part `mine`, sorted in stretches."""
-    ordinals, visits = _resolve(span, stream, positions, visits_from)
+def _deal(draw: Draw, ordinals: Int64Array, visits: Int64Array, deal: int) -> Int64Array:
+    """(4, rows, part `mine`): sources, shards, indices, visits of rows sorted in stretches."""
+    mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if deal > 1:
         order = np.empty(ordinals.shape, np.intp)
         for first in range(0, ordinals.shape[1], deal):
             stretch = slice(first, first + deal)
             # Stable: of equal samples, which repeats make, the earlier position comes first.
             order[:, stretch] = np.argsort(ordinals[:, stretch], axis=1, kind="stable") + first
-        ordinals = np.take_along_axis(ordinals, order[:, mine], axis=1)
-        visits = np.take_along_axis(visits, order[:, mine], axis=1)
+        ordinals, visits = ordinals[rows, order[:, mine]], visits[rows, order[:, mine]]
     else:
         ordinals, visits = ordinals[:, mine], visits[:, mine]
-    return zip(*stream.locate(ordinals), visits, visits < 0, strict=True)
+    return np.stack([*draw.stream.locate(ordinals), visits])
 
 
-def _resolve(
-    span: BucketSpan, stream: MixedStream, positions: Int64Array, visits_from: int
-) -> tuple[Int64Array, Int64Array]:
+def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
     """(ordinals, visits); positions past the end of the block wrap into it and have visits of their own."""
-    if positions.size == 0:
-        return positions, positions
-    if int(positions.max()) < span.end:
-        ordinals, passes, _ = stream.resolve(positions)
-        return ordinals, passes
-    wraps = np.maximum(positions - span.end, -1) // span.length + 1
-    ordinals, passes, members = stream.resolve(positions - wraps * span.length)
-    first, num_passes = stream.passes_in(span.epoch)
+    wraps = [_wraps(draw) for draw in draws]
+    each = zip(draws, wraps, strict=True)
+    resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])
+    return [
+        (ordinals, _visits(draw, wrap, passes, members))
+        for draw, wrap, (ordinals, passes, members) in zip(draws, wraps, resolved, strict=True)
+    ]
+
+
+def _wraps(draw: Draw) -> Int64Array | int:
+    """How often the positions go round the block."""
+    if not draw.positions.size or int(draw.positions.max()) < draw.span.end:
+        return 0
+    return np.maximum(draw.positions - draw.span.end, -1) // draw.span.length + 1
+
+
+def _visits(draw: Draw, wraps: Int64Array | int, passes: Int64Array, members: Int64Array) -> Int64Array:
+    if isinstance(wraps, int):
+        return passes
+    first, num_passes = draw.stream.passes_in(draw.span.epoch)
     # A block may hold several passes of a dataset, and then the same sample more than once.
     numbers = (wraps - 1) * num_passes[members] + passes - first[members] + 1
-    visits = -((span.epoch << 32) + visits_from + numbers)
-    return ordinals, np.where(wraps > 0, visits, passes)
+    visits = -((draw.span.epoch << 32) + draw.visits_from + numbers)
+    return np.where(wraps > 0, visits, passes)

@@ -7,7 +7,9 @@ bucket's shards.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ from streamvid.plan.hashing import hash64, hash64_array, hash_text, permute
 from streamvid.plan.options import PlanOptions
 
 Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+IntArray = npt.NDArray[Any]  # int32 where the numbers fit, else int64
 
 _NUM_PASSES_KEPT = 2
 # Parts that keep uses of the seed apart.
@@ -26,9 +30,19 @@ _SHARD_ORDER, _WINDOW_ORDER = 1, 2
 class _Pass:
     """The order of shards in one pass: `ends[k]` samples lie in its first k shards."""
 
-    shards: Int64Array  # (num_shards,) shard numbers in the order of the pass
-    ends: Int64Array  # (num_shards + 1,)
-    window_starts: Int64Array  # (num_windows + 1,)
+    shards: npt.NDArray[np.int32]  # (num_shards,) shard numbers in the order of the pass
+    ends: IntArray  # (num_shards + 1,)
+    window_starts: IntArray  # (num_windows + 1,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Places in one pass, for a part of the positions that were asked for."""
+
+    where: Any  # index of that part
+    order: _Pass | None  # None: manifest order
+    places: IntArray
+    windows: tuple[IntArray, IntArray, UInt64Array] | None = None  # (starts, sizes, keys) of those they lie in
 
 
 class BucketStream:
@@ -47,29 +61,48 @@ class BucketStream:
 
     def ordinals(self, positions: Int64Array) -> Int64Array:
         """Numbers of the samples at `positions`, counted through the shards in manifest order; shape of `positions`."""
-        passes, places = np.divmod(positions, self.num_samples)
-        if self._options.shuffle == "none":
-            return places
-        ordinals = np.empty_like(places)
-        for number in np.unique(passes):
-            here = passes == number
-            ordinals[here] = self._ordinals_in_pass(int(number), places[here])
-        return ordinals
+        return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(shard numbers, indices in their shards) of samples counted in manifest order."""
-        shards = np.searchsorted(self._starts, ordinals, side="right") - 1
+        # numpy would copy the sums to compare them with another type.
+        shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
 
-    def _ordinals_in_pass(self, number: int, places: Int64Array) -> Int64Array:
+    def pieces(self, positions: Int64Array) -> Iterator[_Piece]:
+        """The positions by the pass that they lie in."""
+        if self._options.shuffle == "none":
+            yield _Piece(..., None, positions % self.num_samples)
+            return
+        if not positions.size:
+            return
+        first = int(positions.min()) // self.num_samples
+        if int(positions.max()) // self.num_samples == first:  # as mostly; saves a division each
+            yield self._piece(..., first, positions)
+            return
+        passes = positions // self.num_samples
+        for number in np.unique(passes).tolist():
+            where = passes == number
+            yield self._piece(where, number, positions[where])
+
+    def _piece(self, where: Any, number: int, positions: Int64Array) -> _Piece:
         order = self._pass(number)
-        if self._options.shuffle == "window":
-            windows = np.searchsorted(order.window_starts, places, side="right") - 1
-            starts = order.window_starts[windows]
-            keys = hash64_array(_WINDOW_ORDER, self._seed, number, self._bucket_hash, windows)
-            places = starts + permute(places - starts, order.window_starts[windows + 1] - starts, keys)
+        places = (positions - number * self.num_samples).astype(order.ends.dtype)
+        if self._options.shuffle != "window":
+            return _Piece(where, order, places)
+        windows = np.searchsorted(order.window_starts, places, side="right") - 1
+        starts = order.window_starts[windows]
+        sizes = order.window_starts[windows + 1] - starts
+        keys = hash64_array(_WINDOW_ORDER, self._seed, number, self._bucket_hash, windows)
+        return _Piece(where, order, places, (starts, sizes, keys))
+
+    def count(self, order: _Pass | None, places: IntArray) -> IntArray:
+        """The numbers, in manifest order, of samples at places in the order of a pass."""
+        if order is None:
+            return places
         turns = np.searchsorted(order.ends, places, side="right") - 1
-        return self._starts[order.shards[turns]] + places - order.ends[turns]
+        ordinals: IntArray = self._starts[order.shards[turns]] + (places - order.ends[turns])
+        return ordinals
 
     def _pass(self, number: int) -> _Pass:
         if number not in self._passes:
@@ -77,14 +110,40 @@ class BucketStream:
                 del self._passes[next(iter(self._passes))]
             seed = hash64(_SHARD_ORDER, self._seed, number, self._bucket_hash)
             # Stable, so that equal hashes keep the manifest's order on every version of numpy.
-            shards = np.argsort(hash64_array(seed, np.arange(len(self._shard_sizes))), kind="stable")
+            turns = np.argsort(hash64_array(seed, np.arange(len(self._shard_sizes))), kind="stable")
+            shards = turns.astype(np.int32)
             ends = _prefix_sums(self._shard_sizes[shards])
             window_starts = np.append(ends[: -1 : self._options.window], ends[-1])
             self._passes[number] = _Pass(shards, ends, window_starts)
         return self._passes[number]
 
 
-def _prefix_sums(counts: Int64Array) -> Int64Array:
-    sums = np.zeros(len(counts) + 1, dtype=np.int64)
+def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
+    """`BucketStream.ordinals` of each; all are permuted together, since a call costs more than a few samples."""
+    pieces = [list(stream.pieces(positions)) for stream, positions in asked]
+    shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
+    moved = iter(_permuted(shuffled) if shuffled else [])
+    found = []
+    for (stream, positions), part in zip(asked, pieces, strict=True):
+        ordinals = np.empty(positions.shape, np.int64)
+        for piece in part:
+            ordinals[piece.where] = stream.count(piece.order, next(moved) if piece.windows else piece.places)
+        found.append(ordinals)
+    return found
+
+
+def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
+    """Places of each part, moved within their windows of (start, size, key)."""
+    offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
+    sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
+    moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])
+    pairs = zip((starts for _, starts, _, _ in parts), moved, strict=True)
+    return [starts + offsets.reshape(starts.shape).astype(starts.dtype) for starts, offsets in pairs]
+
+
+def _prefix_sums(counts: IntArray) -> IntArray:
+    """As int32 where they fit, which halves what a bucket of many shards holds."""
+    total = int(np.sum(counts, dtype=np.int64))
+    sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])
     return sums

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -64,6 +65,20 @@ def test_permutations_mix_in_one_call(rows: list[tuple[int, int, float]]) -> Non
     alone = [permute(positions[[i]], sizes[[i]], keys(key))[0] for i, (_, key, _) in enumerate(rows)]
     assert together.tolist() == alone
     assert (together >= 0).all() and (together < sizes).all()
+
+
+def test_a_long_call_gives_what_short_ones_give() -> None:
+    """Runs of equal sizes and keys, cut wherever the work arrays end."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 900, 250)
+    sizes, seeds = np.repeat(rng.integers(1, 5000, 250), counts), np.repeat(hash64_array(np.arange(250)), counts)
+    positions = rng.integers(0, 1 << 40, len(sizes)) % sizes
+    together = permute(positions, sizes, seeds)
+    assert len(together) > 100_000
+    cuts = [0, *np.sort(rng.integers(0, len(sizes), 40)).tolist(), len(sizes)]
+    for first, last in itertools.pairwise(cuts):
+        part = slice(first, last)
+        np.testing.assert_array_equal(together[part], permute(positions[part], sizes[part], seeds[part]))
 
 
 def test_permutations_are_uniform() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ SIZES = st.lists(
     epoch=st.sampled_from([0, 1, 7, 10**9]),
     data=st.data(),
 )
-def test_bisecting_finds_what_sorting_gives(
+def test_any_part_of_the_order_is_what_sorting_gives(
     sizes: list[Size], shuffle: Any, seed: int, epoch: int, data: st.DataObject
 ) -> None:
     """PLAN-1, PLAN-6: any part of the order and any count of steps, without a table of the epoch."""
@@ -72,6 +73,11 @@ def test_bisecting_finds_what_sorting_gives(
     for start, stop in zip(sorted(cuts), sorted(cuts)[1:], strict=False):
         buckets, indices = order.steps(start, stop)
         assert list(zip(buckets.tolist(), indices.tolist(), strict=True)) == expected[start:stop]
+    # All of them in one call; empty stretches too.
+    starts, stops = np.array(sorted(cuts)[:-1]), np.array(sorted(cuts)[1:])
+    buckets, indices = order.stretches(starts, stops)
+    assert list(zip(buckets.tolist(), indices.tolist(), strict=True)) == expected[min(cuts) : max(cuts)]
+    assert order.counts_at(np.array(cuts)).tolist() == [order.counts(cut).tolist() for cut in cuts]
 
 
 def test_equal_buckets_without_jitter_take_turns() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.plan import Cursor, EpochPlan
+from streamvid.plan import Cursor, EpochPlan, PlanOptions
 from tests.plan.runs import (
     Case,
     Leg,
@@ -165,6 +165,16 @@ def test_steps_of_epochs_are_known_before_the_first(case: Case, leg: Leg, num_ep
         total += plan.num_steps_left
         cursor = plan.next_epoch()
     assert plan_of(case, leg).num_steps_through(num_epochs) == total
+
+
+@pytest.mark.parametrize("tail", ["shrink", "uneven"])
+def test_rests_of_a_class_make_a_step_or_two(tail: Any) -> None:
+    """PLAN-2: two buckets of one class have 50 batches for 3 ranks; the two left over are of one bucket or of both."""
+    sizes, costs = {"a": [10] * 3, "b": [10] * 4}, {"a": 1, "b": 1}
+    plan = EpochPlan(sizes, {"a": 3, "b": 1}, PlanOptions(tail=tail, sync="cost"), 3, costs=costs)
+    counts = [plan.at(Cursor(epoch)).num_steps_left for epoch in range(12)]
+    assert set(counts) == {17, 18}
+    assert [plan.num_steps_through(epoch) for epoch in range(13)] == [sum(counts[:epoch]) for epoch in range(13)]
 
 
 @settings(max_examples=150)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.plan import PlanOptions
-from streamvid.plan.stream import BucketStream
+from streamvid.plan.hashing import hash64, hash_text, permute
+from streamvid.plan.stream import BucketStream, ordinals_of
 from tests.plan.runs import options, samples_of
 
 SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=20).filter(any)
@@ -22,6 +23,56 @@ def test_every_pass_is_all_samples(shards: list[int], chosen: PlanOptions, numbe
     places = stream.locate(stream.ordinals(np.arange(first, first + stream.num_samples)))
     found = list(zip(*(part.tolist() for part in places), strict=True))
     assert sorted(found) == sorted(samples_of(shards))
+
+
+def ordinal_by_definition(position: int, shards: list[int], chosen: PlanOptions) -> int:
+    """The specification, one position at a time on Python numbers."""
+    number, place = divmod(position, sum(shards))
+    if chosen.shuffle == "none":
+        return place
+    key = hash64(1, chosen.seed, number, hash_text("a"))
+    turns = sorted(range(len(shards)), key=lambda shard: (hash64(key, shard), shard))
+    if chosen.shuffle == "window":
+        first, end = 0, 0
+        for window, start in enumerate(range(0, len(turns), chosen.window)):
+            first, end = end, end + sum(shards[shard] for shard in turns[start : start + chosen.window])
+            if place < end:
+                seed = hash64(2, chosen.seed, number, hash_text("a"), window)
+                moved = permute(np.array([place - first]), np.array([end - first]), np.array([seed], np.uint64))
+                place = first + int(moved[0])
+                break
+    for shard in turns:
+        if place < shards[shard]:
+            return sum(shards[:shard]) + place
+        place -= shards[shard]
+    raise AssertionError
+
+
+@given(
+    shards=SHARDS | st.lists(st.integers(0, 1 << 31), min_size=1, max_size=20).filter(any),
+    chosen=options(),
+    shares=st.lists(st.floats(0, 3, exclude_max=True), max_size=9),
+)
+def test_positions_mean_what_the_definition_says(shards: list[int], chosen: PlanOptions, shares: list[float]) -> None:
+    """PLAN-1: in buckets of some samples and of more than 2**31, whichever passes are asked for together."""
+    stream = BucketStream("a", np.array(shards), chosen)
+    positions = np.array([int(share * sum(shards)) for share in shares], np.int64)
+    found = stream.ordinals(positions)
+    assert found.tolist() == [ordinal_by_definition(position, shards, chosen) for position in positions.tolist()]
+    starts = np.cumsum([0, *shards])
+    numbers, indices = stream.locate(found)
+    assert (starts[numbers] + indices).tolist() == found.tolist()
+    assert (indices < np.array(shards)[numbers]).all()
+
+
+@given(buckets=st.lists(st.tuples(SHARDS, st.integers(0, 200), st.integers(1, 4)), max_size=6), chosen=options())
+def test_streams_asked_together_answer_as_alone(buckets: list[tuple[list[int], int, int]], chosen: PlanOptions) -> None:
+    """Positions of any shape, over several passes."""
+    streams = [BucketStream(f"b{i}", np.array(shards), chosen) for i, (shards, _, _) in enumerate(buckets)]
+    asked = [np.arange(first, first + 12 * width).reshape(-1, width) for _, first, width in buckets]
+    together = ordinals_of(list(zip(streams, asked, strict=True)))
+    for stream, positions, found in zip(streams, asked, together, strict=True):
+        np.testing.assert_array_equal(found, stream.ordinals(positions))
 
 
 @given(shards=SHARDS, chosen=options(shuffle="window"))
