@@ -76,17 +76,25 @@ def _decode_window(video: VideoFile, start: int, out: NDArray[np.uint8], num_fra
         raise DecodeError(f"the video has {len(table.timestamps)} frames, {num_frames} were promised")
     if stop > len(table.timestamps):
         raise DecodeError(f"frames {start} to {stop - 1} are wanted, the video has {len(table.timestamps)}")
+    _decode_from_either(video, table, start, out)
+
+
+def _decode_from_either(video: VideoFile, table: PacketTable, start: int, out: NDArray[np.uint8]) -> None:
     problem: DecodeError | None = None
-    for key_time, key_ordinal in table.decode_starts(start, stop - 1):
-        window = _Window(video, table, start, out, key_time)
-        try:
-            window.decode(_packets_from(video, table, key_ordinal))
-            return
-        except DecodeError as error:
-            problem = problem or error
-        except ProbeError as error:
-            problem = problem or DecodeError(str(error))
-    raise problem or DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
+    try:
+        for key_time, key_ordinal in table.decode_starts(start, start + len(out) - 1):
+            window = _Window(video, table, start, out, key_time)
+            try:
+                window.decode(_packets_from(video, table, key_ordinal))
+                return
+            except DecodeError as error:
+                problem = problem or error
+            except ProbeError as error:
+                problem = problem or DecodeError(str(error))
+        raise problem or DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
+    finally:
+        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
+        del problem
 
 
 class _Window:

@@ -135,20 +135,21 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
 
 
 def _side_data(frame: VideoFrame) -> list[SideData]:
-    # PyAV's side_data and its frame hold each other, so that the picture stays until the garbage collector comes by,
-    # hundreds of clips later: a copy of 2 x 2 pixels is asked instead.
     from av.sidedata.sidedata import Type
 
-    small = [("scale", "2:2:flags=neighbor")]
     try:
-        return _all_side_data(frame, small)
+        return _all_side_data(frame)
     except ValueError:
         # PyAV has no name for one of its kinds (a photo's EXIF block, for one) and so shows none: drop those first.
         known = max(int(kind.value) for kind in cast("Iterable[Enum]", Type))
         drop = [("sidedata", f"mode=delete:type={kind}") for kind in range(known + 1, known + 20)]
-        return _all_side_data(frame, [*drop, *small])
+        chain = FilterChain(frame, drop, matrix=frame.colorspace, color_range=frame.color_range)
+        return _all_side_data(chain.run(frame))
 
 
-def _all_side_data(frame: VideoFrame, filters: list[tuple[str, str]]) -> list[SideData]:
-    chain = FilterChain(frame, filters, matrix=frame.colorspace, color_range=frame.color_range)
-    return list(cast("Iterable[SideData]", chain.run(frame).side_data))  # PyAV's stub calls it a dict
+def _all_side_data(frame: VideoFrame) -> list[SideData]:
+    # `frame.side_data` is such a container too, but it and the frame hold each other: the picture would stay until the
+    # garbage collector comes by, hundreds of clips later.
+    from av.sidedata.sidedata import SideDataContainer
+
+    return list(SideDataContainer(frame))  # type: ignore[call-arg]

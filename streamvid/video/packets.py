@@ -7,11 +7,12 @@ if it is shown before the first key frame: such a frame leans on pictures that w
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
 from streamvid.video.bitstream import is_h264_entry, is_hidden
@@ -89,8 +90,12 @@ def read_packets(video: VideoFile) -> PacketTable:
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
     """The video's packets from where the demuxer stands; empty ones, which would flush a decoder, are left out."""
-    with ffmpeg_errors("the file ends early or is damaged: its packets cannot all be read"):
-        for packet in video.container.demux(video.stream):
+    with (
+        ffmpeg_errors("the file ends early or is damaged: its packets cannot all be read"),
+        # Not read to its end and left to itself, PyAV's generator loses a packet each time.
+        closing(cast("Generator[Packet[VideoStream], None, None]", video.container.demux(video.stream))) as packets,
+    ):
+        for packet in packets:
             if packet.size:
                 yield packet
 
