@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,10 @@ from streamvid.plan.tail import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 
+Units: TypeAlias = tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]
+"""(bucket number, unit of the bucket, is it a filler)."""
+
+_FEW_RANKS = 4  # for each bucket
 _UNIT_ORDER = 4  # keeps this use of the seed apart from others
 
 
@@ -67,9 +72,23 @@ class Lane:
         first_key = None if is_begun or not first_keys else min(first_keys[span.bucket_id] for span in self.spans)
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
-    def units(self, steps: Int64Array, ranks: range) -> tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]:
-        """(bucket number, unit of the bucket, is it a filler) for each rank at each of some ascending steps, flat."""
-        starts, stops = steps * self.num_ranks + ranks.start, steps * self.num_ranks + ranks.stop
+    def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
+        """(units of each of `ranks` at neighbouring steps, flat; samples that all ranks take at each step)."""
+        sizes = np.array([span.batch_size for span in self.spans])
+        first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
+        if self.num_ranks <= _FEW_RANKS * len(self.spans):
+            # To find one place of the order costs a few units of every bucket; here all ranks' cost less.
+            numbers, units, extra = self._stretches(first, last)
+            mine = np.arange(len(numbers)).reshape(-1, self.num_ranks)[:, ranks.start : ranks.stop].ravel()
+            totals: Int64Array = sizes[numbers].reshape(-1, self.num_ranks).sum(axis=1)
+            return (numbers[mine], units[mine], extra[mine]), totals
+        starts = steps * self.num_ranks
+        taken = self._order.counts_at(np.minimum(np.append(starts, last), self.num_units)) @ sizes
+        taken[-1] += max(0, int(last[0]) - self.num_units) * sizes[self.filler]
+        return self._stretches(starts + ranks.start, starts + ranks.stop), np.diff(taken)
+
+    def _stretches(self, starts: Int64Array, stops: Int64Array) -> Units:
+        """Units [starts[i], stops[i]) of the lane's order, one stretch after the other."""
         last = self.num_units
         numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
         extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the last step of all has fillers
@@ -78,14 +97,6 @@ class Lane:
             np.concatenate([units, extra]),
             np.concatenate([np.zeros(len(units), bool), np.ones(len(extra), bool)]),
         )
-
-    def samples_before(self, steps: Int64Array) -> Int64Array:
-        """How many samples all ranks take before each of some steps, fillers among them."""
-        sizes = np.array([span.batch_size for span in self.spans])
-        units = steps * self.num_ranks
-        samples: Int64Array = self._order.counts_at(np.minimum(units, self.num_units)) @ sizes
-        samples += np.maximum(units - self.num_units, 0) * sizes[self.filler]
-        return samples
 
     def counts(self, num_steps: int) -> list[int]:
         """How many units of each bucket the first `num_steps` steps take; fillers are not counted."""

@@ -135,7 +135,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, deal: int) 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
     """The part of `ranks` in neighbouring steps of a lane of several buckets."""
-    numbers, units, extra = lane.units(steps, ranks)
+    (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
     draws = []
@@ -146,7 +146,6 @@ def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array
             if len(here):
                 positions, places = begin + units[here][:, None] * span.batch_size + each, starts[here][:, None] + each
                 draws.append(Draw(span, streams[span.bucket_id], positions, slice(None), places.ravel(), kind))
-    totals = np.diff(lane.samples_before(np.append(steps, steps[-1] + 1)))
     ids = np.array([span.bucket_id for span in lane.spans], object)
     names = [tuple(row) for row in ids[numbers].reshape(len(steps), -1).tolist()]
     bounds = np.zeros((len(steps), len(ranks) + 1), np.int64)
