@@ -121,8 +121,10 @@ def measure_plan(job: dict[str, Any]) -> dict[str, Any]:
 
 def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     """Seconds and MiB from opening a sealed dataset to the first step, part by part."""
-    import pyarrow.parquet  # noqa: F401  (imports are not what is measured)
+    import pyarrow.parquet
+    import torch  # noqa: F401  (imports are not what is measured)
 
+    import streamvid.loader.loader
     from streamvid.cli.plan import samples_of_shards
     from streamvid.dataset.reader import open_dataset
     from streamvid.plan import World
@@ -143,10 +145,8 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
         parts["read_seconds"] = time.perf_counter() - begin
         begin = time.perf_counter()
     else:
-        from streamvid import VideoLoader
-
         world = World(0, job["num_ranks"])
-        VideoLoader(dataset, batch_size=job["batch_size"], world=world, num_workers=0).close()
+        streamvid.loader.loader.VideoLoader(dataset, batch_size=job["batch_size"], world=world, num_workers=0).close()
         parts["read_seconds"] = time.perf_counter() - begin
         begin = time.perf_counter()
     parts["plan_seconds"] = time.perf_counter() - begin
