@@ -121,8 +121,8 @@ def measure_plan(job: dict[str, Any]) -> dict[str, Any]:
 
 def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     """Seconds and MiB from opening a sealed dataset to the first step, part by part."""
-    import pyarrow.parquet
-    import torch  # noqa: F401  (imports are not what is measured)
+    import pyarrow.parquet  # noqa: F401  (imports are not what is measured)
+    import torch  # noqa: F401
 
     import streamvid.loader.loader
     from streamvid.cli.plan import samples_of_shards
