@@ -45,7 +45,7 @@ class PlanOptions:
     sync: Sync = "bucket"
     order: Order = "mixed"
     accumulate: int = 1
-    deal: int = 128
+    deal: int = 64
 
     def __post_init__(self) -> None:
         _validate_integer("seed", self.seed, 0, (1 << 63) - 1)
