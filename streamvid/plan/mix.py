@@ -89,12 +89,21 @@ class MixedStream:
         last = [max(end - 1, start) // size for (start, end), size in zip(bounds, sizes, strict=True)]
         return np.array(first, np.int64), np.array(last, np.int64) - first + 1
 
+    @property
+    def has_several(self) -> bool:
+        """Whether more than one dataset has samples here."""
+        return len(self._streams) > 1
+
+    def member_of(self, ordinals: Int64Array) -> Int64Array:
+        """Which of the datasets that have the bucket each sample is of, shaped as `ordinals`."""
+        return np.searchsorted(self._firsts, ordinals, side="right") - 1
+
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(number of the source, number of the shard in its bucket, index in the shard), shaped as `ordinals`."""
         if len(self._streams) == 1:
             shards, indices = self._streams[0].locate(ordinals)
             return np.full_like(shards, self._numbers[0]), shards, indices
-        members = np.searchsorted(self._firsts, ordinals, side="right") - 1
+        members = self.member_of(ordinals)
         shards, indices = np.empty_like(ordinals), np.empty_like(ordinals)
         for member, stream in enumerate(self._streams):
             here = members == member

@@ -182,12 +182,21 @@ def _deal(draw: Draw, ordinals: Int64Array, visits: Int64Array, deal: int) -> In
         order = np.empty(ordinals.shape, np.intp)
         for first in range(0, ordinals.shape[1], deal):
             stretch = slice(first, first + deal)
-            # Stable: of equal samples, which repeats make, the earlier position comes first.
-            order[:, stretch] = np.argsort(ordinals[:, stretch], axis=1, kind="stable") + first
+            order[:, stretch] = _sorted(draw.stream, ordinals[:, stretch]) + first
         ordinals, visits = ordinals[rows, order[:, mine]], visits[rows, order[:, mine]]
     else:
         ordinals, visits = ordinals[:, mine], visits[:, mine]
     return np.stack([*draw.stream.locate(ordinals), visits])
+
+
+def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
+    """(rows, samples): which sample comes at each place. Datasets keep their places, or each rank would have but one."""
+    # Stable: of equal samples, which repeats make, the earlier position comes first.
+    order = np.argsort(ordinals, axis=1, kind="stable")
+    if stream.has_several:  # ordinals count through one dataset after the other, so `order` has them in that order too
+        places = np.argsort(stream.member_of(ordinals), axis=1, kind="stable")
+        np.put_along_axis(order, places, order.copy(), axis=1)
+    return order
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:

@@ -22,8 +22,8 @@ import streamvid
 
 
 class Loader(streamvid.VideoLoader):
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+    def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
+        super().load_state_dict(state, force=force)
         # Saved at the end of an epoch: a loop would find nothing left of it first, Lightning wants the next one.
         if not self.num_steps_left:
             self.set_epoch(self.epoch + 1)
