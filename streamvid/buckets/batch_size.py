@@ -8,6 +8,7 @@ from streamvid.buckets.bucket import Bucket, is_named_by, match_buckets
 from streamvid.errors import ConfigError
 
 _MAX_BATCH_SIZE = 1 << 20
+_DEFAULT_KEY = "*"
 
 
 def batch_sizes(
@@ -15,9 +16,11 @@ def batch_sizes(
 ) -> dict[str, int]:
     """Bucket id → samples a rank and step, for every bucket.
 
-    Exactly one of the two is given: `batch_size`, one number for all or a mapping from ids, WxH@F or globs (an exact
-    name beats a glob); or `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / bucket.tokens).
-    ConfigError for anything else, for a bucket that gets no batch size and for a key that names no bucket.
+    Exactly one of the two is given: `batch_size`, one number for all or a mapping from ids, WxH@F or globs; or
+    `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / bucket.tokens).
+    In a mapping a bucket's own id goes first, then its WxH@F, then the globs; "*" is for what no other key matches.
+    ConfigError for anything else, for a bucket that gets no batch size, for one that two globs (other than "*") give
+    unequal sizes, and for a name, not a glob, that no bucket has.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
         raise ConfigError(
@@ -44,6 +47,8 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int) -> dict[str, int]:
 
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:
     for key, size in sizes.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob, as text")
         _validated(f"batch_size[{key!r}]", size)
         if not _is_glob(key):
             match_buckets(key, buckets)
@@ -57,11 +62,13 @@ def _is_glob(key: str) -> bool:
 
 
 def _key_of(bucket: Bucket, sizes: Mapping[str, int]) -> str:
-    """The key that settles a bucket's size: its id, else its WxH@F, else the globs that match it, which must agree."""
+    """The key that settles a bucket's size: its id, else its WxH@F, else globs, which must agree, else "*"."""
     for exact in (bucket.id, bucket.size_at_frames):
         if exact in sizes:
             return exact
-    globs = [key for key in sizes if is_named_by(bucket, key)]
+    globs = [key for key in sizes if key != _DEFAULT_KEY and is_named_by(bucket, key)]
+    if not globs and _DEFAULT_KEY in sizes:
+        return _DEFAULT_KEY
     if not globs:
         raise ConfigError(f"batch_size gives bucket {bucket.id} no size; add {bucket.id!r} or a glob such as '*' to it")
     for other in globs[1:]:

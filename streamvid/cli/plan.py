@@ -35,7 +35,11 @@ Exit codes: 0 the run has steps, 1 it has none or the dataset cannot be read, 2 
 @click.argument("dataset", type=click.Path())
 @click.option("--num-ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of the run.")
 @click.option(
-    "--batch-size", "sizes", multiple=True, metavar="N|BUCKET=N", help="Samples a rank and step; BUCKET may be a glob."
+    "--batch-size",
+    "sizes",
+    multiple=True,
+    metavar="N|BUCKET=N",
+    help="Samples a rank and step. BUCKET: an id, WxH@F or glob; a name goes before globs, '*' is for all others.",
 )
 @click.option("--max-tokens-per-batch", type=int, help="Instead: as many samples of a bucket as fit.")
 @click.option("--tail", type=click.Choice(get_args(Tail)), default="carry", show_default=True, help="The epoch's rest.")

@@ -45,7 +45,8 @@ def test_derived_from_tokens(max_tokens: int) -> None:
         (({"*": 0}, None), r"batch_size\['\*'\]=0"),
         (({"832*": 1}, None), "gives bucket 480x832-81f no size; add '480x832-81f' or a glob"),
         (({"*": 1, "480x832-80f": 2}, None), "no bucket matches '480x832-80f'; nearest"),
-        (({"*": 1, "8*": 2}, None), "both match bucket 832x480-81f; add '832x480-81f' itself"),
+        (({"*": 3, "*-81f": 1, "8*": 2}, None), "both match bucket 832x480-81f; add '832x480-81f' itself"),
+        (({"*": 1, BUCKETS[0]: 2}, None), "batch_size has the key Bucket.*: expected a bucket id"),
     ],
 )
 def test_unclear_sizes_are_refused(arguments: tuple[Any, Any], message: str) -> None:
@@ -63,7 +64,15 @@ def test_a_glob_may_match_nothing_and_a_name_may_not() -> None:
         batch_sizes(buckets, {"*": 2, "1280x720-81f": 1})
 
 
+def test_a_lone_star_is_the_default_for_what_no_other_key_names() -> None:
+    buckets = parse_buckets("832x480@1,832x480@81,256px-1f-16x9")
+    expected = {"832x480-1f": 32, "832x480-81f": 4, "256px-1f-16x9": 32}
+    for sizes in ({"*-1f*": 32, "*": 4}, {"*": 4, "*-1f*": 32}):
+        assert batch_sizes(buckets, sizes) == expected
+    assert batch_sizes(buckets, {"*": 4, "*-1f*": 32, "832x480@1": 8}) == expected | {"832x480-1f": 8}
+
+
 def test_globs_that_agree_or_are_settled_are_taken() -> None:
-    assert batch_sizes(BUCKETS[:1], {"*": 2, "8*": 2}) == {"832x480-81f": 2}
-    assert batch_sizes(BUCKETS[:1], {"*": 1, "8*": 2, "832x480-81f": 3}) == {"832x480-81f": 3}
+    assert batch_sizes(BUCKETS[:1], {"*-81f": 2, "8*": 2}) == {"832x480-81f": 2}
+    assert batch_sizes(BUCKETS[:1], {"*-81f": 1, "8*": 2, "832x480-81f": 3}) == {"832x480-81f": 3}
     assert batch_sizes((Bucket(1, 64, 64),), {"64x64-1f": 5, "64x64@1": 6}) == {"64x64-1f": 5}

@@ -58,6 +58,8 @@ def test_it_says_what_the_loader_announces(tail: Any) -> None:
 def test_batch_sizes_by_bucket_or_by_tokens() -> None:
     by_bucket = facts("--batch-size", "96x64-5f=3", "--batch-size", "*-1f=1")
     assert {row["bucket"]: row["batch_size"] for row in by_bucket["buckets"]} == {"96x64-1f": 1, "96x64-5f": 3}
+    with_default = facts("--batch-size", "*=2", "--batch-size", "*-1f*=1")
+    assert {row["bucket"]: row["batch_size"] for row in with_default["buckets"]} == {"96x64-1f": 1, "96x64-5f": 2}
     by_tokens = facts("--max-tokens-per-batch", "96")  # 4 x 6 tokens an image, 2 * 4 x 6 for 5 frames
     assert {row["bucket"]: row["batch_size"] for row in by_tokens["buckets"]} == {"96x64-1f": 4, "96x64-5f": 2}
 
