@@ -227,7 +227,7 @@ class VideoLoader:
                 lambda: pipeline.next_batch(run),
                 lambda: pipeline.has_batch(run),
                 self._made,
-                lambda pending, waited, making: self._hand_over(pending, waited, making, pipeline.queue_depth),
+                lambda pending, waited, making: self._hand_over(pipeline, pending, waited, making),
             )
             if self._shared is not None:
                 self._shared.end(self.epoch)
@@ -238,14 +238,14 @@ class VideoLoader:
             # Runs wherever an abandoned iterator is collected, so it must not wait.
             pipeline.cancel(run)
 
-    def _hand_over(self, pending: PendingBatch, waited: float, making: float, queue_depth: int) -> None:
+    def _hand_over(self, pipeline: Pipeline, pending: PendingBatch, waited: float, making: float) -> None:
+        pipeline.count(pending)
         plan, num_done = pending.request.position
         if plan is not self._plan:
             self._plan, self._start = plan, plan.cursor
         self._num_done = num_done
-        self._meter.add(
-            pending.stats, len(pending.rows), wait_seconds=waited, batch_seconds=making, queue_depth=queue_depth
-        )
+        depth = pipeline.queue_depth
+        self._meter.add(pending.stats, len(pending.rows), wait_seconds=waited, batch_seconds=making, queue_depth=depth)
         if self._shared is not None:
             keys = [row["key"] for row in pending.rows]
             self._shared.batch(self.epoch, num_done - 1, pending.digest, keys)

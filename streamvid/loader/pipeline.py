@@ -125,23 +125,40 @@ class Pipeline:
         return self._signals.run
 
     def next_batch(self, run: int) -> PendingBatch | None:
-        """The next batch, complete; None at the end of the run. Raises what made the run fail or end."""
+        """The next batch, complete; None at the end of the run. Raises what made the run fail or end.
+
+        Whoever hands it over calls `count` then: what was only taken ahead has not been delivered.
+        """
         wait = Wait()
         while True:
             self._check(run)
             try:
                 batch = self._ready[0]
                 if batch is None or batch.num_missing == 0:
-                    self._count(batch)
                     return self._ready.popleft()
             except IndexError:  # nothing yet; or another thread has ended the run
                 self._check_ring(wait.since)
             else:
                 if batch.error is not None:
-                    self._count(batch)
+                    self.count(batch)
                     raise fresh(batch.error)
             self._stages.watch(wait)
             self._signals.wait(_POLL_SECONDS)
+
+    def count(self, batch: PendingBatch) -> None:
+        """Count, log and write the substitutions of a batch, once, as it is handed over or its error is raised.
+
+        Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written: the run's failure.
+        """
+        if batch.is_counted:
+            return
+        batch.is_counted = True
+        records = [record for _, record in sorted(batch.substituted.items())]
+        try:
+            self._quarantine.add(records, 0 if batch.error else len(batch.rows))
+        except StreamvidError as error:
+            self._signals.fail(error)
+            raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
         """Whether `next_batch` has a batch, or the end of the run, at once; raises what made the run fail or end."""
@@ -269,17 +286,6 @@ class Pipeline:
             )
         if self._signals.failure is not None:
             raise fresh(self._signals.failure)
-
-    def _count(self, batch: PendingBatch | None) -> None:
-        if batch is None or batch.is_counted:
-            return
-        batch.is_counted = True
-        records = [record for _, record in sorted(batch.substituted.items())]
-        try:
-            self._quarantine.add(records, 0 if batch.error else len(batch.rows))
-        except StreamvidError as error:
-            self._signals.fail(error)
-            raise fresh(error) from None
 
     def _check_ring(self, since: float) -> None:
         """RingFullError if both sides have waited for long: the feeder for room, the caller, from `since`, for it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -203,11 +204,18 @@ def run(
         pipeline.open()
         steps = range(0, len(samples), batch_size)
         number = pipeline.start(BatchRequest(bucket, tuple(samples[i : i + batch_size]), i) for i in steps)
-        batches = list(iter(lambda: pipeline.next_batch(number), None))
+        batches = list(handed_over(pipeline, number))
         assert pipeline.queue_depth == 0
         return batches, pipeline
     finally:
         pipeline.close()
+
+
+def handed_over(pipeline: Pipeline, number: int) -> Iterator[PendingBatch]:
+    """The batches of a run, each counted as it is handed over."""
+    while (batch := pipeline.next_batch(number)) is not None:
+        pipeline.count(batch)
+        yield batch
 
 
 def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
@@ -282,12 +290,68 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
             )
             for _ in range(2):  # and again
                 with pytest.raises(SampleError, match=says):
-                    while (batch := pipeline.next_batch(number)) is not None:
+                    for batch in handed_over(pipeline, number):
                         keys.append(batch.rows[0]["key"])
             assert len(keys) == 3 * allowed + 1
             assert len((folder / "quarantine-rank00000.jsonl").read_text().splitlines()) == allowed + 1
         finally:
             pipeline.close()
+
+
+def slowly(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
+    """The batches for a caller who comes for the next one when two more lie ready, where there are so many."""
+    for batch in loader:
+        yield batch
+        pipeline = loader._pipeline
+        until = time.monotonic() + 30
+        while pipeline and pipeline.queue_depth < min(2, loader.num_steps_left - 1) and time.monotonic() < until:
+            time.sleep(0.005)
+
+
+BAD = {f"96x64-5f-{i}": "flip" for i in (2, 5, 6, 9)}  # two by two, without shuffle: in batches 2, 3, 4 and 5
+
+
+@pytest.fixture(scope="module")
+def with_bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return damaged(tmp_path_factory.mktemp("with_bad"), {SMALL: [8, 8]}, BAD)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_what_is_copied_ahead_is_not_counted_yet(with_bad: Path, tmp_path: Path, device: Any) -> None:
+    """BAD-1: loader, statistics and file say the same at each batch; the limit ends the run at its own batch."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
+    file = tmp_path / "quarantine-rank00000.jsonl"
+    with streamvid.VideoLoader(with_bad, max_bad_fraction=1.0, quarantine=tmp_path, **options) as loader:
+        for number, _ in enumerate(slowly(loader), 1):
+            expected = min(max(number - 1, 0), 4)
+            lines = file.read_text().splitlines() if file.exists() else []
+            assert len(loader.substituted) == loader.stats().num_substituted == len(lines) == expected
+        assert number == 8
+    for allowed in range(4):
+        with streamvid.VideoLoader(with_bad, max_bad_fraction=allowed / 1000, **options) as loader:
+            received = 0
+            with pytest.raises(SampleError, match=f"^{allowed + 1} of {2 * allowed + 4} samples were bad"):
+                for _ in slowly(loader):
+                    received += 1
+            assert received == allowed + 1
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_run_that_is_resumed_writes_each_line_once(with_bad: Path, tmp_path: Path, device: Any) -> None:
+    """BAD-1, PLAN-5: what a state does not count, the file does not hold."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
+    for stop in (1, 2, 3):
+        folder = tmp_path / str(stop)
+        with streamvid.VideoLoader(with_bad, quarantine=folder, **options) as loader:
+            for number, _ in enumerate(slowly(loader), 1):
+                state = loader.state_dict()
+                if number == stop:
+                    break
+        with streamvid.VideoLoader(with_bad, quarantine=folder, **options) as loader:
+            loader.load_state_dict(state)
+            assert sum(1 for _ in loader) == 8 - stop
+        lines = (folder / "quarantine-rank00000.jsonl").read_text().splitlines()
+        assert [json.loads(line)["key"] for line in lines] == list(BAD)
 
 
 def test_options_that_cannot_be(tmp_path: Path) -> None:
@@ -341,7 +405,7 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
             pipeline.open()
             samples = [SampleRequest(mixed, bucket.id, *place, 0, False) for place in order]
             number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
-            while (batch := pipeline.next_batch(number)) is not None:
+            for batch in handed_over(pipeline, number):
                 yield batch.rows[0]["key"], batch.rows[0]["columns"]["year"]
         finally:
             pipeline.close()

@@ -67,6 +67,7 @@ class Driver:
         return make_batch(pending, ("score", "place"), {"score"}, self.layout)
 
     def _hand_over(self, pending: PendingBatch, wait_seconds: float, batch_seconds: float) -> None:
+        self.pipeline.count(pending)
         self.handed_over.append(pending.request.position)
         self.meter.add(
             pending.stats,
