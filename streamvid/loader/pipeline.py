@@ -148,7 +148,7 @@ class Pipeline:
     def count(self, batch: PendingBatch) -> None:
         """Count, log and write the substitutions of a batch, once, as it is handed over or its error is raised.
 
-        Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written: the run's failure.
+        Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written; the run is over.
         """
         if batch.is_counted:
             return
