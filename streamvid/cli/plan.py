@@ -42,11 +42,15 @@ Exit codes: 0 the run has steps, 1 it has none or the dataset cannot be read, 2 
     help="Samples a rank and step. BUCKET: an id, WxH@F or glob; a name goes before globs, '*' is for all others.",
 )
 @click.option("--max-tokens-per-batch", type=int, help="Instead: as many samples of a bucket as fit.")
-@click.option("--tail", type=click.Choice(get_args(Tail)), default="carry", show_default=True, help="The epoch's rest.")
+@click.option(
+    "--tail",
+    type=click.Choice(get_args(Tail)),
+    help="The epoch's rest.  [default: as the loader, carry for split train, uneven for others]",
+)
 @click.option(
     "--sync", type=click.Choice(get_args(Sync)), default="bucket", show_default=True, help="What ranks share."
 )
-@click.option("--costs", type=click.Path(), help="Measured costs (JSON of a CostTable) for --sync cost.")
+@click.option("--costs", type=click.Path(), help="Measured costs (JSON of a CostTable); needs --sync cost.")
 @click.option("--epochs", "num_epochs", type=click.IntRange(1, _MAX_EPOCHS), default=1, show_default=True)
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Steps of an epoch are a multiple of it.")
 @click.option("--split", default="train", show_default=True)
@@ -56,7 +60,7 @@ def command(
     num_ranks: int,
     sizes: tuple[str, ...],
     max_tokens_per_batch: int | None,
-    tail: Tail,
+    tail: Tail | None,
     sync: Sync,
     costs: str | None,
     num_epochs: int,
@@ -70,6 +74,9 @@ def command(
     """
     from streamvid.dataset.reader import open_dataset
 
+    if costs is not None and sync != "cost":
+        raise ConfigError(f"--costs {costs} does nothing with --sync {sync}; add --sync cost, or leave --costs out")
+    tail = tail or ("carry" if split == "train" else "uneven")
     options = PlanOptions(tail=tail, sync=sync, accumulate=accumulate)
     batch_size = parse_sizes(sizes) if sizes else None
     run = PlannedRun(num_ranks, batch_size, max_tokens_per_batch, options, num_epochs, split, read_costs(costs))

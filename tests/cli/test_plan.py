@@ -10,18 +10,24 @@ from typing import Any
 import pytest
 
 import streamvid
+from streamvid.buckets import Bucket
 from streamvid.cli.plan import PlannedRun, collect, parse_sizes
 from streamvid.errors import ConfigError
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import fit_costs
 from tests.conftest import run_streamvid
+from tests.loader.conftest import build_dataset
 
 DATASET = Path(__file__).parents[1] / "data" / "dataset_v1"  # 3 samples of 96x64-5f in 3 shards, 1 of 96x64-1f
 
 
-def facts(*arguments: str, fails: bool = False) -> dict[str, Any]:
-    done = run_streamvid("plan", DATASET, *arguments, "--json", check=False)
-    assert done.returncode == int(fails), done.stderr
+def facts(*arguments: str) -> dict[str, Any]:
+    return facts_of(DATASET, *arguments)
+
+
+def facts_of(dataset: Path, *arguments: str) -> dict[str, Any]:
+    done = run_streamvid("plan", dataset, *arguments, "--json", check=False)
+    assert done.returncode == 0, done.stderr
     value: dict[str, Any] = json.loads(done.stdout)
     return value
 
@@ -53,6 +59,26 @@ def test_it_says_what_the_loader_announces(tail: Any) -> None:
     assert not announced
     (mine,) = [row for row in planned["tails"] if row["tail"] == tail]
     assert mine["steps"] == planned["steps"][0]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_unsaid_tail_is_that_of_the_loader(tmp_path: Path, split: str) -> None:
+    """PLAN-4: what the loader does with a split's rest if nobody says, with gradients accumulated too."""
+    root = build_dataset(tmp_path, {Bucket(5, 64, 96): [3, 2]}, split=split)
+    planned = facts_of(root, "--num-ranks", "2", "--batch-size", "2", "--split", split)
+    with streamvid.VideoLoader(root, batch_size=2, world=World(0, 2), split=split, num_workers=0) as loader:
+        assert planned["tail"] == loader.options.tail == {"train": "carry", "val": "uneven"}[split]
+        (report,) = loader.plan_report()
+        assert planned["steps"] == [report.num_steps_left]
+        assert planned["buckets"][0]["num_delivered"] == report.num_delivered
+    arguments = ("--num-ranks", "1", "--batch-size", "1", "--split", split, "--accumulate", "2")
+    if split == "train":
+        assert facts_of(root, *arguments)["tail"] == "carry"
+        return
+    done = run_streamvid("plan", root, *arguments, check=False)
+    with pytest.raises(ConfigError) as refused:
+        streamvid.VideoLoader(root, batch_size=1, world=World(0, 1), split=split, num_workers=0, accumulate=2)
+    assert done.returncode == 2 and str(refused.value) in done.stderr
 
 
 def test_batch_sizes_by_bucket_or_by_tokens() -> None:
@@ -116,7 +142,12 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
         (("--batch-size", "0"), 2, "batch_size=0"),
         (("--batch-size", "1", "--num-ranks", "0"), 2, "num_ranks=0"),
         (("--batch-size", "1", "--split", "test"), 1, "split='test' has no samples"),
-        (("--batch-size", "1", "--costs", "missing.json"), 2, "--costs missing.json"),
+        (("--batch-size", "1", "--costs", "missing.json", "--sync", "cost"), 2, "--costs missing.json"),
+        (
+            ("--batch-size", "1", "--costs", "any.json"),
+            2,
+            "--costs any.json does nothing with --sync bucket; add --sync",
+        ),
         (("--batch-size", "1", "--tail", "cary"), 2, "'carry'"),
     ],
 )
