@@ -80,8 +80,9 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     repeats = span.tail in ("pad", "shrink") and span.length > 0
     if repeats and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
-            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch too "
-            "often; lower batch_size, or use tail='drop' or tail='carry'"
+            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch, "
+            f"{passes} passes over {num_samples}, too often; lower batch_size or num_repeats, or use tail='drop' or "
+            "'carry'"
         )
     if span.global_batch >= 1 << 30:
         raise ConfigError(f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, not under 2**30")

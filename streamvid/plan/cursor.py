@@ -17,17 +17,20 @@ class Cursor:
     """An epoch and a position in the endless stream of each bucket; nothing in it depends on the number of ranks.
 
     positions: bucket id → samples delivered since the stream began, over all passes; a bucket that is not in it
-    stands at the natural start of the epoch. phase: steps done of a group of `accumulate` that is not complete.
-    StateError for values that no plan gives.
+    stands at the natural start of the epoch. phase: steps done of a group of `accumulate` that is not complete. step:
+    steps done of the epoch, over all lives of the run; 0 where a state of plan version 1 does not say. StateError for
+    values that no plan gives.
     """
 
     epoch: int = 0
     positions: Mapping[str, int] = field(default_factory=dict)
     phase: int = 0
+    step: int = 0
 
     def __post_init__(self) -> None:
         _validate("epoch", self.epoch, MAX_EPOCH)
         _validate("phase", self.phase, MAX_EPOCH)
+        _validate("step", self.step, MAX_POSITION)
         if not isinstance(self.positions, Mapping) or not all(isinstance(name, str) for name in self.positions):
             raise StateError(f"positions={self.positions!r}: expected a mapping from bucket ids to integers")
         for name, position in self.positions.items():
@@ -36,15 +39,15 @@ class Cursor:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON that `from_json` reads back; under 4 KB for 100 buckets."""
-        value = {"epoch": self.epoch, "positions": dict(self.positions)}
+        value = {"epoch": self.epoch, "positions": dict(self.positions), "step": self.step}
         return value | {"phase": self.phase} if self.phase else value
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
         """Cursor of what `to_json` gave; StateError for anything else."""
-        if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions"}:
-            raise StateError(f"cursor={state!r}: expected an object of epoch, positions and perhaps phase")
-        return cls(state["epoch"], state["positions"], state.get("phase", 0))
+        if not isinstance(state, Mapping) or set(state) - {"step", "phase"} != {"epoch", "positions"}:
+            raise StateError(f"cursor={state!r}: expected an object of epoch, positions and perhaps step and phase")
+        return cls(state["epoch"], state["positions"], state.get("phase", 0), state.get("step", 0))
 
 
 def _validate(name: str, value: object, highest: int) -> None:

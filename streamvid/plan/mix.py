@@ -1,8 +1,8 @@
 """A bucket's stream over several datasets: in every stretch of an epoch each has the share that it has of the epoch.
 
 Dataset i has n_i samples in the bucket and is repeated r_i times an epoch. Its own stream (stream.py) is endless, and
-epoch e takes [floor(e * r_i * n_i), floor((e + 1) * r_i * n_i)) of it: m_i samples. The bucket's stream is the blocks
-of the epochs one after the other, so the block of epoch e begins at B(e) = sum of floor(e * r_i * n_i).
+epoch e takes [b_i(e), b_i(e + 1)) of it, m_i samples, where b_i(e) is e * r_i * n_i rounded. The bucket's stream is the
+blocks of the epochs one after the other, so the block of epoch e begins at B(e), the sum of all b_i(e).
 
 A block of M = sum of m_i samples is cut into W windows of about 256. Window w has the places
 [floor(w * m_i / W), floor((w + 1) * m_i / W)) of dataset i, one dataset after the other, and then permuted. All of it
@@ -75,7 +75,7 @@ class MixedStream:
 
     def boundary(self, epoch: int) -> int:
         """B(epoch): the position at which the epoch's block begins."""
-        return sum(_floor(rate * epoch) for rate in self._rates)
+        return sum(_begin(rate, epoch) for rate in self._rates)
 
     def period(self, other: int) -> int:
         """Epochs after which the lengths of blocks come again, this bucket's and those of period `other`."""
@@ -83,7 +83,7 @@ class MixedStream:
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
         """(first pass, number of passes) that each dataset's part of an epoch's block lies in."""
-        bounds = [(_floor(rate * epoch), _floor(rate * (epoch + 1))) for rate in self._rates]
+        bounds = [(_begin(rate, epoch), _begin(rate, epoch + 1)) for rate in self._rates]
         sizes = [stream.num_samples for stream in self._streams]
         first = [start // size for (start, _), size in zip(bounds, sizes, strict=True)]
         last = [max(end - 1, start) // size for (start, end), size in zip(bounds, sizes, strict=True)]
@@ -130,7 +130,7 @@ class MixedStream:
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """`split` of a flat array over several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
-        starts = np.array([[_floor(rate * e) for e in range(first, last + 2)] for rate in self._rates], np.int64)
+        starts = np.array([[_begin(rate, e) for e in range(first, last + 2)] for rate in self._rates], np.int64)
         bounds = starts.sum(axis=0)
         # Of several epochs that begin at a position, all but the last are empty.
         blocks = np.searchsorted(bounds, positions, side="right") - 1
@@ -159,9 +159,10 @@ class MixedStream:
 
     def _epoch_at(self, position: int) -> int:
         """The epoch whose block holds a position: the last that begins at or before it."""
-        # Each floor takes less than one sample off, so the block is this one or within `slack` epochs after it.
-        low = _floor(Fraction(position) / self.rate)
-        high = low + _floor(len(self._rates) / self.rate) + 2
+        # All roundings together make up half a sample a dataset at most.
+        slack = Fraction(len(self._rates), 2)
+        low = max(0, math.floor((position - slack) / self.rate))
+        high = math.floor((position + slack) / self.rate) + 1
         while low + 1 < high:
             middle = (low + high) // 2
             low, high = (middle, high) if self.boundary(middle) <= position else (low, middle)
@@ -188,5 +189,6 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
     return resolved
 
 
-def _floor(value: Fraction) -> int:
-    return value.numerator // value.denominator
+def _begin(rate: Fraction, epoch: int) -> int:
+    """b_i(e); to the nearest, so that the first epoch has the size that was asked for, too."""
+    return math.floor(rate * epoch + Fraction(1, 2))

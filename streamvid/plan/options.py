@@ -33,9 +33,11 @@ class PlanOptions:
         a bucket of equal, smaller batches (fewer than num_ranks repeats), "uneven" in one of unequal batches without
         any repeat: ranks for which nothing is left have no batch in that step.
     sync: "bucket": all ranks have the same bucket at a step; "cost": buckets of about the same predicted cost.
-    order: "mixed"; "largest-first" begins epoch 0 with the first step of each bucket, the costliest first.
+    order: "mixed"; "largest-first" begins epoch 0 with the first step of each bucket, or with sync="cost" of each
+        class of buckets, the costliest first.
     accumulate: the number of steps of an epoch is a multiple of it.
-    deal: so many consecutive samples of a step are sorted by shard before the ranks take theirs; 1: none.
+    deal: so many consecutive samples of a step are sorted by shard, each dataset's among themselves, before the ranks
+        take theirs; 1: none.
     """
 
     seed: int = 0

@@ -105,13 +105,8 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole epoch from its natural start; ranks that have no batch in a step count it too."""
-        if not self.cursor.positions:
-            return self.num_steps_left
-        epoch = self.cursor.epoch
-        if self.options.tail == "carry":
-            return self.num_steps_through(epoch + 1) - self.num_steps_through(epoch)
-        return self.at(Cursor(epoch)).num_steps_left
+        """Steps of the whole epoch, those done among them; ranks that have no batch in a step count it too."""
+        return self.cursor.step + self.num_steps_left
 
     @cached_property
     def num_steps_left(self) -> int:
@@ -187,7 +182,7 @@ class EpochPlan:
 
         A cursor at the end of an epoch that had steps is no error.
         """
-        if self.num_steps_left or self.num_steps:
+        if self.num_steps or self.at(Cursor(self.cursor.epoch)).num_steps_left:
             return
         last = MAX_EPOCH if num_epochs is None else num_epochs
         check.check_count("num_epochs", last, MAX_EPOCH)
@@ -264,7 +259,7 @@ class EpochPlan:
         for final in self._finals[: max(0, num_steps_done - self._num_mixed)]:
             positions[final.span.bucket_id] = final.span.end
         phase = (self.cursor.phase + num_steps_done) % self.options.accumulate
-        return Cursor(self.cursor.epoch, positions, phase)
+        return Cursor(self.cursor.epoch, positions, phase, self.cursor.step + num_steps_done)
 
     def next_epoch(self) -> Cursor:
         """The cursor that opens the next epoch once all steps of this one are done."""

@@ -30,11 +30,12 @@ class Step:
     """What all ranks take at a step or, after `for_rank`, one of them.
 
     bucket_ids: the bucket of each rank. bounds: int64 (num_ranks + 1,), where each rank's samples begin and end in the
-        arrays, which are (samples,), sorted by shard, then index, in stretches of `PlanOptions.deal` samples.
+        arrays, which are (samples,), sorted by shard, then index, in stretches of `PlanOptions.deal` samples; those of
+        several datasets, each by itself, in the places that it has.
     sources: int64, number of the dataset. shards: int64, number of the shard within the dataset's bucket, in manifest
         order. indices: int64, place in the shard.
-    visits: int64, which pass over its bucket the sample is in, from 0; repeats have negative visits: no visit occurs
-        twice for a sample of a dataset.
+    visits: int64, which pass over its bucket the sample is in, from 0; repeats have negative visits. No visit occurs
+        twice for a sample of a dataset, but for repeats of "pad" where the costs change within an epoch.
     is_repeat: bool, whether it is one that the tail policy repeats.
     num_step_samples: samples of all ranks together.
     """
@@ -190,7 +191,7 @@ def _deal(draw: Draw, ordinals: Int64Array, visits: Int64Array, deal: int) -> In
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """(rows, samples): which sample comes at each place. Datasets keep their places, or each rank would have but one."""
+    """(rows, samples): which one comes at each place. Datasets keep their places, or each rank would have but one."""
     # Stable: of equal samples, which repeats make, the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count through one dataset after the other, so `order` has them in that order too

@@ -55,7 +55,7 @@ class Case:
     def boundary(self, source: int, bucket_id: str, epoch: int) -> int:
         """Samples of a dataset in a bucket that the epochs before `epoch` take, by the definition of repeats."""
         whole = self.repeats[source] * sum(self.counts(source, bucket_id)) * epoch
-        return whole.numerator // whole.denominator
+        return (2 * whole.numerator + whole.denominator) // (2 * whole.denominator)
 
     def in_epoch(self, source: int, bucket_id: str, epoch: int) -> int:
         return self.boundary(source, bucket_id, epoch + 1) - self.boundary(source, bucket_id, epoch)

@@ -11,10 +11,13 @@ from streamvid.errors import StateError
 from streamvid.plan import Cursor
 
 
-@given(epoch=st.integers(0, 2**30), positions=st.dictionaries(st.text(), st.integers(0, 2**53)))
-def test_round_trip(epoch: int, positions: dict[str, int]) -> None:
+@given(
+    epoch=st.integers(0, 2**30), positions=st.dictionaries(st.text(), st.integers(0, 2**53)),
+    phase=st.integers(0, 1023), step=st.integers(0, 2**40),
+)  # fmt: skip
+def test_round_trip(epoch: int, positions: dict[str, int], phase: int, step: int) -> None:
     """PLAN-5: the state is JSON."""
-    cursor = Cursor(epoch, positions)
+    cursor = Cursor(epoch, positions, phase, step)
     assert Cursor.from_json(json.loads(json.dumps(cursor.to_json()))) == cursor
     assert list(cursor.positions) == sorted(positions)
 
@@ -32,7 +35,8 @@ def test_round_trip(epoch: int, positions: dict[str, int]) -> None:
         {"epoch": 0, "positions": {"a": 2**60}},
         {"epoch": 0, "positions": {3: 1}},
         {"epoch": 0, "positions": [1]},
-        {"epoch": 0, "positions": {}, "step": 1},
+        {"epoch": 0, "positions": {}, "steps": 1},
+        {"epoch": 0, "positions": {}, "step": -1},
     ],
 )
 def test_other_states_are_refused(state: Any) -> None:
