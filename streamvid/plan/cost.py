@@ -17,11 +17,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import reprlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
+from numbers import Integral, Real
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
@@ -66,6 +68,11 @@ class CostTable:
             _validate(name, getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
             raise ConfigError("cost table constant=0, per_token=0, per_pair=0: one of them must be more than 0")
+        if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
+            raise ConfigError(
+                f"cost table measured={reprlib.repr(self.measured)}: expected a mapping from (bucket id, batch size) "
+                "to nanoseconds; fit_costs makes it from measured steps"
+            )
         for (bucket_id, batch_size), nanoseconds in self.measured.items():
             _validate_batch(bucket_id, batch_size, self.tokens)
             _validate(f"measured[{bucket_id!r}, {batch_size}]", nanoseconds, 1, MAX_SECONDS * 10**9)
@@ -128,13 +135,14 @@ def fit_costs(measurements: Iterable[tuple[str, int, float]], buckets: Iterable[
     From these medians (from all, if there are none) the three coefficients, none of them negative, are fitted for the
     least squares of the relative error; they predict the rest. Where all measurements are of one number of tokens a
     sample, attention keeps its default share of what is not constant.
-    ConfigError for no measurements, unknown buckets, and seconds that are not above 0 and at most 1,000,000.
+    Numbers may be numpy's. ConfigError for no measurements, entries that are no such triples, unknown buckets, and
+    seconds that are not above 0 and at most 1,000,000.
     """
     tokens = _tokens_of(buckets)
     groups: dict[tuple[str, int], list[int]] = {}
-    for bucket_id, batch_size, seconds in measurements:
+    for bucket_id, batch_size, seconds in _triples(measurements):
         _validate_batch(bucket_id, batch_size, tokens)
-        groups.setdefault((bucket_id, batch_size), []).append(_nanoseconds(bucket_id, batch_size, seconds))
+        groups.setdefault((str(bucket_id), batch_size), []).append(_nanoseconds(bucket_id, batch_size, seconds))
     if not groups:
         raise ConfigError("measurements=[]: expected (bucket id, batch size, seconds) of at least one step")
     medians = {batch: int(statistics.median(values)) for batch, values in sorted(groups.items())}
@@ -224,24 +232,52 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
 
 
 def _tokens_of(buckets: Iterable[Bucket]) -> dict[str, int]:
-    tokens = {bucket.id: bucket.tokens for bucket in buckets}
+    if not isinstance(buckets, Iterable):
+        raise ConfigError(f"buckets={buckets!r}: expected streamvid.Bucket objects, as loader.buckets")
+    tokens = {}
+    for number, bucket in enumerate(buckets):
+        if not isinstance(bucket, Bucket):
+            raise ConfigError(f"buckets[{number}]={bucket!r}: expected a streamvid.Bucket, as loader.buckets has them")
+        tokens[bucket.id] = bucket.tokens
     if not tokens:
         raise ConfigError("buckets=(): expected the buckets of a dataset, at least one")
     return tokens
 
 
-def _nanoseconds(bucket_id: str, batch_size: int, seconds: float) -> int:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not math.isfinite(seconds) or not 0 < seconds <= MAX_SECONDS:
+def _triples(measurements: Iterable[tuple[str, int, float]]) -> Iterator[tuple[str, int, float]]:
+    expected = "(bucket id, batch size, seconds), such as ('832x480-81f', 4, 0.75)"
+    if not isinstance(measurements, Iterable) or isinstance(measurements, Mapping | str | bytes):
+        raise ConfigError(
+            f"measurements={reprlib.repr(measurements)}: expected a list with an entry for each measured step, "
+            f"{expected}"
+        )
+    for number, entry in enumerate(measurements):
+        if not _is_row(entry, 3):
+            raise ConfigError(f"measurements[{number}]={reprlib.repr(entry)}: expected a measured step, {expected}")
+        bucket_id, batch_size, seconds = entry
+        is_whole = isinstance(batch_size, Integral) and not isinstance(batch_size, bool)
+        yield bucket_id, int(batch_size) if is_whole else batch_size, seconds
+
+
+def _is_row(value: object, length: int) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value) == length
+
+
+def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
+    try:
+        value = float(seconds) if isinstance(seconds, Real) and not isinstance(seconds, bool) else math.nan
+    except OverflowError:
+        value = math.inf
+    if not 0 < value <= MAX_SECONDS:
         raise ConfigError(
             f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): allowed are seconds above 0, "
             f"up to {MAX_SECONDS}; leave out steps that were not timed"
         )
-    return max(1, round(Fraction(seconds) * 10**9))
+    return max(1, round(Fraction(value) * 10**9))
 
 
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
-    if bucket_id not in tokens:
+    if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
         raise ConfigError(f"bucket {bucket_id!r} is not among those of the cost table: {known}; fit with all buckets")
     _validate(f"batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

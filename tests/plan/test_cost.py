@@ -8,6 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,9 +156,53 @@ def test_the_edge_of_a_class_is_exact() -> None:
     assert cost_classes({"a": 7, "b": 7, "c": 8}, tolerance=0) == {"a": 0, "b": 0, "c": 1}
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Step times often come out of arrays; the table is the one that plain numbers give, and goes through JSON."""
+    runs = [(name, size, 0.25 * size + number) for name in IDS[:4] for size in (1, 4) for number in range(3)]
+    table = fit_costs(runs, BUCKETS)
+    for integer, real in ((np.int64, np.float64), (np.uint8, np.float32), (np.int32, np.float16)):
+        again = fit_costs([(np.str_(name), integer(size), real(value)) for name, size, value in runs], BUCKETS)
+        assert again == table and json.dumps(again.to_json()) == json.dumps(table.to_json())
+    assert fit_costs([(name, size, Fraction(value)) for name, size, value in runs], BUCKETS) == table
+    with pytest.raises(ConfigError, match="seconds above 0"):
+        fit_costs([(IDS[0], 1, np.float32("nan"))], BUCKETS)
+
+
 ONE = (IDS[0], 1, 1.0)
 BAD: dict[str, Callable[[], Any]] = {
     "at least one step": lambda: fit_costs([], BUCKETS),
+    r"measurements=\{.*\}: expected a list .* measured step, \(bucket id, batch size, seconds\), such as": lambda: (
+        fit_costs(
+            {IDS[0]: 1.0},  # type: ignore[arg-type]
+            BUCKETS,
+        )
+    ),
+    r"measurements=5: expected a list with": lambda: fit_costs(5, BUCKETS),  # type: ignore[arg-type]
+    r"measurements=None: expected a list": lambda: fit_costs(None, BUCKETS),  # type: ignore[arg-type]
+    r"measurements='abc': expected a list": lambda: fit_costs("abc", BUCKETS),  # type: ignore[arg-type]
+    r"measurements\[1\]='abc': expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
+        [ONE, "abc"], BUCKETS
+    ),  # type: ignore[list-item]
+    r"measurements\[1\]=\('a', 1.0\): expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
+        [ONE, ("a", 1.0)],  # type: ignore[list-item]
+        BUCKETS,
+    ),
+    r"measurements\[0\]=0.5: expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
+        [0.5], BUCKETS
+    ),  # type: ignore[list-item]
+    r"bucket \['a'\] is not among": lambda: fit_costs([(["a"], 1, 1.0)], BUCKETS),  # type: ignore[list-item]
+    r"batch size of .*='2'": lambda: fit_costs([(IDS[0], "2", 1.0)], BUCKETS),  # type: ignore[list-item]
+    r"batch size of .*=2.0": lambda: fit_costs([(IDS[0], 2.0, 1.0)], BUCKETS),  # type: ignore[list-item]
+    r"'1.0'\): allowed are seconds": lambda: fit_costs([(IDS[0], 1, "1.0")], BUCKETS),  # type: ignore[list-item]
+    r"-1.0\): allowed are seconds": lambda: fit_costs([(IDS[0], 1, -1.0)], BUCKETS),
+    r"0\): allowed are seconds above 0": lambda: fit_costs([(IDS[0], 1, 10**400)], BUCKETS),
+    r"buckets\[0\]='a': expected .*loader\.buckets": lambda: fit_costs([ONE], ["a"]),  # type: ignore[list-item]
+    r"buckets=None: expected .*loader\.buckets": lambda: fit_costs([ONE], None),  # type: ignore[arg-type]
+    r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable(
+        {"a": 1},
+        measured={"a": 3},  # type: ignore[dict-item]
+    ),
+    r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     "at least one$": lambda: fit_costs([ONE], []),
     "'nowhere' is not among": lambda: fit_costs([("nowhere", 1, 1.0)], BUCKETS),
     "batch size of .*=0": lambda: fit_costs([(IDS[0], 0, 1.0)], BUCKETS),
