@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ class MixPart:
 
 @dataclass(frozen=True)
 class Mix:
-    """All datasets of a loader. buckets: by id; a bucket of the same shape has one id, the first dataset's."""
+    """All datasets of a loader. buckets: by id; see `_common_ids`."""
 
     parts: tuple[MixPart, ...]
     repeats: tuple[Fraction, ...]
@@ -186,22 +186,17 @@ def open_mix(
 ) -> Mix:
     """Open all datasets. `where` holds for each of them, besides its own condition."""
     buckets: dict[str, Bucket] = {}
-    by_shape: dict[tuple[int, int, int], str] = {}
     parts = []
     for number, config in enumerate(configs):
         dataset = config.url if isinstance(config.url, Dataset) else open_dataset(config.url)
         name = config.name or str(number)
         own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
         shards, counts, chosen = _select(dataset, split, _both(where, config.where))
-        renamed = {}
-        for bucket_id in shards:
-            bucket = dataset.manifest.bucket(bucket_id)
-            renamed[bucket_id] = by_shape.setdefault(bucket.shape, bucket_id)
-            buckets.setdefault(renamed[bucket_id], bucket)
+        common = _common_ids([dataset.manifest.bucket(bucket_id) for bucket_id in shards], buckets, name)
         parts.append(
             MixPart(
-                number, dataset, own_seed, {renamed[k]: v for k, v in shards.items()},
-                {renamed[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
+                number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
+                {common[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
                 dataset.column(config.caption_column), config.caption_prefix, config.caption_dropout, name,
             )
         )  # fmt: skip
@@ -216,6 +211,31 @@ def open_mix(
             f"samples_per_epoch={samples_per_epoch!r} goes with weights: give each DatasetConfig one, or leave it out"
         )
     return Mix(tuple(parts), tuple(repeats), dict(sorted(buckets.items())))
+
+
+def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
+    """A dataset's bucket id → the loader's; `buckets`, the loader's so far, takes in those that are new.
+
+    Buckets of one shape share an id, so that they mix within a batch; those of one dataset stay apart, as they are in
+    its manifest. An id that stands for another shape already gives way to the explicit one of the size.
+    """
+    common = {
+        bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
+    }
+    for bucket in own:
+        if bucket.id in common:
+            continue
+        taken = set(common.values())
+        known = [name for name, other in buckets.items() if other.shape == bucket.shape and name not in taken]
+        mine = bucket if bucket.id not in buckets else replace(bucket, resolution=None, aspect_ratio=None)
+        if not known and mine.id in buckets:
+            raise ConfigError(
+                f"dataset {dataset}: bucket {bucket.id} has another shape than the one of that name in a dataset "
+                f"before it, and its explicit name {mine.id} is taken; put this dataset first"
+            )
+        common[bucket.id] = known[0] if known else mine.id
+        buckets.setdefault(common[bucket.id], mine)
+    return common
 
 
 def _both(general: str | None, own: str | None) -> str | None:
@@ -240,7 +260,7 @@ def _select(
     chosen = None if where is None else parse_filter(where, dataset)
     passing = table.num_samples if chosen is None else count_matches(dataset, table, chosen)
     kept = {bucket_id: rows[passing[rows] > 0] for bucket_id, rows in mine.items()}
-    # Of buckets of one shape, the one whose samples come first gives its id.
+    # Of new buckets of one shape in several datasets, the one whose samples come first gives its id.
     kept = dict(sorted(((name, rows) for name, rows in kept.items() if len(rows)), key=lambda item: int(item[1][0])))
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import streamvid
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError, StateError
 from streamvid.plan import hash_below, hash_text
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
@@ -50,6 +51,39 @@ def test_repeats_of_several_datasets(two: tuple[Path, Path]) -> None:
     assert set(second.values()) == {1} and len(second) == 10
     small = [text.startswith("B: ") for bucket, _, text in epochs[0][0] if bucket == SMALL.id]
     assert sum(a != b for a, b in itertools.pairwise(small)) > 1
+
+
+NAMED = Bucket(num_frames=5, height=64, width=96, resolution="240px", aspect_ratio="3:2")
+OTHER = Bucket(num_frames=5, height=96, width=128, resolution="240px", aspect_ratio="3:2")
+
+
+def test_buckets_of_one_shape_stay_apart_within_a_dataset(tmp_path: Path) -> None:
+    """PLAN-4: two resolutions may have one shape (`--multiple 64`), and each sample comes under its own bucket's id."""
+    one = build_dataset(tmp_path / "one", {NAMED: [3], SMALL: [2, 2]})
+    other = build_dataset(tmp_path / "other", {SMALL: [5]}, variants=2)
+    (rows,) = received(one, batch_size={NAMED.id: 1, SMALL.id: 2})
+    assert Counter(bucket for bucket, _, _ in rows) == {NAMED.id: 3, SMALL.id: 4}
+    assert all(key.startswith(bucket) for bucket, key, _ in rows) and len(set(rows)) == 7
+    (rows,) = received([DatasetConfig(other), DatasetConfig(one, caption_prefix="B: ")])
+    assert Counter((bucket, text.startswith("B: ")) for bucket, _, text in rows) == {
+        (SMALL.id, False): 5, (SMALL.id, True): 4, (NAMED.id, True): 3,
+    }  # fmt: skip
+
+
+def test_a_name_that_stands_for_two_shapes(tmp_path: Path) -> None:
+    """PLAN-3: of two datasets that were sharded with other multiples, each keeps its shape; the size names the second."""
+    first = build_dataset(tmp_path / "first", {NAMED: [3]})
+    second = build_dataset(tmp_path / "second", {OTHER: [4]})
+    shapes = {}
+    with streamvid.VideoLoader([first, second], batch_size=1, world=World(0, 1), num_workers=0) as loader:
+        for batch in loader:
+            assert batch.bucket.shape == (5, *batch.video.shape[-2:])
+            shapes[batch.bucket.id] = shapes.get(batch.bucket.id, 0) + 1
+    assert shapes == {NAMED.id: 3, "128x96-5f": 4}
+    third = build_dataset(tmp_path / "third", {OTHER: [1], Bucket(5, 96, 128): [1]})
+    with pytest.raises(ConfigError, match="another shape .* put this dataset first"):
+        received([first, third])
+    assert len(received([third, first])[0]) == 5
 
 
 @pytest.mark.parametrize("by", ["samples", "tokens"])
