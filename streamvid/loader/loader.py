@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import LoaderError, StateError
+from streamvid.errors import LoaderError
 from streamvid.loader.arguments import (
     at_least,
     check_columns,
@@ -32,7 +32,7 @@ from streamvid.loader.quarantine import Substitution
 from streamvid.loader.report import report_plan
 from streamvid.loader.requests import Selection
 from streamvid.loader.ring import make_batch, pin
-from streamvid.loader.state import differences, make_state, plan_identity, read_state
+from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.world import detect_world
 from streamvid.plan import BucketReport, Cursor, PlanOptions, World
@@ -260,27 +260,21 @@ class VideoLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run stands, JSON-able, counting batches handed out; equal on all ranks after the same step."""
-        return make_state(self._plan.cursor_after(self._num_done), self._belongs_to())
+        return make_state(self._plan, self._num_done, self._belongs_to())
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
         """Go on after the batch that `state` was taken at, at the next `iter()`; a loop that runs now is over.
 
         Raises StateError for a state of another dataset, split, filter, seed, shuffle or tail, and changes nothing
-        then. `force` takes it all the same, as near as can be: the epoch and how far each bucket was in it; that each
-        sample comes once holds from the next epoch on.
+        then. `force` takes it all the same, as near as can be: the same epoch, and about the same share of its steps
+        (none of them, if the state does not say). Which samples of that epoch came before is not known: some come
+        again and some do not come, and that each comes once holds from the next epoch on.
+        Within a group of `accumulate`, the loss weights of the rest of that group are of that rest alone.
         """
         self._check_usable()
-        cursor, belongs_to = read_state(state)
-        differing = differences(belongs_to, self._belongs_to())
-        if differing and not force:
-            raise StateError(
-                f"the loader state does not belong here: {'; '.join(differing)}. Its positions mean other samples; "
-                "open the loader as it was when the state was saved, start without the state, or take it as an "
-                "approximate place with load_state_dict(state, force=True)"
-            )
-        if differing:
-            _log.warning("a state that does not belong here is taken as an approximate place: %s", "; ".join(differing))
-            cursor = self._selection.fitted(cursor)
+        cursor, progress, belongs_to = read_state(state)
+        if not belongs(belongs_to, self._belongs_to(), force):
+            cursor = self._selection.at_share(cursor.epoch, progress)
         self._selection.check(cursor)
         self._jump_to(cursor)
 

@@ -69,12 +69,10 @@ class Selection:
                     "it is damaged, or of another dataset. Take an older state, or start without one"
                 )
 
-    def fitted(self, cursor: Cursor) -> Cursor:
-        """A foreign cursor as near as this dataset has it: unknown buckets left out, positions within the epoch."""
-        plan = self.plan(Cursor(cursor.epoch))
-        here = {name: at for name, at in cursor.positions.items() if name in self.mix.buckets}
-        positions = {name: min(max(at, plan.start_of(name)), plan.end_of(name)) for name, at in here.items()}
-        return Cursor(cursor.epoch, positions, cursor.phase)
+    def at_share(self, epoch: int, progress: float) -> Cursor:
+        """The place at which that share of the epoch's steps is done, to the nearest step."""
+        plan = self.plan(Cursor(epoch))
+        return plan.cursor_after(round(progress * plan.num_steps_left))
 
     def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
         """Batches of this rank from `plan` on, through all epochs before `end_epoch`; None: endless.

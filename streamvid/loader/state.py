@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from streamvid.errors import StateError
-from streamvid.plan import PLAN_VERSION, READABLE_PLAN_VERSIONS, Cursor, PlanOptions
+from streamvid.plan import PLAN_VERSION, READABLE_PLAN_VERSIONS, Cursor, EpochPlan, PlanOptions
+
+_log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
-_CURSOR = ("epoch", "positions", "phase")
+_CURSOR = ("epoch", "positions", "phase", "step")
 
 
-def make_state(cursor: Cursor, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
-    """`cursor` and what it holds for, JSON-able; the same on every rank after the same step."""
-    return {"version": STATE_VERSION, "plan_version": PLAN_VERSION, **belongs_to, **cursor.to_json()}
+def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a plan stands after so many steps, and what that holds for, JSON-able; the same on every rank.
+
+    progress: the share of the epoch that is done, 0..1, by which a state goes on where its positions mean nothing.
+    """
+    cursor = plan.cursor_after(num_steps_done)
+    progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
+    head = {"version": STATE_VERSION, "plan_version": PLAN_VERSION}
+    return {**head, **belongs_to, **cursor.to_json(), "progress": progress}
 
 
-def read_state(state: Mapping[str, Any]) -> tuple[Cursor, dict[str, Any]]:
-    """(cursor, what it belongs to) of a state of this version or an older one. StateError for anything else."""
+def _progress(plan: EpochPlan, cursor: Cursor) -> float:
+    done = total = 0
+    for bucket_id, position in cursor.positions.items():
+        start, end = plan.start_of(bucket_id), plan.end_of(bucket_id)
+        done += min(max(position, start), end) - start
+        total += end - start
+    return round(done / total, 6) if total else 1.0
+
+
+def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, dict[str, Any]]:
+    """(cursor, progress, what it belongs to) of a state of this version or an older one, whose progress is 0.
+
+    StateError for anything else.
+    """
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: expected the mapping that state_dict() gave")
     version = state.get("version")
@@ -39,7 +60,24 @@ def read_state(state: Mapping[str, Any]) -> tuple[Cursor, dict[str, Any]]:
         fingerprint = value.pop("plan_fingerprint", None)
         value["datasets"] = [{"plan_fingerprint": fingerprint, "where": None, "num_repeats": "1"}]
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
-    return cursor, value
+    progress = value.pop("progress", 0.0)
+    if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
+        raise StateError(f"progress={progress!r} in the state: a share from 0 to 1 is allowed; it is damaged")
+    return cursor, progress, value
+
+
+def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:
+    """Whether a state belongs here. StateError where it does not; with `force` only the log says so."""
+    differing = "; ".join(differences(found, expected))
+    if differing and not force:
+        raise StateError(
+            f"the loader state does not belong here: {differing}. Its positions mean other samples; open the loader "
+            "as it was when the state was saved, start without the state, or take it as an approximate place with "
+            "load_state_dict(state, force=True)"
+        )
+    if differing:
+        _log.warning("a state that does not belong here is taken as an approximate place: %s", differing)
+    return not differing
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 import streamvid
 from streamvid.errors import StateError
 from streamvid.plan.world import World
+from tests.loader.conftest import SMALL, TALL, build_dataset
 
 READ_REST = """
 import hashlib, json, sys, streamvid
@@ -102,6 +103,7 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
         {"epoch": -1}, {"epoch": 1 << 40}, {"positions": None}, {"positions": []}, {"positions": {"nope": 1}},
         {"positions": {"96x64-5f": -1}}, {"positions": {"96x64-5f": 1.0}}, {"positions": {"96x64-5f": "1"}},
         {"positions": {"96x64-5f": 13}}, {"positions": {"96x64-5f": 10**300}}, {"split": "val"}, {"plan_version": 3}, {"datasets": []}, {"datasets": None}, {"phase": -1},
+        {"progress": -0.1}, {"progress": 1.1}, {"progress": float("nan")}, {"progress": "1"}, {"progress": True},
     ],
 )  # fmt: skip
 def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
@@ -159,3 +161,52 @@ def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: s
         carried = sum(row.num_carried for row in loader.plan_report())
     counts = Counter(seen)
     assert len(seen) == 3 * 23 - carried and set(counts.values()) <= {2, 3}
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Datasets that differ in how many samples they have."""
+    root = tmp_path_factory.mktemp("sizes")
+    return {
+        size: build_dataset(root / str(size), {SMALL: [size // 2, size // 4], TALL: [size // 4]})
+        for size in (40, 32, 48)
+    }
+
+
+@pytest.mark.parametrize("tail", ["carry", "drop", "pad"])
+def test_progress_says_how_much_of_the_epoch_is_done(sizes: dict[int, Path], tail: Any) -> None:
+    """PLAN-5: the same on all ranks, from 0 to 1 in every epoch, whatever was carried into it."""
+    told = []
+    for rank in range(2):
+        with streamvid.VideoLoader(
+            sizes[40], batch_size=3, world=World(rank, 2), num_workers=0, num_epochs=3, tail=tail
+        ) as loader:
+            shares = [(loader.epoch, loader.state_dict()["progress"])]
+            shares += [(loader.epoch, loader.state_dict()["progress"]) for _ in loader]
+        told.append(shares)
+    assert told[0] == told[1] == sorted(told[0])
+    for epoch in range(3):
+        mine = [share for number, share in told[0] if number == epoch]
+        assert mine[0] <= 6 / 40 and mine[-1] == 1.0 and len(set(mine)) == len(mine)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[int, Path], accumulate: int) -> None:
+    """PLAN-5: positions count samples of another dataset, which has more or fewer; without the share: the epoch."""
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "accumulate": accumulate}
+    for epoch, step in ((0, 0), (0, 10), (3, 20), (3, 39), (3, 40)):
+        with streamvid.VideoLoader(sizes[40], **options) as loader:
+            loader.set_epoch(epoch, step=step)
+            state = json.loads(json.dumps(loader.state_dict()))
+        for size in (32, 48):
+            with streamvid.VideoLoader(sizes[size], **options) as loader:
+                with pytest.raises(StateError, match="plan_fingerprint is"):
+                    loader.load_state_dict(state)
+                loader.load_state_dict(state, force=True)
+                left = size - round(size * step / 40)
+                assert (loader.epoch, loader.num_steps_left) == (epoch, left)
+                assert len(list(map(id, loader))) == left and loader.epoch == epoch + 1
+                del state["progress"]
+                loader.load_state_dict(state, force=True)
+                assert (loader.epoch, loader.num_steps_left) == (epoch, size)
+                state["progress"] = step / 40
