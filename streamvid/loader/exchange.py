@@ -26,12 +26,12 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _END_OF_EPOCH = -1
 _ABSENT = "absent"
 _NUM_VALUES_NAMED = 4
-_VALUE_LENGTH = 80
+SHOWN_LENGTH = 160  # of a value in an error
 _MASK = (1 << 64) - 1
 
 
 def check_equal_on_all_ranks(
-    identity: Mapping[str, str | int | float | bool | None],
+    identity: Mapping[str, Any],
     world: World,
     group: ProcessGroup | None = None,
     *,
@@ -40,8 +40,9 @@ def check_equal_on_all_ranks(
 ) -> None:
     """Compare `identity` with that of every process of `group` (None: all); a collective, so all of them must call it.
 
-    Also compares num_ranks, and checks that the processes' ranks are each of 0..num_ranks-1, equally often:
-    `processes_per_rank` times where that is given. Does nothing where torch.distributed is not initialised.
+    Its values are plain JSON. Also compares num_ranks, and checks that the processes' ranks are each of
+    0..num_ranks-1, equally often: `processes_per_rank` times where that is given. Does nothing where
+    torch.distributed is not initialised.
 
     Raises the same ConfigError in every process: it names the components that differ, their values and who has which.
     Raises LoaderError where a process does not come within `timeout_seconds`; `group` is of no use after that.
@@ -52,7 +53,7 @@ def check_equal_on_all_ranks(
 
     group = group or dist.group.WORLD
     assert group is not None
-    mine = {"rank": world.rank, "identity": {**identity, "num_ranks": world.num_ranks}}
+    mine = {"rank": world.rank, "identity": {"num_ranks": world.num_ranks, **identity}}
     told = [json.loads(text) for text in _gather_bytes(json.dumps(mine).encode(), group, timeout_seconds)]
     processes = dist.get_process_group_ranks(group)
     differing = _differing(dict(zip(processes, (one["identity"] for one in told), strict=True)))
@@ -65,9 +66,12 @@ def check_equal_on_all_ranks(
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """For each component that is not the same everywhere: 'NAME is VALUE on processes …, VALUE on process …'."""
+    """For each component that is not the same everywhere: 'NAME is VALUE on processes …, VALUE on process …'.
+
+    In the order of the identities, which puts causes first.
+    """
     lines = []
-    for name in sorted({name for identity in identities.values() for name in identity}):
+    for name in dict.fromkeys(name for identity in identities.values() for name in identity):
         holders: dict[str, list[int]] = {}
         for process, identity in identities.items():
             holders.setdefault(_shown(identity[name]) if name in identity else _ABSENT, []).append(process)
@@ -214,10 +218,10 @@ def _at(keys: Sequence[str], slot: int) -> str:
 
 def _shown(value: object) -> str:
     """As JSON; a long value is cut, and told from others by a hash of the whole."""
-    text = json.dumps(value)
-    if len(text) <= _VALUE_LENGTH:
+    text = json.dumps(value, sort_keys=True)
+    if len(text) <= SHOWN_LENGTH:
         return text
-    return f"{text[:_VALUE_LENGTH]}… (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
+    return f"{text[:SHOWN_LENGTH]}… (sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]})"
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -309,7 +309,7 @@ class VideoLoader:
         if not compares:
             return
         costs = self._selection.costs if self.options.sync == "cost" else {}
-        parts = {"batch_sizes": self.batch_sizes, "costs": costs, "num_epochs": self._num_epochs}
+        parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
         identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
         shared_by = None if process_group is not None else 1
         shared_by = shared_by if shared_group is None else shared_group.size()

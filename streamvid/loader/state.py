@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamvid.errors import StateError
+from streamvid.loader.exchange import SHOWN_LENGTH
 from streamvid.plan import PLAN_VERSION, READABLE_PLAN_VERSIONS, Cursor, EpochPlan, PlanOptions
 
 _log = logging.getLogger(__name__)
@@ -104,21 +105,33 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
 
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
-) -> dict[str, str | int]:
-    """All that a plan depends on but the rank, name by name, in values short enough to be shown: what ranks compare."""
-    return {
-        **{name: _short(value) for name, value in belongs_to.items()},
-        **{name: _short(value) for name, value in parts.items()},
+) -> dict[str, Any]:
+    """All that a plan depends on but the rank, name by name, causes before what follows from them: what ranks compare.
+
+    Values are plain JSON, short enough to be shown; of a longer one a hash.
+    """
+    of_datasets = {
+        f"{name} of dataset {number}": value
+        for number, one in enumerate(belongs_to["datasets"])
+        for name, value in one.items()
+    }
+    identity = {
+        "plan_version": PLAN_VERSION,
+        "number of datasets": len(belongs_to["datasets"]),
+        **of_datasets,
+        **{name: value for name, value in belongs_to.items() if name != "datasets"},
         "sync": options.sync,
         "order": options.order,
         "accumulate": options.accumulate,
         "epoch": cursor.epoch,
-        "position": _short(cursor.to_json()),
-        "plan_version": PLAN_VERSION,
+        **parts,
+        "position": cursor.to_json(),
     }
+    return {name: _short(value) for name, value in identity.items()}
 
 
-def _short(value: Any) -> str | int:
-    if isinstance(value, str | int):
-        return value
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+def _short(value: Any) -> Any:
+    text = json.dumps(value, sort_keys=True)
+    if isinstance(value, str) or len(text) <= SHOWN_LENGTH:
+        return value  # of a text its beginning is shown
+    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from streamvid.errors import StreamvidError
 from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
+from streamvid.loader.mix import DatasetConfig
 from streamvid.plan.world import World
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.launched import launch
@@ -53,6 +55,15 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         with VideoLoader(dataset, num_workers=0, **({"batch_size": 2} | options)) as loader:
             return error_of(identity_of(loader), loader.world)
 
+    def of_loop(*datasets: str | DatasetConfig, step: int = 0, **options: Any) -> str | None:
+        with VideoLoader(datasets, num_workers=0, **({"batch_size": 1} | options)) as loader:
+            loader.set_epoch(0, step=step)
+            try:
+                next(iter(loader))
+            except StreamvidError as error:
+                return f"{type(error).__name__}: {error}"
+        return None
+
     outer = dist.new_group([0, 2])
     assert outer is not None
     told = {
@@ -67,6 +78,20 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "uneven": error_of({}, World(min(me, 1), 2)),
         "shared by all": error_of({}, World(0, 1)),
         "shared by none": error_of({}, World(0, 1), processes_per_rank=1),
+    }
+    config = DatasetConfig
+    told |= {
+        "loop": of_loop(one),
+        "loop where": of_loop(config(one, where="year < 2004" if me else None)),
+        "loop bucket": of_loop(config(one, where="clip_height < 150" if me else None)),
+        "loop repeats": of_loop(one, config(other, num_repeats=1 + me)),
+        "loop name": of_loop(one, config(other, name="b" if me else "a")),
+        "loop datasets": of_loop(one, other) if me else of_loop(one),
+        "loop dataset": of_loop(one, other if me else one),
+        "loop sizes": of_loop(one, batch_size={"96x64-5f": 1 + me % 2, "64x96-9f": 1}),
+        "loop step": of_loop(one, step=me),
+        "loop long": of_loop(config(one, where=f"place != {'x' * 300 + str(me)!r}")),
+        "loop seed": of_loop(one, seed=me, num_epochs=1 + me),
     }
     if me != 1:
         told["part"] = error_of({"seed": 0}, World(me // 2, 2), group=outer)
@@ -126,6 +151,42 @@ def test_what_differs_is_named_alike_by_all(told: list[dict[str, str | None]], c
     message = str(messages.pop())
     assert message.startswith("ConfigError: ")
     assert says in message
+
+
+OF_SECOND = tuple(f"{name} of dataset 1" for name in ("plan_fingerprint", "where", "num_repeats", "name"))
+
+
+@pytest.mark.parametrize(
+    ("case", "says", "then"),
+    [
+        ("where", 'where of dataset 0 is "(`user.year`) < (2004)" on processes 1-2, null on process 0', ()),
+        ("bucket", 'where of dataset 0 is "(`clip_height`) < (150)" on processes 1-2', ("batch_sizes", "position")),
+        ("repeats", 'num_repeats of dataset 1 is "1" on process 0, "2" on process 1, "3" on process 2', ()),
+        ("name", 'name of dataset 1 is "b" on processes 1-2, "a" on process 0', ()),
+        ("datasets", "number of datasets is 2 on processes 1-2, 1 on process 0", ("name of dataset 0", *OF_SECOND)),
+        ("dataset", 'plan_fingerprint of dataset 1 is "', ()),
+        (
+            "sizes",
+            'batch_sizes is {"64x96-9f": 1, "96x64-5f": 1} on processes 0, 2, {"64x96-9f": 1, "96x64-5f": 2}',
+            (),
+        ),
+        ("step", 'position is {"epoch": 0, "positions": {"64x96-9f": ', ()),
+        ("long", "where of dataset 0 is \"(`user.place`) != ('xxx", ()),
+        ("seed", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ("num_epochs",)),
+    ],
+)
+def test_a_loop_that_differs_names_the_cause_first(
+    told: list[dict[str, str | None]], case: str, says: str, then: tuple[str, ...]
+) -> None:
+    """PLAN-1, PLAN-2: the argument that differs, as its caller knows it; what follows from it comes after."""
+    assert told[0]["loop"] is None
+    message = str(told[0][f"loop {case}"])
+    assert {mine[f"loop {case}"] for mine in told} == {message}
+    named = message.partition("disagree: ")[2].rpartition(". Give every")[0]
+    assert named.startswith(says)
+    assert [text.partition(" is ")[0] for text in named.split("; ")] == [says.partition(" is ")[0], *then]
+    if "fingerprint" not in named:
+        assert not re.search("[0-9a-f]{16}", named) and len(named) < 700, named
 
 
 def test_only_what_differs_is_named(told: list[dict[str, str | None]]) -> None:
