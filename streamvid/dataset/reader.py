@@ -121,14 +121,17 @@ class Dataset:
         names = self.samples_schema.names
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
-    def column(self, name: str) -> str:
-        """The index column that a user means by `name`: their own first, else one of the format's."""
+    def column(self, name: str, option: str = "columns") -> str:
+        """The index column that a user means by `name`: their own first, else one of the format's.
+
+        ConfigError, naming `option`, where there is none.
+        """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
             if candidate in names:
                 return candidate
         known = ", ".join(sorted({n.removeprefix(USER_PREFIX) for n in names}))
-        raise ConfigError(f"columns: {name!r} is not in the dataset at {self.url}; it has {known}")
+        raise ConfigError(f"{option}: {name!r} is not in the dataset at {self.url}; it has {known}")
 
     def shards_table(self) -> pa.Table:
         """The shard table, a row a shard."""

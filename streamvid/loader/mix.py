@@ -197,7 +197,8 @@ def open_mix(
             MixPart(
                 number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
                 {common[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
-                dataset.column(config.caption_column), config.caption_prefix, config.caption_dropout, name,
+                dataset.column(config.caption_column, "caption_column"), config.caption_prefix,
+                config.caption_dropout, name,
             )
         )  # fmt: skip
     repeats = [exact_fraction("num_repeats", config.num_repeats) for config in configs]
