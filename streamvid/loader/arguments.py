@@ -13,7 +13,9 @@ from streamvid.loader.batch import STANDARD_FIELDS
 from streamvid.loader.clock import Clock
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
-from streamvid.plan import World
+from streamvid.plan import PlanOptions, World
+from streamvid.plan.cost import CostTable
+from streamvid.plan.cursor import MAX_EPOCH
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,11 +54,37 @@ def at_least(name: str, value: int | None, least: int) -> int | None:
     return value
 
 
+def epoch_of(epoch: int) -> int:
+    """An epoch that a run can be in."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MAX_EPOCH:
+        raise ConfigError(f"epoch={epoch!r}; a whole number from 0 to {MAX_EPOCH - 1} is allowed")
+    return epoch
+
+
 def step_of(step: int, num_steps: int) -> int:
     """A step of an epoch, its end among them."""
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= num_steps:
         raise ConfigError(f"step={step!r}: the epoch has {num_steps} steps; allowed are the integers 0 to {num_steps}")
     return step
+
+
+def uses_costs(options: PlanOptions) -> bool:
+    """Whether the plan depends on the costs of steps."""
+    return options.sync == "cost" or options.order == "largest-first"
+
+
+def check_costs(costs: CostTable | None, options: PlanOptions) -> CostTable | None:
+    """Costs that the plan makes use of; or None."""
+    if costs is None:
+        return None
+    if not isinstance(costs, CostTable):
+        raise ConfigError(f"costs={costs!r}: expected what streamvid.fit_costs gave, or CostTable.from_json of it")
+    if not uses_costs(options):
+        raise ConfigError(
+            f"costs would do nothing with sync={options.sync!r} and order={options.order!r}: ask for sync='cost' or "
+            "order='largest-first', or leave costs out"
+        )
+    return costs
 
 
 def check_workers(num_workers: int | None) -> int:

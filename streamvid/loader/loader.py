@@ -16,12 +16,15 @@ from streamvid.errors import LoaderError
 from streamvid.loader.arguments import (
     at_least,
     check_columns,
+    check_costs,
     check_groups,
     check_workers,
     check_world,
+    epoch_of,
     pipeline_options,
     product_of,
     step_of,
+    uses_costs,
 )  # fmt: skip
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, check_layout
 from streamvid.loader.device import DeviceStage
@@ -132,7 +135,7 @@ class VideoLoader:
         self.datasets = tuple(part.dataset for part in self._mix.parts)
         self.buckets = tuple(self._mix.buckets.values())
         self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
-        step_costs = (costs or default_costs(self.buckets)).costs(self.batch_sizes)
+        step_costs = (check_costs(costs, self.options) or default_costs(self.buckets)).costs(self.batch_sizes)
         self._selection = Selection(self._mix, self.batch_sizes, self.options, self.world, step_costs)
         self._numeric = {name for name in self._columns if self._mix.is_numeric(name)}
         self._stage, self._meter = DeviceStage(device), StatsMeter()
@@ -282,15 +285,15 @@ class VideoLoader:
         """Start the given epoch at the next `iter()`, from its step `step` if that is given; a loop that runs is over.
 
         Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
-        resume. Raises ConfigError for a step that the epoch does not have.
+        resume. Raises ConfigError for an epoch that cannot be, and a step that the epoch does not have.
         """
+        epoch_of(epoch)
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
             self._jump_to(start.cursor_after(step_of(step, start.num_steps_left)))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
-            self._jump_to(
-                self._start
-            )  # asked for again after its last batch, which iter() alone would take for its end
+            # Asked for again after its last batch, which iter() alone would take for its end.
+            self._jump_to(self._start)
         elif epoch != self.epoch:
             # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
             # with other batch sizes.
@@ -308,7 +311,7 @@ class VideoLoader:
         compares, process_group, shared_group = self._groups
         if not compares:
             return
-        costs = self._selection.costs if self.options.sync == "cost" else {}
+        costs = self._selection.costs if uses_costs(self.options) else {}
         parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
         identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
         shared_by = None if process_group is not None else 1

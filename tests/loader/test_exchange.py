@@ -15,8 +15,9 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
+from streamvid.plan.cost import CostTable, fit_costs
 from streamvid.plan.world import World
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.loader.launched import launch
 
 ME = "tests.loader.test_exchange"
@@ -41,6 +42,10 @@ def error_of(identity: Mapping[str, Any], world: World, **options: Any) -> str |
     except StreamvidError as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def measured(seconds: float) -> CostTable:
+    return fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, seconds)] * 3, [SMALL, TALL])
 
 
 # Run in each of three processes.
@@ -91,6 +96,7 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop sizes": of_loop(one, batch_size={"96x64-5f": 1 + me % 2, "64x96-9f": 1}),
         "loop step": of_loop(one, step=me),
         "loop long": of_loop(config(one, where=f"place != {'x' * 300 + str(me)!r}")),
+        "loop costs": of_loop(one, costs=measured(1 + me % 2), order="largest-first"),
         "loop seed": of_loop(one, seed=me, num_epochs=1 + me),
     }
     if me != 1:
@@ -172,6 +178,7 @@ OF_SECOND = tuple(f"{name} of dataset 1" for name in ("plan_fingerprint", "where
         ),
         ("step", 'position is {"epoch": 0, "positions": {"64x96-9f": ', ()),
         ("long", "where of dataset 0 is \"(`user.place`) != ('xxx", ()),
+        ("costs", "costs is {", ()),
         ("seed", "seed is 0 on process 0, 1 on process 1, 2 on process 2", ("num_epochs",)),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
         for wrong in ({**state, "seed": 1}, {**state, "positions": {"96x64-5f": 10**9}}, {**state, "epoch": -1}):
             with pytest.raises(StateError):
                 loader.load_state_dict(wrong)
-        with pytest.raises(StateError, match="epoch=-1"):
+        with pytest.raises(ConfigError, match="epoch=-1"):
             loader.set_epoch(-1)
         second = next(iterator).sample_keys
         loader.set_epoch(0)

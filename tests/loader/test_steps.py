@@ -147,6 +147,44 @@ def test_a_start_can_be_chosen(uneven: Path) -> None:
             loader.set_epoch(2, step=24)
 
 
+@pytest.mark.parametrize("epoch", [-1, True, "1", None, 1.0, 1 << 30])
+def test_an_epoch_that_cannot_be_is_named(uneven: Path, epoch: Any) -> None:
+    """And the place stays what it was; True is no epoch even where it equals the current one."""
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0) as loader:
+        loader.set_epoch(1, step=3)
+        state = loader.state_dict()
+        for step in (None, 0):
+            with pytest.raises(ConfigError, match=rf"^epoch={epoch!r}; .* from 0 to 1073741823 .*allowed"):
+                loader.set_epoch(epoch, step)
+        assert loader.state_dict() == state
+
+
+def test_costs_that_nothing_asks_for_are_refused(uneven: Path) -> None:
+    """An argument that does nothing is an error with its remedy."""
+    costs = streamvid.fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, 1.0), (LONG.id, 1, 2.0)] * 3, [SMALL, TALL, LONG])
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": 0}
+    with pytest.raises(ConfigError, match="costs .*sync='bucket' and order='mixed'.*sync='cost' or order='largest-f"):
+        streamvid.VideoLoader(uneven, costs=costs, **options)
+    with pytest.raises(ConfigError, match="costs={'x': 1}: expected .*CostTable"):
+        streamvid.VideoLoader(uneven, costs={"x": 1}, sync="cost", **options)  # type: ignore[arg-type]
+    for asked in ({"sync": "cost"}, {"order": "largest-first"}):
+        with streamvid.VideoLoader(uneven, costs=costs, **options | asked) as loader:
+            assert len(loader) > 0
+
+
+def test_a_wrong_caption_column_is_named(uneven: Path) -> None:
+    for options, says in (
+        (
+            {"caption_column": "caption"},
+            "^caption_column: 'caption' is not in the dataset at .*uneven.*; it has .*text",
+        ),
+        ({}, "^columns: 'caption' is not in"),
+    ):
+        config = streamvid.DatasetConfig(uneven, **options)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=says):
+            streamvid.VideoLoader(config, batch_size=1, columns=() if options else ("caption",))
+
+
 def test_a_state_within_a_group_goes_on_with_its_rest(uneven: Path) -> None:
     """PLAN-5 with accumulation: steps stay multiples of it over the whole epoch."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "accumulate": 4}
