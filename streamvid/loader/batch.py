@@ -35,8 +35,9 @@ class Batch(Mapping[str, Any]):
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `text`: B captions, "" where there is none.   - `sample_keys`: B keys.
     - `bucket`: the Bucket that all samples are of.  - `fps`: float32 (B,), frames a second, NaN for images.
-    - `is_repeat`: bool (B,), True for a sample that the tail policy repeats.
-    - `loss_weight`: float, the weight of this batch's mean loss in the step; 1.0 while all ranks have equal batches.
+    - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that takes the place of a bad one.
+    - `loss_weight`: float, the weight of this batch's mean loss: its share of the samples that all ranks take in one
+      step of the optimizer, times that step's number of batches (ranks x `accumulate`); 1.0 where they are equal.
     - and one entry for each of the loader's `columns`: float64 (B,) where numeric (NaN where missing), else a list.
     """
 

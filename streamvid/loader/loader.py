@@ -78,8 +78,9 @@ class VideoLoader:
     num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
     sample_timeout_seconds: of one read and of one decode; None: no limit.
-    max_bad_fraction: the share of bad samples, which others of their bucket replace, past which the run fails;
-    quarantine: a local folder for this rank's file of them.
+    max_bad_fraction: the share of bad samples, which others of their bucket replace, past which the run fails: of those
+        delivered to this rank or of 1000, whichever is more, so 0.01 always allows ten. A bucket without a good sample
+        and a missing shard file are errors in any case.   quarantine: a local folder for this rank's file of bad ones.
     process_group: processes whose plans are compared when a loop begins; None: all of torch.distributed, if `world` is
         None too.   shared_group: the processes that share this rank's batches, which are compared at every step.
 
@@ -162,10 +163,9 @@ class VideoLoader:
 
     def __len__(self) -> int:
         """Batches of the whole current epoch: the same on every rank, but for tail="uneven"."""
-        is_uneven = self.options.tail == "uneven"
-        return (
-            self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank) if is_uneven else self._plan.num_steps
-        )
+        if self.options.tail != "uneven":
+            return self._plan.num_steps
+        return self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
 
     @property
     def epoch(self) -> int:

@@ -47,7 +47,8 @@ class Quarantine:
     """Counts substitutions as batches are handed over, so that the count is the same whatever was prefetched.
 
     folder: where `quarantine-rank00000.jsonl` is appended to, made when there is something to write; None: no file.
-    max_bad_fraction: the share of samples that may be substitutes, of those delivered or of 1000, whichever is more.
+    max_bad_fraction: the share of samples that may be substitutes, of those delivered or of 1000, whichever is more, so
+    that ten of them are always allowed at 0.01. Where no substitute is found, the run ends whatever the share.
     Raises ConfigError for a share outside 0..1, or a folder inside a dataset that is read.
     """
 
