@@ -103,6 +103,8 @@ def test_accelerate_keeps_the_loaders_place_in_its_own_checkpoints(
     assert finish(part, tmp_path)[0] == 1
     rest = run("accelerate_loop.py", sharded.root, *options, "--output", "part", cwd=tmp_path)
     assert rest["keys"] == whole["keys"][16:] and rest["losses"] == whole["losses"][16:]
+    again = run("accelerate_loop.py", sharded.root, *options, "--output", "part", cwd=tmp_path)
+    assert again == {"updates": 0, "epoch": 1, "keys": [], "losses": []}
 
 
 def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, Any]]:
@@ -144,6 +146,17 @@ def test_a_torchrun_rank_is_killed_and_others_go_on(
         if not is_repeat
     )
     assert fresh == [(epoch, key) for epoch in range(num_epochs) for key in keys]
+    # The last line has the keys of all ranks, repeats left out; and what is done is saved.
+    of_this_run = [note for note in trained if note["step"] > saved]
+    assert Counter(flat(done["keys"])) == Counter(
+        key
+        for note in of_this_run
+        for key, is_repeat in zip(note["keys"], note["is_repeat"], strict=True)
+        if not is_repeat
+    )
+    assert len(done["losses"]) == done["step"] - saved and last_saved_step(output) == done["step"]
+    again = run("torchrun_ddp.py", sharded.root, *options, num_epochs, cwd=tmp_path, launcher=(*TORCHRUN, num_ranks))
+    assert again == done | {"keys": [], "losses": []}
 
 
 def last_saved_step(output: Path) -> int:
@@ -163,27 +176,30 @@ def last_saved_step(output: Path) -> int:
 )
 def test_lightning_resumes_where_it_stood(sharded: Sharded, tmp_path: Path, keys: list[str], steps: int) -> None:
     """PLAN-4, PLAN-5: Trainer.fit to a checkpoint, and on in a new process to the end of the next epoch."""
-    options = ("--batch-size", 1, "--save-every", 17)
+    options = ("--batch-size", 1, "--save-every", 5)
     parts = [
         run("lightning_module.py", sharded.root, *options, *more, cwd=tmp_path)
-        for more in (("--epochs", 9, "--steps", steps), ("--epochs", 2))
+        for more in (("--epochs", 9, "--steps", steps), ("--epochs", 2), ("--epochs", 2))
     ]
-    assert [part["step"] for part in parts] == [steps, 68]
+    assert [part["step"] for part in parts] == [steps, 68, 68] and not parts[2]["keys"]
     seen = [(epoch, key) for part in parts for epoch, batch in part["keys"] for key in batch]
     assert sorted(seen) == [(epoch, key) for epoch in range(2) for key in keys]
     assert is_learning([loss for part in parts for loss in part["losses"]])
 
 
-def test_a_loop_of_open_soras_form(sharded: Sharded, tmp_path: Path) -> None:
+def test_a_loop_of_open_soras_form(sharded: Sharded, tmp_path: Path, keys: list[str]) -> None:
     """PLAN-4, PLAN-5, with one batch kept ahead: the state saved is that of the batch trained on, not of the one ahead."""
     options = ("--batch-size", 1, "--epochs", 2)
     assert finish(start("opensora_loop.py", sharded.root, *options, "--stop", 5, cwd=tmp_path), tmp_path)[0] == 1
     rest = run("opensora_loop.py", sharded.root, *options, cwd=tmp_path)
-    with streamvid.VideoLoader(sharded.root, batch_size=1, seed=1024, columns=("source",)) as loader:
-        first = [(0, batch.source[0]) for batch in islice(loader, 5)]
-    seen = first + [(epoch, path) for epoch, paths in rest["paths"] for path in paths]
-    sources = sorted(streamvid.open_dataset(sharded.root).samples_table()["source"].to_pylist())
-    assert sorted(seen) == [(epoch, source) for epoch in range(2) for source in sources]
+    with streamvid.VideoLoader(sharded.root, batch_size=1, seed=1024) as loader:
+        first = [(0, batch.sample_keys[0]) for batch in islice(loader, 5)]
+    seen = first + [(epoch, key) for epoch, batch in rest["keys"] for key in batch]
+    assert sorted(seen) == [(epoch, key) for epoch in range(2) for key in keys]
+    sources = streamvid.open_dataset(sharded.root).samples_table()["source"].to_pylist()
+    assert set(flat(rest["paths"])) == set(sources)
+    again = run("opensora_loop.py", sharded.root, *options, cwd=tmp_path)
+    assert again == {"keys": [], "paths": [], "losses": [], "facts": {}}
     assert is_learning(rest["losses"])
     facts = {name: values[0] for name, values in rest["facts"].items()}
     assert sorted(facts) == ["ar", "fps", "height", "num_frames", "width"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 import streamvid
@@ -88,6 +89,8 @@ def main() -> None:
                         accelerator.save_state(str(checkpoint))
                     if num_updates == options.stop_after:
                         raise SystemExit(f"stopped after {num_updates} updates, as --stop-after says")
+        accelerator.save_state(str(checkpoint))  # the same command again finds nothing left to do
+    seen = gather_object(seen)  # of all ranks
     if accelerator.is_main_process:
         print(json.dumps({"updates": num_updates, "epoch": loader.epoch, "keys": seen, "losses": losses}))
     accelerator.end_training()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
@@ -89,6 +89,7 @@ def main() -> None:
             if step == options.steps:
                 break
     accelerator.wait_for_everyone()
+    seen = gather_object(seen)  # of all ranks
     if accelerator.is_main_process:
         accelerator.unwrap_model(transformer).save_pretrained(options.output)
         print(json.dumps({"keys": seen, "losses": losses, "latents": sorted(shapes), "epochs": num_epochs}))

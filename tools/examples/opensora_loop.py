@@ -53,7 +53,8 @@ def as_opensora(batch: streamvid.Batch) -> dict[str, Any]:
     shape = {"num_frames": frames, "height": height, "width": width, "ar": height / width}
     facts = {name: torch.full((len(batch.text),), float(value)) for name, value in shape.items()}
     video = batch.normalized(torch.float32)  # (B, C, T, H, W) in -1..1
-    return {"video": video, "text": batch.text, "fps": batch.fps.nan_to_num(IMAGE_FPS), "path": batch.source, **facts}
+    names = {"text": batch.text, "path": batch.source, "key": batch.sample_keys}
+    return {"video": video, "fps": batch.fps.nan_to_num(IMAGE_FPS), **names, **facts}
 
 
 def prepare_dataloader(dataset: Path, batch_size: int, seed: int = 1024) -> tuple[OpenSoraLoader, OpenSoraLoader]:
@@ -90,15 +91,16 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         sampler.load_state_dict(saved["sampler"])
-    paths, losses, facts = [], [], {}
+    keys, paths, losses, facts = [], [], [], {}
     for epoch in range(dataloader.loader.epoch, options.epochs):
         sampler.set_epoch(epoch)
         start, batches = sampler.step, iter(dataloader)
         ahead = next(batches, {})  # nothing where the state was saved at an epoch's end
         for step in range(start + 1, len(dataloader) + 1):
             batch, ahead = ahead, next(batches) if step < len(dataloader) else {}
-            x, _text, path = batch.pop("video").to(device, non_blocking=True), batch.pop("text"), batch.pop("path")
-            paths.append((epoch, path))
+            x, _text = batch.pop("video").to(device, non_blocking=True), batch.pop("text")
+            keys.append((epoch, batch.pop("key")))
+            paths.append(batch.pop("path"))
             facts = {name: value.to(device) for name, value in batch.items()}
             x = nn.functional.adaptive_avg_pool3d(x, (min(x.shape[2], 4), 16, 16))  # a VAE's and text encoder's place
             noise = torch.randn_like(x)
@@ -113,7 +115,8 @@ def main() -> None:
             if step == options.stop:
                 raise SystemExit(f"stopped after step {step}, as --stop says")
     dataloader.loader.close()
-    print(json.dumps({"paths": paths, "losses": losses, "facts": {name: v.tolist() for name, v in facts.items()}}))
+    seen = {"keys": keys, "paths": paths, "losses": losses}
+    print(json.dumps(seen | {"facts": {name: values.tolist() for name, values in facts.items()}}))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,8 @@ def losses_of(model: nn.Module, video: Tensor) -> Tensor:
     return (model(0.5 * x + 0.5 * noise) - noise).square().mean(dim=(1, 2, 3, 4))
 
 
-def save(path: Path, state: dict[str, Any]) -> None:
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, place: dict[str, Any]) -> None:
+    state = place | {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     # Written whole, then renamed: a kill in between leaves the last checkpoint as it was.
     torch.save(state, path.with_suffix(".tmp"))
     path.with_suffix(".tmp").replace(path)
@@ -70,9 +71,10 @@ def main() -> None:
     # No sampler and no DistributedSampler: rank and world size come from torch.distributed. "pad" fills a bucket's last
     # step with repeats, so that each epoch holds every sample; the default, "carry", opens the next epoch with them.
     loader = streamvid.VideoLoader(options.dataset, batch_size=options.batch_size, tail="pad")
-    step, loss = 0, torch.tensor(0.0)
-    if (options.output / "checkpoint.pt").exists():
-        saved = torch.load(options.output / "checkpoint.pt", map_location=device)
+    step, seen, losses = 0, [], []
+    checkpoint = options.output / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=device)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         # One state for all ranks, whatever their number was when it was saved.
@@ -91,14 +93,22 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 step += 1
+                repeats = batch.is_repeat.tolist()
+                seen.append([key for key, again in zip(batch.sample_keys, repeats, strict=True) if not again])
+                losses.append(loss.item())
                 note = {"step": step, "epoch": loader.epoch, "keys": batch.sample_keys, "pid": os.getpid()}
-                print(json.dumps(note | {"is_repeat": batch.is_repeat.tolist()}), file=file, flush=True)
+                print(json.dumps(note | {"is_repeat": repeats}), file=file, flush=True)
                 if rank == 0 and step % options.save_every == 0:
                     # All ranks have the same state after the same step, so one rank saves it for all.
-                    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
-                    save(options.output / "checkpoint.pt", state | {"loader": loader.state_dict(), "step": step})
+                    save(checkpoint, model.module, optimizer, {"loader": loader.state_dict(), "step": step})
+        if rank == 0:  # the steps since the last save too: the same command again finds nothing left to do
+            save(checkpoint, model.module, optimizer, {"loader": loader.state_dict(), "step": step})
+    keys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(keys, seen)
+    dist.barrier()  # no rank leaves while another's gather is still being cleaned up
     if rank == 0:
-        print(json.dumps({"step": step, "epoch": loader.epoch, "loss": loss.item(), "ranks": dist.get_world_size()}))
+        done = {"step": step, "epoch": loader.epoch, "ranks": len(keys), "losses": losses}
+        print(json.dumps(done | {"keys": [batch for of_rank in keys for batch in of_rank]}))
     dist.destroy_process_group()
 
 
