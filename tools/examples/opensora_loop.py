@@ -52,9 +52,8 @@ def as_opensora(batch: streamvid.Batch) -> dict[str, Any]:
     frames, height, width = batch.bucket.shape
     shape = {"num_frames": frames, "height": height, "width": width, "ar": height / width}
     facts = {name: torch.full((len(batch.text),), float(value)) for name, value in shape.items()}
-    video = batch.normalized(torch.float32)  # (B, C, T, H, W) in -1..1
     names = {"text": batch.text, "path": batch.source, "key": batch.sample_keys}
-    return {"video": video, "fps": batch.fps.nan_to_num(IMAGE_FPS), **names, **facts}
+    return {"video": batch.normalized(torch.float32), "fps": batch.fps.nan_to_num(IMAGE_FPS), **names, **facts}
 
 
 def prepare_dataloader(dataset: Path, batch_size: int, seed: int = 1024) -> tuple[OpenSoraLoader, OpenSoraLoader]:
@@ -115,8 +114,8 @@ def main() -> None:
             if step == options.stop:
                 raise SystemExit(f"stopped after step {step}, as --stop says")
     dataloader.loader.close()
-    seen = {"keys": keys, "paths": paths, "losses": losses}
-    print(json.dumps(seen | {"facts": {name: values.tolist() for name, values in facts.items()}}))
+    last = {name: values.tolist() for name, values in facts.items()}
+    print(json.dumps({"keys": keys, "paths": paths, "losses": losses, "facts": last}))
 
 
 if __name__ == "__main__":

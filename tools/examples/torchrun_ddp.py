@@ -4,7 +4,7 @@
     torchrun --nproc_per_node 2 torchrun_ddp.py DATASET --output run/ --epochs 4
     torchrun --nproc_per_node 3 torchrun_ddp.py DATASET --output run/ --epochs 4      # goes on at the last checkpoint
 
-Each rank notes the samples that it trained on in run/samples-*.jsonl.
+Each rank notes the samples that it trained on in run/samples-*.jsonl; the last line of output has those of rank 0.
 """
 
 from __future__ import annotations
@@ -103,12 +103,10 @@ def main() -> None:
                     save(checkpoint, model.module, optimizer, {"loader": loader.state_dict(), "step": step})
         if rank == 0:  # the steps since the last save too: the same command again finds nothing left to do
             save(checkpoint, model.module, optimizer, {"loader": loader.state_dict(), "step": step})
-    keys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(keys, seen)
-    dist.barrier()  # no rank leaves while another's gather is still being cleaned up
     if rank == 0:
-        done = {"step": step, "epoch": loader.epoch, "ranks": len(keys), "losses": losses}
-        print(json.dumps(done | {"keys": [batch for of_rank in keys for batch in of_rank]}))
+        done = {"step": step, "epoch": loader.epoch, "ranks": dist.get_world_size()}
+        print(json.dumps(done | {"losses": losses, "keys": seen}))
+    dist.barrier()
     dist.destroy_process_group()
 
 
