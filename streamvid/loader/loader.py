@@ -57,7 +57,7 @@ class VideoLoader:
     """Streams datasets as `Batch`es; every rank gets the same number of steps, all of the same bucket at a step.
 
     dataset: a local path, a file:// URL, an open Dataset or a DatasetConfig; or a list of them, which are mixed.
-    batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob); or
+    batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob, "*" for the rest); or
     max_tokens_per_batch: give each bucket as many samples as fit, a token being 4 x 16 x 16 (T, H, W) of a clip.
     world: data-parallel position; None asks torch.distributed, then launcher variables, else one rank.
     num_epochs: passes that one `for` loop runs over; None: endless.
