@@ -103,8 +103,6 @@ def test_accelerate_keeps_the_loaders_place_in_its_own_checkpoints(
     assert finish(part, tmp_path)[0] == 1
     rest = run("accelerate_loop.py", sharded.root, *options, "--output", "part", cwd=tmp_path)
     assert rest["keys"] == whole["keys"][16:] and rest["losses"] == whole["losses"][16:]
-    again = run("accelerate_loop.py", sharded.root, *options, "--output", "part", cwd=tmp_path)
-    assert again == {"updates": 0, "epoch": 1, "keys": [], "losses": []}
 
 
 def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, Any]]:
@@ -192,8 +190,6 @@ def test_a_loop_of_open_soras_form(sharded: Sharded, tmp_path: Path, keys: list[
     assert sorted(seen) == [(epoch, key) for epoch in range(2) for key in keys]
     sources = streamvid.open_dataset(sharded.root).samples_table()["source"].to_pylist()
     assert set(flat(rest["paths"])) == set(sources)
-    again = run("opensora_loop.py", sharded.root, *options, cwd=tmp_path)
-    assert again == {"keys": [], "paths": [], "losses": [], "facts": {}}
     assert is_learning(rest["losses"])
     facts = {name: values[0] for name, values in rest["facts"].items()}
     assert sorted(facts) == ["ar", "fps", "height", "num_frames", "width"]

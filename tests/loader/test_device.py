@@ -90,9 +90,14 @@ def driver(dataset: Path, device: Any, frame_bytes: int = 2**20, layout: Layout 
 
 
 def wait_for_two(driving: Driver) -> None:
-    """Until two batches lie ready: one for the caller who comes now, and one to copy ahead."""
-    while driving.pipeline.queue_depth < 2:
-        time.sleep(0.005)
+    """Until two batches lie ready, one for the caller who comes now and one to copy ahead, and no more are coming.
+
+    Decoders may finish later batches before earlier ones: only once all that fit lie ready, the next two do.
+    """
+    depth = 0
+    while depth < 2 or depth != driving.pipeline.queue_depth:
+        depth = driving.pipeline.queue_depth
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])

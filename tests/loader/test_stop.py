@@ -251,8 +251,17 @@ class CollectingStore(LocalStore):
         super().read_into(path, offset, buffer)
 
 
-@pytest.mark.parametrize("what", ["loader", "iterator", "destructor"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("num_workers", "what"),
+    [
+        (0, "loader"),
+        (1, "loader"),
+        (0, "iterator"),
+        (1, "iterator"),
+        (0, "destructor"),  # waits for the read that it interrupts
+        pytest.param(1, "destructor", marks=pytest.mark.slow),
+    ],
+)
 def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_workers: int, what: str) -> None:
     """Or in one of pyarrow's, in the middle of a read that the loader's threads wait for."""
     source = streamvid.Dataset(CollectingStore(dataset))

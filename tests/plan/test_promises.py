@@ -27,7 +27,7 @@ LIVES = st.lists(st.lists(legs(), min_size=1, max_size=4), min_size=1, max_size=
 SLOW = settings(max_examples=6000, suppress_health_check=list(HealthCheck))
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(case=cases(), epochs=LIVES)
 def test_exactly_once_as_the_tail_says(case: Case, epochs: list[list[Leg]]) -> None:
     """PLAN-2, PLAN-3, PLAN-4, PLAN-5: over epochs, kills and changes of ranks and batch size."""
@@ -100,7 +100,7 @@ def check_what_is_carried(case: Case, history: list[Received], cursor: Cursor) -
             assert len(mine) <= case.boundary(source, name, len(history))
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(case=cases(), leg=legs(), epoch=st.integers(0, 3), data=st.data())
 def test_the_rest_is_bit_identical(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
     """PLAN-5: what follows a state is what followed it in a run that never stopped, at every step."""
