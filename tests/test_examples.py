@@ -168,12 +168,12 @@ def last_saved_step(output: Path) -> int:
 )
 def test_lightning_resumes_where_it_stood(sharded: Sharded, tmp_path: Path, keys: list[str], steps: int) -> None:
     """PLAN-4, PLAN-5: Trainer.fit to a checkpoint, and on in a new process to the end of the next epoch."""
-    options = ("--batch-size", 1, "--save-every", 5)
+    options = ("--batch-size", 1, "--save-every", 17)
     parts = [
         run("lightning_module.py", sharded.root, *options, *more, cwd=tmp_path)
-        for more in (("--epochs", 9, "--steps", steps), ("--epochs", 2), ("--epochs", 2))
+        for more in (("--epochs", 9, "--steps", steps), ("--epochs", 2))
     ]
-    assert [part["step"] for part in parts] == [steps, 68, 68] and not parts[2]["keys"]
+    assert [part["step"] for part in parts] == [steps, 68]
     seen = [(epoch, key) for part in parts for epoch, batch in part["keys"] for key in batch]
     assert sorted(seen) == [(epoch, key) for epoch in range(2) for key in keys]
     assert is_learning([loss for part in parts for loss in part["losses"]])

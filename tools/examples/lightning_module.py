@@ -30,9 +30,9 @@ class Loader(streamvid.VideoLoader):
 
 
 class FlowModule(lightning.LightningModule):
-    def __init__(self, dataset: Path, batch_size: int, last: Path) -> None:
+    def __init__(self, dataset: Path, batch_size: int) -> None:
         super().__init__()
-        self.dataset, self.batch_size, self.last = dataset, batch_size, last
+        self.dataset, self.batch_size = dataset, batch_size
         self.net = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.SiLU(), nn.Conv3d(16, 3, 3, padding=1))
         self.loader_state: dict[str, Any] | None = None
         self.seen: list[tuple[int, list[str]]] = []
@@ -65,12 +65,6 @@ class FlowModule(lightning.LightningModule):
         self.losses.append(loss.item())
         return loss
 
-    # ModelCheckpoint saves every few steps. With the last one saved too, the same command again finds nothing to do.
-    # Here and not after fit(), where Lightning counts an epoch that max_steps broke off as done.
-    def on_train_batch_end(self, *_arguments: Any) -> None:
-        if self.trainer.is_last_batch or self.trainer.global_step == self.trainer.max_steps:
-            self.trainer.save_checkpoint(self.last)
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
@@ -86,8 +80,8 @@ def main() -> None:
     options = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
+    module = FlowModule(options.dataset, options.batch_size)
     last = options.output / "last.ckpt"
-    module = FlowModule(options.dataset, options.batch_size, last)
     settings: dict[str, Any] = {"accelerator": "auto" if torch.cuda.is_available() else "cpu", "devices": 1}
     trainer = lightning.Trainer(
         **settings,
