@@ -1,10 +1,11 @@
 """What planning costs: seconds to the first step, memory, time a step, resume, and the quality of shuffles.
 
-    python tools/bench_plan.py [--scales 1e6/1e4,1e8/1e6,1e9/1e7] [--num-ranks 4096] [--index-shards 1000000] [--json]
+    python tools/bench_plan.py [--scales 1e6/1e4,1e8/1e6,1e9/1e7] [--num-ranks 4096] [--repeats 5] [--json]
 
 A scale is samples/shards: buckets differ in size by Zipf's law, shards hold half to one and a half times the mean. Each
-measurement is a process of its own, so nothing is warm but the files' pages; peak memory is VmHWM above what the
-process had once numpy and streamvid were imported and the arrays of shard sizes were made (those are `arrays MiB`).
+measurement is a process of its own, so nothing is warm but the files' pages, and figures are medians of the repeats;
+peak memory is VmHWM above what the process had once numpy and streamvid were imported and the arrays of shard sizes were
+made (those are `arrays MiB`).
 Figures: `first` seconds from the arrays to the first step of one rank; `us/step` microseconds a step for one rank over
 1,024 steps (fewer where the epoch has no more, and then each costs more); `resume` seconds to the first step at another
 number of ranks, from a cursor in the middle of the epoch; `state` bytes of the cursor as JSON.
@@ -18,6 +19,7 @@ import argparse
 import hashlib
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -223,6 +225,17 @@ def measured(what: str, job: dict[str, Any]) -> dict[str, Any]:
     return {**job, **json.loads(done.stdout)}
 
 
+def medians(repeats: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Row by row, the median of each figure over the repeats; of rows with an error, that row."""
+    rows = []
+    for runs in zip(*repeats, strict=True):
+        failed = [run for run in runs if "error" in run]
+        figures = {name for name, value in runs[0].items() if isinstance(value, float)}
+        row = {n: statistics.median(run[n] for run in runs) if n in figures else v for n, v in runs[0].items()}
+        rows.append(failed[0] if failed else row)
+    return rows
+
+
 def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All scales with the default options; at the first scale all tails and syncs, all shuffles, and 100 buckets."""
     scales = [tuple(round(float(part)) for part in scale.split("/")) for scale in options.scales.split(",")]
@@ -256,9 +269,11 @@ def main() -> None:
     parser.add_argument("--index-shards", type=int, default=1_000_000, help="shards of the dataset on disk; 0: none")
     parser.add_argument("--quality-scale", default="2e6/2e4", help="samples/shards for the shuffles; 0: none")
     parser.add_argument("--quality-ranks", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5, help="of costs, all measurements taking turns; medians count")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    result: dict[str, list[dict[str, Any]]] = {"plan": [measured("plan", job) for job in jobs(options)]}
+    plans = jobs(options)
+    result = {"plan": medians([[measured("plan", job) for job in plans] for _ in range(options.repeats)])}
     result["index"] = measure_indexes(options) if options.index_shards else []
     result["quality"] = measure_qualities(options) if options.quality_scale != "0" else []
     print(json.dumps(result, indent=2) if options.json else report(result))
@@ -269,7 +284,8 @@ def measure_indexes(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(Path(folder), options.index_shards * 100, options.index_shards, options.num_buckets)
         job = {"path": folder, "num_ranks": options.num_ranks, "batch_size": options.batch_size}
-        return [measured("index", {**job, "way": way}) for way in ("table", "shards", "loader")]
+        ways = [{**job, "way": way} for way in ("table", "shards", "loader")]
+        return medians([[measured("index", one) for one in ways] for _ in range(options.repeats)])
 
 
 def measure_qualities(options: argparse.Namespace) -> list[dict[str, Any]]:

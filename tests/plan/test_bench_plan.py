@@ -23,6 +23,8 @@ def test_every_measurement_is_reported() -> None:
         "2",
         "--index-shards",
         "50",
+        "--repeats",
+        "2",
     )
     quality = ("--quality-scale", "2e3/40", "--quality-ranks", "2")
     command = [sys.executable, "tools/bench_plan.py", *sizes, *quality, "--json"]
