@@ -4,8 +4,8 @@
 
 A scale is samples/shards: buckets differ in size by Zipf's law, shards hold half to one and a half times the mean. Each
 measurement is a process of its own, so nothing is warm but the files' pages, and figures are medians of the repeats;
-peak memory is VmHWM above what the process had once numpy and streamvid were imported and the arrays of shard sizes were
-made (those are `arrays MiB`).
+peak memory is VmHWM above what the process had once numpy and streamvid were imported and the arrays of shard sizes
+were made (those are `arrays MiB`).
 Figures: `first` seconds from the arrays to the first step of one rank; `us/step` microseconds a step for one rank over
 1,024 steps (fewer where the epoch has no more, and then each costs more); `resume` seconds to the first step at another
 number of ranks, from a cursor in the middle of the epoch; `state` bytes of the cursor as JSON.

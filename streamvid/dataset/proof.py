@@ -79,13 +79,6 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
     return builder.finish()
 
 
-def shards_from_table(table: pa.Table, where: str) -> ShardTable:
-    """The shards of an Arrow table; IntegrityError naming `where` for one of other columns or types."""
-    builder = ShardTableBuilder()
-    _add_shards(builder, table, where)
-    return builder.finish()
-
-
 def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None:
     with _named(where):
         table.validate(full=True)

@@ -43,8 +43,7 @@ def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = No
         changes[group] = (file,)
     with contextlib.suppress(StreamvidError):  # rows that no table can hold have no fingerprint
         files = {"shard_files": sealed.shard_files, "sample_files": sealed.sample_files} | changes
-        table = pq.read_table(io.BytesIO(store.read(files["shard_files"][0].path)))
-        infos = proof.shards_from_table(table, "shards")
+        infos = proof.read_shards(store, files["shard_files"])
         changes["plan_fingerprint"] = manifest.plan_fingerprint(sealed.buckets, infos)
         changes["content_fingerprint"] = manifest.content_fingerprint(infos, files["sample_files"])
     store.put(manifest.MANIFEST, manifest.manifest_to_json(dataclasses.replace(sealed, **changes)))
