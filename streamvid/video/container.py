@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from streamvid.errors import ProbeError
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
+from streamvid.video.stream_info import set_up_decoder
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
-_INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 _READ_BYTES = 1 << 16
 _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML", b"GIF8": "a GIF"}
@@ -213,16 +213,10 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
 
 
 def _prepare(container: InputContainer, stream: VideoStream, limits: Limits) -> None:
-    from av.codec.context import ThreadType
     from av.stream import Discard
 
     for other in container.streams:
         if other.index != stream.index:
             other.discard = Discard.all
     decoder = stream.codec_context
-    decoder.thread_count = 1
-    decoder.thread_type = ThreadType(0)
-    decoder.options = {"max_pixels": str(limits.max_pixels)}
-    if decoder.codec.canonical_name in _INTRA_CODECS:
-        # A cut picture would come out half grey and without complaint.
-        decoder.options["err_detect"] = "crccheck+explode"
+    set_up_decoder(decoder, decoder.codec.canonical_name, limits)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
 from streamvid.video.filters import FilterChain
+from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
     from streamvid.video.container import VideoFile
+    from streamvid.video.stream_info import StreamInfo
 
 _MATRICES = {0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
 _UNSPECIFIED = {2, 3}
@@ -28,6 +30,8 @@ _RANGES = {1: "limited", 2: "full"}
 _HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
 _BT601_CODECS = {"mjpeg", "webp", "vp8"}
 _MAX_PIXEL_ASPECT = 16
+#: Where PyAV does not say where colour samples lie, the codec's definition does; of all others most lie left.
+_CENTERED_CODECS = {"mjpeg", "mpeg1video", "h263", "flv1"}
 
 #: (a, b, c, d) of the display matrix → (flip, clockwise degrees): the point (x, y) of a decoded frame is shown at
 #: (a·x + c·y, b·x + d·y), and a flip comes before the turn.
@@ -56,6 +60,7 @@ class FrameFormat:
     color_space: str
     color_range: str
     is_color_guessed: bool
+    has_centered_chroma: bool = False
 
     @property
     def display_size(self) -> tuple[int, int]:
@@ -68,24 +73,41 @@ class FrameFormat:
 
 def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
     """The format of `frame`, decoded from `video`; ProbeError where its colours or orientation are not supported."""
-    if frame.color_trc in _HDR_TRANSFERS:
-        raise ProbeError(
-            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}), which is not supported yet: tone-map it to SDR "
-            "first, with FFmpeg's zscale and tonemap filters for instance"
-        )
+    _check_transfer(frame, video.limits)
     flip, rotation = _orientation(frame)
-    color_space, is_guessed = _color_space(video.codec_name, frame)
+    return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip)
+
+
+def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
+    """The same of a frame that was decoded without its container. ProbeError where its colours are not supported."""
+    return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip)
+
+
+def _make_format(
+    frame: VideoFrame, codec: str, sample_aspect_ratio: tuple[int, int], rotation: int, flip: bool
+) -> FrameFormat:
+    color_space, is_guessed = _color_space(codec, frame)
     return FrameFormat(
         coded_width=frame.width,
         coded_height=frame.height,
-        sample_aspect_ratio=_pixel_aspect(video),
+        sample_aspect_ratio=sample_aspect_ratio,
         rotation=rotation,
         flip=flip,
         pixel_format=frame.format.name,
         color_space=color_space,
         color_range=_RANGES.get(frame.color_range) or ("full" if _is_full_by_definition(frame.format) else "limited"),
         is_color_guessed=is_guessed,
+        has_centered_chroma=codec in _CENTERED_CODECS,
     )
+
+
+def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
+    if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
+        raise ProbeError(
+            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, with FFmpeg's zscale and "
+            "tonemap filters for instance, or admit it as it is (--hdr allow): its frames then look pale, as they are "
+            "not tone-mapped"
+        )
 
 
 def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:

@@ -41,16 +41,20 @@ class Limits:
     max_streams: int = 64
     containers: tuple[str, ...] = CONTAINERS
     codecs: tuple[str, ...] = CODECS
+    allow_hdr: bool = False  #: PQ and HLG, whose frames are handed on as they are, not tone-mapped
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.startswith("max_") and not value > 0:
                 raise ConfigError(f"limits: {field.name} is {value!r}, it must be above 0")
-            if not field.name.startswith("max_") and (
+            if isinstance(field.default, tuple) and (
                 not value or not all(re.fullmatch(r"[a-z0-9_]+", name) for name in value)
             ):
                 raise ConfigError(f"limits: {field.name} is {value!r}, it must be a tuple of FFmpeg's names, not empty")
 
 
 LIMITS = Limits()
+
+#: Of datasets: what was admitted when it was sharded, HDR too, is delivered.
+STORED_LIMITS = Limits(allow_hdr=True)

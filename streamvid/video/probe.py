@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 
 
-def probe(source: Source, limits: Limits = LIMITS) -> VideoInfo:
+def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
     """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
     Allowed are the containers and codecs of `limits`; JPEG, PNG, WebP and BMP are images of one frame (further
-    pictures in the file are ignored), GIF and animated WebP are refused. Raises ProbeError, whose message names no
-    path, if the file is no video, is cut short, breaks a limit, is HDR, or has timestamps that do not name each frame.
+    pictures in the file are ignored), GIF and animated WebP are refused. verify: decode every frame. Raises ProbeError, whose message names no
+    path, if the file is no video, is cut short, breaks a limit, is HDR, has timestamps that do not name each frame or,
+    where that is verified, frames that do not decode.
     """
     with open_video(source, limits) as video:
         table = read_packets(video)
@@ -39,16 +40,21 @@ def probe(source: Source, limits: Limits = LIMITS) -> VideoInfo:
         if seconds > limits.max_seconds:
             raise ProbeError(f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}")
         has_audio = video.has_audio
-        frame, is_interlaced = _first_frame(video, table)
-        is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
-        # A stream that reorders its pictures under timestamps that do not: some muxer took one time for the other.
-        is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
-        if not (is_one_packet_a_frame or video.is_image) or is_order_doubtful:
+        frame, is_interlaced = first_frame(video, table)
+        is_trusted = video.is_image or is_one_packet_a_frame(video, table, is_interlaced=is_interlaced)
+        if verify or not is_trusted:
             _compare_with_decode(video, table)
         return _make_info(video, table, frame, is_interlaced=is_interlaced, has_audio=has_audio)
 
 
-def _first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool]:
+def is_one_packet_a_frame(video: VideoFile, table: PacketTable, *, is_interlaced: bool) -> bool:
+    """Whether each packet is known to be one frame with that frame's timestamp; `first_frame` was called before."""
+    # A stream that reorders its pictures under timestamps that do not: some muxer took one time for the other.
+    is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
+    return video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced and not is_order_doubtful
+
+
+def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool]:
     """Format of the first key frame, and whether it is interlaced."""
     first = table.keys[0][1]
     problem = (

@@ -122,7 +122,7 @@ def test_hdr_is_refused(tmp_path: Path) -> None:
             *("-f", "lavfi", "-i", "testsrc=s=64x64:d=0.2", "-c:v", "libx264", "-pix_fmt", "yuv420p10le"),
             *("-x264-params", params, path),
         )
-        with pytest.raises(ProbeError, match="HDR .* not supported yet: tone-map"):
+        with pytest.raises(ProbeError, match="HDR .*: tone-map .* or admit it"):
             probe(path)
 
 

@@ -1,0 +1,47 @@
+"""What a decoded frame is turned into: size, memory layout and how exact its colours are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from streamvid.errors import ConfigError
+
+Pixels = Literal["rgb24", "yuv420p"]
+Accuracy = Literal["fast", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFormat:
+    """Pictures of (height, width).
+
+    pixels: "rgb24", (H, W, 3) uint8; or "yuv420p", the planes Y (H, W), U and V (H/2, W/2), uint8, one after the other.
+    accuracy: of RGB: "fast" is swscale's default, up to 2 levels dark; "exact" has no bias and rounds once.
+
+    Raises ConfigError for what cannot be.
+    """
+
+    height: int
+    width: int
+    pixels: Pixels = "rgb24"
+    accuracy: Accuracy = "fast"
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ConfigError(f"picture: the size is {self.width}x{self.height}, both sides must be at least 1")
+        for name, value, known in (
+            ("pixels", self.pixels, get_args(Pixels)),
+            ("accuracy", self.accuracy, get_args(Accuracy)),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name}={value!r}; allowed are {', '.join(known)}")
+        if self.pixels == "yuv420p" and (self.height % 2 or self.width % 2):
+            raise ConfigError(
+                f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, as one colour "
+                "sample stands for 2 x 2 pixels; take pixels='rgb24'"
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one picture."""
+        return self.height * self.width * 3 // (1 if self.pixels == "rgb24" else 2)

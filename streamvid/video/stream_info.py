@@ -1,0 +1,110 @@
+"""What a decoder must be told before its first packet, and a converter besides: what else a container says.
+
+With it, a video's packets decode to the same frames as its file does, and no container is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import DecodeError
+from streamvid.video.limits import Limits
+
+if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
+
+MAX_EXTRADATA_BYTES = 16 * 2**10
+_MAX_REORDER_DEPTH = 16
+_INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """A video stream. Equal ones can share a decoder.
+
+    - codec, extradata: FFmpeg's name, and the decoder's header as the container stores it.
+    - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format: as in VideoInfo.
+    - color: matrix, range, primaries and transfer as the container says, FFmpeg's numbers (ITU-T H.273).
+    - reorder_depth: the most frames that a decoder holds back to show all in order.
+
+    Raises DecodeError for values that no video has.
+    """
+
+    codec: str
+    extradata: bytes
+    coded_width: int
+    coded_height: int
+    pixel_format: str
+    sample_aspect_ratio: tuple[int, int]
+    rotation: int
+    flip: bool
+    color: tuple[int, int, int, int]
+    reorder_depth: int
+
+    def __post_init__(self) -> None:
+        sizes = (self.coded_width, self.coded_height, *self.sample_aspect_ratio)
+        if min(sizes) < 1 or max(sizes) >= 1 << 31 or self.rotation not in (0, 90, 180, 270):
+            raise DecodeError(f"the index describes no video: {self}; copy the dataset again")
+        if len(self.extradata) > MAX_EXTRADATA_BYTES or len(self.color) != 4 or min(self.color) < 0:
+            raise DecodeError(f"the index describes no video: {self}; copy the dataset again")
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps({**asdict(self), "extradata": self.extradata.hex()}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> StreamInfo:
+        """What `to_json` wrote. DecodeError for anything else."""
+        try:
+            value: dict[str, Any] = json.loads(text)
+            value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
+            value["extradata"] = bytes.fromhex(value["extradata"])
+            return cls(**value)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
+
+
+def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_threads: int = 1) -> None:
+    """What holds for every decoder of ours, whoever opened it."""
+    from av.codec.context import ThreadType
+
+    decoder.thread_count = num_threads
+    decoder.thread_type = ThreadType.FRAME if num_threads > 1 else ThreadType(0)
+    decoder.options = {"max_pixels": str(limits.max_pixels)}
+    if codec in _INTRA_CODECS:
+        # A cut picture would come out half grey and without complaint.
+        decoder.options["err_detect"] = "crccheck+explode"
+
+
+def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> VideoCodecContext:
+    """A decoder for the stream's packets, without a container. DecodeError for a codec that is not allowed."""
+    from av.codec.context import CodecContext
+    from av.video.codeccontext import VideoCodecContext
+
+    if info.codec not in limits.codecs:
+        raise DecodeError(f"the video codec {info.codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}")
+    if info.coded_width * info.coded_height > limits.max_pixels:
+        raise DecodeError(
+            f"a frame has {info.coded_width}x{info.coded_height} pixels, above the limit max_pixels={limits.max_pixels}"
+        )
+    decoder = CodecContext.create(info.codec, "r")
+    assert isinstance(decoder, VideoCodecContext)
+    set_up_decoder(decoder, info.codec, limits, num_threads)
+    if info.extradata:
+        decoder.extradata = info.extradata
+    decoder.width, decoder.height = info.coded_width, info.coded_height
+    return decoder
+
+
+def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
+    """Make a decoder ready for packets from a key frame on: what its last video said of itself is forgotten."""
+    decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
+    set_reorder_depth(decoder, info.codec, info.reorder_depth)
+
+
+def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
+    """Tell how many frames may have to wait; a decoder that starts in the middle would find out by losing frames."""
+    if codec == "h264":
+        decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

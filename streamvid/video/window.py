@@ -1,0 +1,95 @@
+"""The decode engine's loop: from packets to the wanted frames, by their timestamps.
+
+A frame is the right one only if its timestamp equals the one that the packets promise: "the first at or after" would
+silently hand on shifted frames where some do not decode. Pictures that nothing refers to are skipped, and reading
+stops at the packet of the last frame wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import DecodeError
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+
+#: Codecs where "refers to nothing" is said by each picture itself. HEVC says it within a temporal layer only; AV1's
+#: decoder loses frames when told to skip.
+_SKIPPING_CODECS = frozenset({"h264", "mpeg4", "mpeg2video", "mpeg1video", "vp8"})
+
+Take = Callable[["VideoFrame", int], None]
+"""Called with each wanted frame and its slot, in the order of decoding out."""
+
+
+def can_skip(codec: str, extradata: bytes) -> bool:
+    """Whether a decoder may be told to leave out pictures that nothing refers to."""
+    if codec == "hevc":
+        # The hvcC header counts temporal layers; with one, "refers to nothing within the layer" is all there is.
+        return len(extradata) > 21 and extradata[0] == 1 and extradata[21] >> 3 & 0b111 == 1
+    return codec in _SKIPPING_CODECS
+
+
+def decode_window(
+    decoder: VideoCodecContext,
+    packets: Iterable[tuple[Packet[Any], bool]],
+    wanted: dict[int, int],
+    take: Take,
+    *,
+    key_time: int,
+    first_frame: int,
+    may_skip: bool,
+) -> None:
+    """Feed packets, each with whether its picture is wanted, until all of `wanted` (timestamp → slot) has come out.
+
+    key_time: of the key frame that decoding starts at; first_frame: number of the frame in slot 0, for messages.
+    Raises DecodeError where a wanted frame does not come, or comes damaged.
+    """
+    missing, to_feed = dict(wanted), len(wanted)
+    skips: bool | None = None
+    for packet, is_wanted in packets:
+        if skips is not (may_skip and not is_wanted):
+            skips = may_skip and not is_wanted
+            decoder.skip_frame = "NONREF" if skips else "DEFAULT"
+        _take(decoder, packet, missing, take, key_time)
+        to_feed -= is_wanted
+        if not to_feed:
+            break
+    if missing:
+        _take(decoder, None, missing, take, key_time)
+    if missing:
+        numbers = sorted(first_frame + slot for slot in missing.values())
+        raise DecodeError(f"frames {_brief(numbers)} do not decode: damaged data, or timestamps that lie")
+
+
+def _take(
+    decoder: VideoCodecContext, packet: Packet[Any] | None, missing: dict[int, int], take: Take, key_time: int
+) -> None:
+    with _decode_errors(packet):
+        for frame in decoder.decode(packet):
+            time = frame.pts
+            # Frames shown before the key frame may lean on pictures before it: broken, but not ours.
+            if frame.is_corrupt and (time is None or time >= key_time):
+                raise DecodeError(f"the video is damaged: the frame at timestamp {time} does not decode cleanly")
+            if time in missing:
+                take(frame, missing.pop(time))
+
+
+@contextmanager
+def _decode_errors(packet: Packet[Any] | None) -> Iterator[None]:
+    import av
+
+    try:
+        yield
+    except av.FFmpegError as error:
+        place = "its end" if packet is None else f"timestamp {packet.pts}"
+        raise DecodeError(f"the video does not decode near {place} ({error.strerror})") from error
+
+
+def _brief(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown
