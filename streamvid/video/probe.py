@@ -30,9 +30,10 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
     """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
     Allowed are the containers and codecs of `limits`; JPEG, PNG, WebP and BMP are images of one frame (further
-    pictures in the file are ignored), GIF and animated WebP are refused. verify: decode every frame. Raises ProbeError, whose message names no
-    path, if the file is no video, is cut short, breaks a limit, is HDR, has timestamps that do not name each frame or,
-    where that is verified, frames that do not decode.
+    pictures in the file are ignored), GIF and animated WebP are refused. verify: decode every frame.
+
+    Raises ProbeError, whose message names no path, if the file is no video, is cut short, breaks a limit, is HDR, has
+    timestamps that do not name each frame or, where that is verified, frames that do not decode or change their size.
     """
     with open_video(source, limits) as video:
         table = read_packets(video)
@@ -41,17 +42,12 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
             raise ProbeError(f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}")
         has_audio = video.has_audio
         frame, is_interlaced = first_frame(video, table)
-        is_trusted = video.is_image or is_one_packet_a_frame(video, table, is_interlaced=is_interlaced)
-        if verify or not is_trusted:
+        is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
+        # A stream that reorders its pictures under timestamps that do not: some muxer took one time for the other.
+        is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
+        if verify or not (is_one_packet_a_frame or video.is_image) or is_order_doubtful:
             _compare_with_decode(video, table)
         return _make_info(video, table, frame, is_interlaced=is_interlaced, has_audio=has_audio)
-
-
-def is_one_packet_a_frame(video: VideoFile, table: PacketTable, *, is_interlaced: bool) -> bool:
-    """Whether each packet is known to be one frame with that frame's timestamp; `first_frame` was called before."""
-    # A stream that reorders its pictures under timestamps that do not: some muxer took one time for the other.
-    is_order_doubtful = table.reorder_depth == 0 < video.decoder.reorder_depth
-    return video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced and not is_order_doubtful
 
 
 def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool]:
@@ -72,13 +68,22 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
 
 def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     first_time, first_ordinal = table.keys[0]
-    frames = _decode(video, first_ordinal, len(table.rows), "the video does not decode")
-    shown = [frame.pts for frame in frames if frame.pts is None or frame.pts >= first_time]
+    shown: list[int | None] = []
+    formats: set[tuple[int, int, str]] = set()
+    for frame in _decode(video, first_ordinal, len(table.rows), "the video does not decode"):
+        if frame.pts is None or frame.pts >= first_time:
+            if frame.is_corrupt:
+                raise ProbeError(f"the video is damaged: frame {len(shown)} does not decode cleanly")
+            shown.append(frame.pts)
+            formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
             f"the packets promise {len(table.timestamps)} frames, {len(shown)} decode, and their timestamps differ "
-            f"(the writer of this {video.container_name} file mixed them up); {remedy()}"
+            f"(damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}"
         )
+    if len(formats) > 1:
+        found = ", ".join(f"{width}x{height} {pixels}" for width, height, pixels in sorted(formats))
+        raise ProbeError(f"the video changes its size or pixel format ({found}): re-encode it to one")
 
 
 def _decode(video: VideoFile, first: int, stop: int, problem: str) -> Iterator[VideoFrame]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_EXTRADATA_BYTES = 16 * 2**10
 _MAX_REORDER_DEPTH = 16
+#: FFmpeg's own decoder of this name needs special hardware; containers are opened with the first that does not.
+_SOFTWARE = {"av1": "libdav1d"}
 _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 
 
@@ -89,7 +91,7 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
         raise DecodeError(
             f"a frame has {info.coded_width}x{info.coded_height} pixels, above the limit max_pixels={limits.max_pixels}"
         )
-    decoder = CodecContext.create(info.codec, "r")
+    decoder = CodecContext.create(_SOFTWARE.get(info.codec, info.codec), "r")
     assert isinstance(decoder, VideoCodecContext)
     set_up_decoder(decoder, info.codec, limits, num_threads)
     if info.extradata:

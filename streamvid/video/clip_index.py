@@ -1,0 +1,234 @@
+"""Where a clip's packets lie in its bytes, so that windows of it decode without its container, from a part of it.
+
+Packets are in decode order. They are grouped in segments, cut at every key packet and after every 32nd packet since:
+a segment is what is read at a time, and what has a checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import DecodeError
+from streamvid.video.container import VideoFile, open_video
+from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.probe import first_frame
+from streamvid.video.stream_info import MAX_EXTRADATA_BYTES, StreamInfo
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+    from streamvid.video.frame_format import FrameFormat
+
+KEY, SHOWN = 1, 2
+"""Bits of a packet's flags: decoding can start here; it is a frame of the clip."""
+
+CHECKSUM_BYTES = 8
+_SEGMENT_PACKETS = 32
+_SEARCH_BYTES = 1024  # a Matroska block's header comes before its data
+
+#: Codecs whose decoders need nothing of the container but what StreamInfo has.
+CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mjpeg", "ffv1"})
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PacketWindow:
+    """The packets that some consecutive frames are decoded from, and the range of the clip that holds them.
+
+    - first_byte, num_bytes: of the range. pieces: (start, end, checksum) of its segments; start and end count from
+      the range's first byte.
+    - packets: (n, 4) of timestamp, start, size in bytes, and the slot of its frame or -1.
+    - key_time: timestamp of the first packet.
+    """
+
+    first_byte: int
+    num_bytes: int
+    pieces: tuple[tuple[int, int, bytes], ...]
+    packets: Int64s
+    key_time: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClipIndex:
+    """All packets of a clip in decode order: timestamps, offsets and sizes in bytes, flags (KEY, SHOWN).
+
+    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range.
+    Raises DecodeError for packets that no clip has.
+    """
+
+    info: StreamInfo
+    times: Int64s
+    offsets: Int64s
+    sizes: Int64s
+    flags: npt.NDArray[np.uint8]
+    checksums: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.times), len(self.offsets), len(self.sizes), len(self.flags)}
+        is_whole = len(lengths) == 1 and len(self.times) and self.checksums.shape == (self.num_segments, CHECKSUM_BYTES)
+        if not is_whole or self.sizes.min() < 1 or self.offsets.min() < 0 or not self.flags[0] & KEY:
+            raise DecodeError("the packet index is no packet index of a clip; copy the dataset again")
+
+    @cached_property
+    def segments(self) -> Int64s:
+        """Number of each packet's segment."""
+        return _segments(self.flags)
+
+    @property
+    def num_segments(self) -> int:
+        return int(self.segments[-1]) + 1 if len(self.flags) else 0
+
+    @cached_property
+    def _order(self) -> Int64s:
+        shown = np.flatnonzero(self.flags & SHOWN)
+        return shown[np.argsort(self.times[shown])]
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the clip."""
+        return len(self._order)
+
+    @property
+    def num_bytes(self) -> int:
+        """End of the last packet: what the clip has at least."""
+        return int((self.offsets + self.sizes).max())
+
+    def window(self, start: int, num_frames: int) -> PacketWindow:
+        """What frames `start` to `start + num_frames - 1`, counted as shown, are decoded from.
+
+        Raises DecodeError where the clip has fewer frames, or no key packet that serves.
+        """
+        wanted = self._order[start : start + num_frames]
+        if start < 0 or len(wanted) != num_frames:
+            raise DecodeError(f"frames {start} to {start + num_frames - 1} are wanted, the clip has {self.num_frames}")
+        keys = np.flatnonzero(self.flags & KEY)
+        usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
+        if not len(usable):
+            raise DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
+        first, last = int(usable[-1]), int(wanted.max())
+        pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
+        packets = np.empty((last + 1 - first, 4), np.int64)
+        packets[:, 0] = self.times[first : last + 1]
+        packets[:, 1] = self.offsets[first : last + 1] - low
+        packets[:, 2] = self.sizes[first : last + 1]
+        packets[:, 3] = -1
+        packets[wanted - first, 3] = np.arange(num_frames)
+        return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
+
+    def _pieces(self, first: int, last: int) -> tuple[tuple[tuple[int, int, bytes], ...], int, int]:
+        edges = np.searchsorted(self.segments, np.arange(first, last + 2))
+        lows = np.minimum.reduceat(self.offsets[edges[0] : edges[-1]], edges[:-1] - edges[0])
+        highs = np.maximum.reduceat((self.offsets + self.sizes)[edges[0] : edges[-1]], edges[:-1] - edges[0])
+        low, high = int(lows.min()), int(highs.max())
+        return (
+            tuple(
+                (int(begin) - low, int(end) - low, self.checksums[number].tobytes())
+                for number, begin, end in zip(range(first, last + 1), lows, highs, strict=True)
+            ),
+            low,
+            high,
+        )
+
+
+def checksum(data: bytes | memoryview) -> bytes:
+    """Of a segment's bytes."""
+    return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
+
+
+def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
+    """The packets of a clip that `probe` accepts; None where it has to be decoded by way of its container.
+
+    That is where it is an image, where packets do not stand whole and as they are in the file (transport streams,
+    stripped headers) or may hold another one's picture (AVI), and where a decoder must be told more (a change of
+    headers on the way). Raises ProbeError for what is no video.
+    """
+    with open_video(data, limits) as video:
+        decoder = video.decoder
+        color = (decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc)
+        extradata = decoder.extradata or b""
+        if video.is_image or video.codec_name not in CODECS or len(extradata) > MAX_EXTRADATA_BYTES:
+            return None
+        table = read_packets(video)
+        offsets = _locate(video, table, memoryview(data))
+        if offsets is None:
+            return None
+        frame, _ = first_frame(video, table)
+        info = _stream_info(video, frame, extradata, color, max(table.reorder_depth, video.decoder.reorder_depth))
+    return _make_index(info, table, offsets, data)
+
+
+def _stream_info(
+    video: VideoFile, frame: FrameFormat, extradata: bytes, color: tuple[int, int, int, int], depth: int
+) -> StreamInfo:
+    return StreamInfo(
+        codec=video.codec_name,
+        extradata=extradata,
+        coded_width=frame.coded_width,
+        coded_height=frame.coded_height,
+        pixel_format=frame.pixel_format,
+        sample_aspect_ratio=frame.sample_aspect_ratio,
+        rotation=frame.rotation,
+        flip=frame.flip,
+        color=color,
+        reorder_depth=depth,
+    )
+
+
+def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: bytes) -> ClipIndex | None:
+    times = np.array([row[0] for row in table.rows], np.int64)
+    sizes = np.array([row[2] for row in table.rows], np.int64)
+    flags = np.zeros(len(times), np.uint8)
+    flags[[ordinal for _, ordinal in table.keys]] |= KEY
+    flags[list(table.ordinals)] |= SHOWN
+    # What comes before the first key packet is never decoded.
+    first = table.keys[0][1]
+    parts = (times[first:], offsets[first:], sizes[first:], flags[first:])
+    segments = _segments(parts[3])
+    edges = np.searchsorted(segments, np.arange(int(segments[-1]) + 1))
+    lows, highs = np.minimum.reduceat(parts[1], edges), np.maximum.reduceat(parts[1] + parts[2], edges)
+    if (highs - lows).sum() > 2 * len(data):
+        return None  # packets lie so that what a segment spans is mostly something else
+    view = memoryview(data)
+    digests = b"".join(checksum(view[low:high]) for low, high in zip(lows.tolist(), highs.tolist(), strict=True))
+    return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES))
+
+
+def _segments(flags: npt.NDArray[np.uint8]) -> Int64s:
+    number = np.arange(len(flags))
+    keys = np.maximum.accumulate(np.where(flags & KEY, number, 0))
+    return np.cumsum((number - keys) % _SEGMENT_PACKETS == 0) - 1
+
+
+def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
+    """Where each packet's bytes stand in the file as they are, None where one does not, or has no time of its own."""
+    times = {row[0] for row in table.rows}
+    if None in times or len(times) < len(table.rows) or not video.is_exact:
+        return None
+    video.reopen()
+    offsets = np.empty(len(table.rows), np.int64)
+    for number, packet in enumerate(each_packet(video)):
+        offset = _offset(packet, data)
+        if offset < 0 or packet.has_sidedata("new_extradata"):
+            return None
+        offsets[number] = offset
+    return offsets
+
+
+def _offset(packet: Packet[VideoStream], data: memoryview) -> int:
+    content, position = bytes(packet), packet.pos
+    if position is None or position < 0:
+        return -1
+    if data[position : position + len(content)] == content:
+        return position
+    found = bytes(data[position : position + len(content) + _SEARCH_BYTES]).find(content)
+    return position + found if found >= 0 else -1
+

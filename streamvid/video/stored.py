@@ -1,0 +1,135 @@
+"""Chosen frames of an indexed clip out of its packets, with decoders that stay open from clip to clip.
+
+Nothing is opened and nothing is looked for: what the container says is in the index. Decoders, scalers and their
+pictures are kept by stream, so that in steady state no memory is taken anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.convert import FrameConverter, PictureColor
+from streamvid.video.frame_format import FrameFormat, frame_format_of
+from streamvid.video.limits import STORED_LIMITS, Limits
+from streamvid.video.picture import PictureFormat
+from streamvid.video.stream_info import StreamInfo, begin_decoding, open_decoder
+from streamvid.video.transform import Transform
+from streamvid.video.window import can_skip, decode_window
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+
+_KEPT_PIXELS = 8 * 1920 * 1080  # of one frame of each kept decoder, together
+_KEPT_DECODERS = 32
+
+
+class StoredDecoder:
+    """Decodes windows of indexed clips; keeps the decoders used last. One thread at a time."""
+
+    def __init__(self, limits: Limits = STORED_LIMITS) -> None:
+        self._limits = limits
+        self._open: OrderedDict[tuple[StreamInfo, int], _OpenDecoder] = OrderedDict()
+
+    def decode(
+        self,
+        info: StreamInfo,
+        packets: NDArray[np.int64],
+        data: memoryview,
+        key_time: int,
+        out: NDArray[np.uint8],
+        picture: PictureFormat,
+        *,
+        first_frame: int = 0,
+        num_threads: int = 1,
+    ) -> PictureColor:
+        """Decode the frames of a PacketWindow, one a row of `out` (T, picture.num_bytes); the colours they have.
+
+        packets, key_time: of the window; data: its byte range. first_frame: its first frame's number, for messages.
+        Raises DecodeError where a frame does not decode.
+        """
+        decoder = self._take(info, num_threads)
+        try:
+            color = decoder.decode(packets, data, key_time, out, picture, first_frame)
+        except ProbeError as error:
+            raise DecodeError(str(error)) from error
+        # After an error nothing is known of its state, so that one is not kept.
+        self._keep(info, num_threads, decoder)
+        return color
+
+    def _take(self, info: StreamInfo, num_threads: int) -> _OpenDecoder:
+        return self._open.pop((info, num_threads), None) or _OpenDecoder(info, num_threads, self._limits)
+
+    def _keep(self, info: StreamInfo, num_threads: int, decoder: _OpenDecoder) -> None:
+        self._open[info, num_threads] = decoder
+        while len(self._open) > 1 and (
+            len(self._open) > _KEPT_DECODERS or sum(kept.num_pixels for kept in self._open.values()) > _KEPT_PIXELS
+        ):
+            self._open.popitem(last=False)
+
+
+class _OpenDecoder:
+    def __init__(self, info: StreamInfo, num_threads: int, limits: Limits) -> None:
+        self.num_pixels = info.coded_width * info.coded_height * num_threads
+        self._info = info
+        self._decoder: VideoCodecContext = open_decoder(info, limits, num_threads)
+        self._may_skip = can_skip(info.codec, info.extradata)
+        self._converters: dict[tuple[FrameFormat, PictureFormat], FrameConverter] = {}
+
+    def decode(
+        self,
+        packets: NDArray[np.int64],
+        data: memoryview,
+        key_time: int,
+        out: NDArray[np.uint8],
+        picture: PictureFormat,
+        first_frame: int,
+    ) -> PictureColor:
+        begin_decoding(self._decoder, self._info)
+        found: list[FrameConverter] = []
+
+        def take(frame: VideoFrame, slot: int) -> None:
+            if not found:
+                found.append(self._converter(frame, picture))
+            found[0].convert(frame, out[slot])
+
+        wanted = packets[packets[:, 3] >= 0]
+        decode_window(
+            self._decoder,
+            _packets(packets, data),
+            dict(zip(wanted[:, 0].tolist(), wanted[:, 3].tolist(), strict=True)),
+            take,
+            key_time=key_time,
+            first_frame=first_frame,
+            may_skip=self._may_skip,
+        )
+        self._decoder.flush_buffers()
+        return found[0].color
+
+    def _converter(self, frame: VideoFrame, picture: PictureFormat) -> FrameConverter:
+        found = frame_format_of(self._info, frame)
+        converter = self._converters.get((found, picture))
+        if converter is None:
+            if len(self._converters) >= _KEPT_DECODERS:
+                self._converters.clear()
+            transform = Transform.cover(found, picture.height, picture.width)
+            converter = self._converters[found, picture] = FrameConverter(frame, found, transform, picture)
+        return converter
+
+
+def _packets(packets: NDArray[np.int64], data: memoryview) -> Iterator[tuple[Packet[Any], bool]]:
+    from av.packet import Packet
+
+    for time, offset, size, slot in packets.tolist():
+        # A copy: decoders read a little beyond a packet's end, and threads of theirs may hold it for longer.
+        packet: Packet[Any] = Packet(size)
+        packet.update(bytes(data[offset : offset + size]))
+        packet.pts = time
+        yield packet, slot >= 0
