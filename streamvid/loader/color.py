@@ -42,16 +42,16 @@ SITINGS = {
 _LAYOUTS = ("BCTHW", "BTCHW", "BTHWC")
 _COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the most that fits: the sum of two products stays below 2**31
 _SHIFT = _COEFFICIENT_BITS + 4
-# What is worked on at once: on the CPU what stays in the cache; elsewhere enough to be worth the launches, and not so
-# much that int32 pictures take more memory than the batch.
-_CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 24
+# What is worked on at once: on the CPU what stays in the cache; elsewhere what is worth the launches, at some 35 bytes
+# of memory a pixel while it lasts (150 MB).
+_CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
     """What `yuv420p_to_rgb` needs to know of B samples: int32 (B, 8), on the host, to be sent with the batch.
 
-    matrices: names of LUMA_SHARES; ranges: of RANGES; sitings: of SITINGS (FFmpeg's AVChromaLocation; where a source
-    says nothing, FFmpeg takes "left"). One of each a sample.
+    matrices: names of LUMA_SHARES; ranges: of RANGES; sitings: of SITINGS, FFmpeg's AVChromaLocation ("left" is what
+    H.264, HEVC and MPEG-2 mean where they say nothing, "center" what JPEG means). One of each a sample.
     Raises ConfigError for an unknown name and for lists of different lengths.
     """
     import torch
@@ -149,10 +149,14 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
     luma = planes[..., : height * width].view(num_samples, num_frames, height, width)
     chroma = planes[..., height * width :].view(num_samples, num_frames, 2, height // 2, width // 2)
     small, siting = chroma.to(torch.int16) - 128, table[:, 6:].to(torch.int16).reshape(num_samples, 2, 1, 1, 1, 1)
-    u, v = _doubled(_doubled(small, siting[:, 1], -2), siting[:, 0], -1).unbind(2)
+    u, v = _doubled(_doubled(small, siting[:, 1], -2), siting[:, 0], -1).to(torch.int32).unbind(2)
     # Half a level more, so that the shift, which rounds down, rounds to the nearest.
-    gray = (luma - black) * gain + (1 << (_SHIFT - 1))
-    sums = (gray + v * v_to_r, gray + u * u_to_g + v * v_to_g, gray + u * u_to_b)
+    gray = torch.addcmul((1 << (_SHIFT - 1)) - black * gain, luma.to(torch.int32), gain)
+    sums = (
+        torch.addcmul(gray, v, v_to_r),
+        torch.addcmul(gray, u, u_to_g).addcmul_(v, v_to_g),
+        torch.addcmul(gray, u, u_to_b),
+    )
     return [total.bitwise_right_shift_(_SHIFT).clamp_(0, 255) for total in sums]
 
 
@@ -160,10 +164,10 @@ def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Ten
     """Twice as many along `dim`, interpolated linearly, times 4. siting: halves of a pixel, 0 to 2, one a sample."""
     import torch
 
-    count = samples.shape[dim]
-    before = torch.cat([samples.narrow(dim, 0, 1), samples.narrow(dim, 0, count - 1)], dim)
-    after = torch.cat([samples.narrow(dim, 1, count - 1), samples.narrow(dim, count - 1, 1)], dim)
-    even = before * siting + samples * (4 - siting)
-    odd = samples * (2 + siting) + after * (2 - siting)
+    count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # beyond an edge: no slope
+    slopes = torch.cat([edge, samples.narrow(dim, 1, count - 1) - samples.narrow(dim, 0, count - 1), edge], dim)
+    fourfold = samples * 4
+    even = torch.addcmul(fourfold, slopes.narrow(dim, 0, count), -siting)
+    odd = torch.addcmul(fourfold, slopes.narrow(dim, 1, count), 2 - siting)
     after_dim = samples.ndim + dim + 1
     return torch.stack([even, odd], after_dim).flatten(after_dim - 1, after_dim)
