@@ -1,4 +1,4 @@
-"""The index as it is written: parquet tables of shards, samples and rejections.
+"""The index as it is written: parquet tables of shards, samples and rejections. Packets are in packets.py.
 
 A row group of a samples file is one shard, in the order of its tar, so that a reader takes what it needs with one
 small read; a samples file holds a limited number of row groups, so that no footer grows with the dataset.
@@ -45,6 +45,15 @@ class SampleRow:
     columns: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where a shard's packet table lies in the packets file that belongs to its samples file."""
+
+    offset: int
+    num_bytes: int
+    sha256: bytes
+
+
 # Page checksums prove what is read long after the file's own checksum was.
 _WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
 
@@ -67,7 +76,14 @@ _SAMPLE_TYPES = {
     "duration_seconds": "float64",
     "codec": "string",
 }
-_PLACE_TYPES = {"bucket_id": "string", "shard": "int32", "split": "string"}
+_PLACE_TYPES = {
+    "bucket_id": "string",
+    "shard": "int32",
+    "split": "string",
+    "packets_offset": "int64",
+    "packets_bytes": "int64",
+    "packets_sha256": "sha256",
+}
 SHARD_TYPES = {
     "bucket_id": "string",
     "number": "int32",
@@ -99,21 +115,33 @@ def sample_schema(user_types: dict[str, str]) -> pa.Schema:
     return schema({**_SAMPLE_TYPES, **_PLACE_TYPES, **{USER_PREFIX + k: v for k, v in user_types.items()}})
 
 
-def encode_samples(shards: Sequence[tuple[str, int, str, Sequence[SampleRow]]], user_types: dict[str, str]) -> bytes:
-    """Parquet bytes of one samples file: each (bucket id, number, split, rows) becomes one row group."""
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A shard as it stands in a samples file; `packets` is None where none of its clips has a packet index."""
+
+    bucket_id: str
+    number: int
+    split: str
+    rows: Sequence[SampleRow]
+    packets: TablePlace | None = None
+
+
+def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str]) -> bytes:
+    """Parquet bytes of one samples file: each shard becomes one row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     target = sample_schema(user_types)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, target, **_WRITING) as writer:
-        for bucket_id, number, split, rows in shards:
+        for shard in shards:
+            rows, place = shard.rows, shard.packets
             columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _SAMPLE_TYPES}
-            columns |= {
-                "bucket_id": [bucket_id] * len(rows),
-                "shard": [number] * len(rows),
-                "split": [split] * len(rows),
-            }
+            of_shard = (
+                *(shard.bucket_id, shard.number, shard.split),
+                *((None, None, None) if place is None else (place.offset, place.num_bytes, place.sha256)),
+            )
+            columns |= {name: [value] * len(rows) for name, value in zip(_PLACE_TYPES, of_shard, strict=True)}
             columns |= {USER_PREFIX + name: [row.columns.get(name) for row in rows] for name in user_types}
             writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(rows)))
     return sink.getvalue()
@@ -140,7 +168,7 @@ def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
     return sink.getvalue()
 
 
-def named_by_content(stem: str, number: int, data: bytes) -> FileInfo:
+def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
     """An index file's name holds its checksum, so that a name never means two contents (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
-    return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.parquet", len(data), digest)
+    return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -15,10 +15,11 @@ from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
-FORMAT_VERSION = (1, 1)
+FORMAT_VERSION = (1, 2)
 MAX_MANIFEST_BYTES = 256 * 2**20
 _CHECKSUM = "manifest_sha256"
 _CHECKSUM_SINCE = (1, 1)
+_PACKETS_SINCE = (1, 2)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -75,7 +76,10 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The sealed dataset. `files` are all but the shards and what lies beside them: the shard table names those."""
+    """The sealed dataset. `files` are all but the shards and what lies beside them: the shard table names those.
+
+    packet_files: from 1.2 on one for each of `sample_files`, in their order, or none; before none.
+    """
 
     buckets: tuple[Bucket, ...]
     clips: str
@@ -86,6 +90,7 @@ class Manifest:
     other_files: tuple[FileInfo, ...]
     plan_fingerprint: str
     content_fingerprint: str
+    packet_files: tuple[FileInfo, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
     format_version: tuple[int, int] = FORMAT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +107,14 @@ class Manifest:
     @property
     def files(self) -> tuple[FileInfo, ...]:
         """All files that the manifest itself names."""
-        return self.shard_files + self.sample_files + self.rejection_files + self.other_files
+        return self.shard_files + self.sample_files + self.packet_files + self.rejection_files + self.other_files
+
+    def packet_file(self, samples_path: str) -> FileInfo | None:
+        """The packets file that belongs to a samples file; None where the dataset has none."""
+        if not self.packet_files:
+            return None
+        paths = [file.path for file in self.sample_files]
+        return self.packet_files[paths.index(samples_path)]
 
 
 def shard_path(bucket_id: str, number: int) -> str:
@@ -150,6 +162,7 @@ def content_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo
 _FILE_GROUPS = {
     "shards": "shard_files",
     "samples": "sample_files",
+    "packets": "packet_files",
     "rejections": "rejection_files",
     "other": "other_files",
 }
@@ -167,6 +180,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         "files": {
             name: [{"path": f.path, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in getattr(manifest, group)]
             for name, group in _FILE_GROUPS.items()
+            if name != "packets" or manifest.format_version >= _PACKETS_SINCE
         },
         "fingerprints": {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint},
         "build": dict(manifest.build),
@@ -209,14 +223,22 @@ def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
     return major, minor
 
 
-def _files(value: Mapping[str, Any], where: str) -> dict[str, tuple[FileInfo, ...]]:
+def _files(value: Mapping[str, Any], version: tuple[int, int], where: str) -> dict[str, tuple[FileInfo, ...]]:
+    named = value if version >= _PACKETS_SINCE else {**value, "packets": []}
     try:
-        return {
-            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in value[name])
+        files = {
+            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in named[name])
             for name, group in _FILE_GROUPS.items()
         }
     except StreamvidError as error:
         raise DatasetError(f"{where}: {error}") from error
+    num_packets, num_samples = len(files["packet_files"]), len(files["sample_files"])
+    if num_packets not in (0, num_samples):
+        raise DatasetError(
+            f"{where}: files.packets names {num_packets} files and files.samples {num_samples}; there is one for each "
+            "or none; copy it again"
+        )
+    return files
 
 
 _KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
@@ -246,7 +268,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             build=value["build"],
             format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
-            **_files(value["files"], where),
+            **_files(value["files"], version, where),
         )
     except ConfigError as error:  # of a bucket; it is a ValueError too
         raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error

@@ -16,6 +16,7 @@ from streamvid.dataset.manifest import (
     plan_digest,
     read_manifest,
 )
+from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
 from streamvid.dataset.proof import SamplesFile, read_shards, read_tables
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
@@ -89,6 +90,19 @@ class Dataset:
                 f"{self.url}: the index has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"
             )
         return table
+
+    def packets(self, shard: ShardInfo, offset: int, num_bytes: int, sha256: bytes) -> PacketTables:
+        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
+        file = self.manifest.packet_file(shard.index_path)
+        if file is None or not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
+            raise IntegrityError(
+                f"{self.url}: the index says that packets of {shard.path} are {num_bytes} bytes at {offset} of "
+                f"{'a file that the manifest does not name' if file is None else file.path}; copy the dataset again"
+            )
+        data = bytearray(num_bytes)
+        self.store.read_into(file.path, offset, memoryview(data))
+        where = f"{self.url}: the packets of {shard.path} in {file.path}"
+        return PacketTables(bytes(data), sha256, shard.num_samples, where)
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:

@@ -6,11 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.interop import tar_index
 from streamvid.dataset.manifest import offsets_path
+from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import SourceError, StorageError
 from streamvid.sharder.options import ShardOptions
@@ -19,6 +21,9 @@ from streamvid.sharder.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.staging import Staging
 from streamvid.storage import LocalStore
+
+if TYPE_CHECKING:
+    from streamvid.video.clip_index import ClipIndex
 
 
 def shard_task(shard: PlannedShard, root: Path, staging: Path) -> dict[str, Any]:
@@ -61,6 +66,11 @@ def marker_path(staging: Path, path: str) -> Path:
     return staging / f"{Path(path).stem}.json"
 
 
+def packets_path(staging: Path, path: str) -> Path:
+    """Where a finished shard's packet table waits for the sealing."""
+    return staging / f"{Path(path).stem}.packets"
+
+
 def read_marker(task: dict[str, Any]) -> dict[str, Any] | None:
     """The marker of a shard that is finished and was built of the same input; None where it is to be built."""
     store = LocalStore(Path(task["root"]))
@@ -68,6 +78,8 @@ def read_marker(task: dict[str, Any]) -> dict[str, Any] | None:
         marker = json.loads(marker_path(Path(task["staging"]), task["path"]).read_bytes())
         sizes = (marker["num_bytes"], marker["offsets_num_bytes"])
         is_whole = sizes == (store.size(task["path"]), store.size(offsets_path(task["path"])))
+        packets = packets_path(Path(task["staging"]), task["path"]).read_bytes()
+        is_whole = is_whole and hashlib.sha256(packets).hexdigest() == marker["packets_sha256"]
         return dict(marker) if is_whole and marker["input_sha256"] == task["input_sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -105,7 +117,7 @@ def build_shard(task: dict[str, Any]) -> None:
     temporary = staging / f"{Path(path).stem}.{os.getpid()}.tmp"
     temporary_offsets = temporary.with_suffix(".idx.tmp")
     store = LocalStore(Path(task["root"]))
-    clips: list[str] = []
+    clips = _Clips()
     try:
         with temporary.open("w+b") as file:
             write_shard(file, _samples(task["samples"], clips))
@@ -118,6 +130,8 @@ def build_shard(task: dict[str, Any]) -> None:
         temporary_offsets.write_bytes(offsets)
         store.put(offsets_path(path), temporary_offsets)
         store.put(path, temporary)
+        packets = encode_packets(clips.indexes) if any(clips.indexes) else b""
+        LocalStore(staging).put(packets_path(staging, path).name, packets)
         marker = {
             "input_sha256": task["input_sha256"],
             "num_bytes": num_bytes,
@@ -125,7 +139,8 @@ def build_shard(task: dict[str, Any]) -> None:
             "offsets_num_bytes": len(offsets),
             "offsets_sha256": hashlib.sha256(offsets).hexdigest(),
             "clip_offsets": _clip_offsets(members, task["samples"]),
-            "clip_sha256": clips,
+            "clip_sha256": clips.sha256,
+            "packets_sha256": hashlib.sha256(packets).hexdigest(),
         }
         LocalStore(staging).put(marker_path(staging, path).name, json.dumps(marker).encode())
     except OSError as error:
@@ -135,10 +150,22 @@ def build_shard(task: dict[str, Any]) -> None:
         temporary_offsets.unlink(missing_ok=True)
 
 
-def _samples(samples: list[dict[str, Any]], clips: list[str]) -> Iterator[tuple[str, dict[str, bytes]]]:
+@dataclass
+class _Clips:
+    """What is noted of each clip while its shard is written."""
+
+    sha256: list[str] = field(default_factory=list)
+    indexes: list[ClipIndex | None] = field(default_factory=list)
+
+
+def _samples(samples: list[dict[str, Any]], clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
+    from streamvid.video.clip_index import index_clip
+    from streamvid.video.limits import STORED_LIMITS
+
     for sample in samples:
         data = read_unchanged(sample["path"], sample["source"], sample["num_bytes"], sample["mtime_ns"])
-        clips.append(hashlib.sha256(data).hexdigest())
+        clips.sha256.append(hashlib.sha256(data).hexdigest())
+        clips.indexes.append(index_clip(data, STORED_LIMITS))
         yield (
             sample["key"],
             {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()},

@@ -6,11 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
+    RowGroup,
     SampleRow,
+    TablePlace,
     encode_rejections,
     encode_samples,
     encode_shards,
@@ -28,7 +31,7 @@ from streamvid.dataset.manifest import (
     plan_fingerprint,
 )
 from streamvid.errors import StorageError
-from streamvid.sharder.build import marker_path
+from streamvid.sharder.build import marker_path, packets_path
 from streamvid.sharder.options import CLIPS
 from streamvid.sharder.plan import PlannedSample, PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
@@ -40,6 +43,7 @@ from streamvid.storage import LocalStore
 class _Index:
     shards: tuple[ShardInfo, ...]
     sample_files: tuple[FileInfo, ...]
+    packet_files: tuple[FileInfo, ...]
 
 
 def planned_paths(plan: ShardPlan) -> list[str]:
@@ -52,7 +56,7 @@ def seal(plan: ShardPlan, staging: Staging, progress: Progress) -> None:
     folder = staging.plan_folder(plan.sha256)
     store, temporary = LocalStore(staging.root), LocalStore(folder)
     names = planned_paths(plan)
-    total = -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
+    total = 2 * -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
     done = 0
 
     def put(path: str, data: bytes) -> None:
@@ -84,32 +88,55 @@ def seal(plan: ShardPlan, staging: Staging, progress: Progress) -> None:
 
 
 def _write_samples(plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None]) -> _Index:
-    """Write the samples index, a limited number of shards at a time, and give the rows of the shard table."""
+    """Write samples and packets, a limited number of shards a file, and give the rows of the shard table."""
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
+    packet_files: list[FileInfo] = []
     for start in range(0, len(plan.shards), MAX_SHARDS_PER_FILE):
         part = plan.shards[start : start + MAX_SHARDS_PER_FILE]
         markers = [_marker(shard, plan, staging) for shard in part]
+        packets, places = _join_packets(part, staging.plan_folder(plan.sha256))
         groups = [
-            (shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)))
-            for shard, marker in zip(part, markers, strict=True)
+            RowGroup(shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)), place)
+            for shard, marker, place in zip(part, markers, places, strict=True)
         ]
         data = encode_samples(groups, plan.user_types)
         file = named_by_content("samples", len(files), data)
+        packet_file = named_by_content("packets", len(files), packets, "arrows")
+        put(packet_file.path, packets)
         put(file.path, data)
         files.append(file)
+        packet_files.append(packet_file)
         shards += [
             _shard_info(shard, marker, file.path, row_group)
             for row_group, (shard, marker) in enumerate(zip(part, markers, strict=True))
         ]
-    return _Index(tuple(shards), tuple(files))
+    return _Index(tuple(shards), tuple(files), tuple(packet_files))
+
+
+def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
+    """The packet tables of some shards end to end, and where each lies."""
+    tables = [_read(packets_path(folder, shard.path)) for shard in shards]
+    places: list[TablePlace | None] = []
+    offset = 0
+    for table in tables:
+        places.append(TablePlace(offset, len(table), hashlib.sha256(table).digest()) if table else None)
+        offset += len(table)
+    return b"".join(tables), places
 
 
 def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> dict[str, Any]:
     path = marker_path(staging.plan_folder(plan.sha256), shard.path)
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(_read(path)))
+    except ValueError as error:
+        raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
         raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
 
 
@@ -172,6 +199,7 @@ def _manifest(
         },
         shard_files=(shards,),
         sample_files=index.sample_files,
+        packet_files=index.packet_files,
         rejection_files=(rejections,),
         other_files=others,
         plan_fingerprint=plan_fingerprint(buckets, index.shards),

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.buckets import Bucket
-from streamvid.dataset.index import SampleRow, encode_rejections, encode_samples, encode_shards, named_by_content
+from streamvid.dataset.index import (
+    RowGroup,
+    SampleRow,
+    encode_rejections,
+    encode_samples,
+    encode_shards,
+    named_by_content,
+)
 from streamvid.dataset.manifest import (
     MANIFEST,
     Manifest,
@@ -51,7 +58,7 @@ def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Man
     """Seal shards of these sample counts, the last of them in the second bucket; changes are the manifest's fields."""
     store = LocalStore(root)
     places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
-    groups = [(bucket.id, n, "train", rows(count)) for (bucket, n), count in zip(places, counts, strict=True)]
+    groups = [RowGroup(bucket.id, n, "train", rows(count)) for (bucket, n), count in zip(places, counts, strict=True)]
     sample_data = encode_samples(groups, USER_TYPES)
     samples = named_by_content("samples", 0, sample_data)
     shards = []

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamvid.dataset.count_cache import CountCache
 from streamvid.dataset.filter import Filter, count_matches, parse_filter
-from streamvid.dataset.index import encode_samples, named_by_content
+from streamvid.dataset.index import RowGroup, encode_samples, named_by_content
 from streamvid.dataset.manifest import content_fingerprint, manifest_to_json, plan_fingerprint
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
@@ -46,7 +46,7 @@ def dataset_of(root: Path, values: list[dict[str, Any]], types: dict[str, str]) 
     manifest = seal(root, (len(values), 1))
     store, old = LocalStore(root), open_dataset(root)
     rows = [replace(ROW, key=f"k{i}", index=i, columns=row) for i, row in enumerate(values)]
-    groups = [("96x64-9f", 0, "train", rows), (BUCKETS[1].id, 0, "train", [replace(ROW, columns={})])]
+    groups = [RowGroup("96x64-9f", 0, "train", rows), RowGroup(BUCKETS[1].id, 0, "train", [replace(ROW, columns={})])]
     data = encode_samples(groups, types)
     samples = named_by_content("samples", 0, data)
     store.put(samples.path, data)

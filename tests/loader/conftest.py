@@ -74,7 +74,7 @@ def build_dataset(
             path = manifest.shard_path(bucket.id, number)
             store.put(path, data)
             store.put(manifest.offsets_path(path), offsets)
-            pieces.append((bucket.id, number, split, rows))
+            pieces.append(index.RowGroup(bucket.id, number, split, rows))
             shards.append(_shard(bucket, number, split, data, offsets, rows, len(shards)))
             first += size
     encoded = index.encode_samples(pieces, {"score": "double", "place": "string", "year": "int64"})

@@ -1,0 +1,122 @@
+"""The packet index: a table a shard with a row a clip, so that a loader reads and decodes parts of clips.
+
+A table is an Arrow stream, its buffers compressed with zstd; a file holds the tables of many shards end to end. A
+reader takes one table with one ranged read and proves it by the checksum that the samples index has of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex
+from streamvid.video.stream_info import StreamInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_TABLE_BYTES = 2**31 - 1
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("stream", pa.string()),
+            ("time_step", pa.list_(pa.int64())),
+            ("gap", pa.list_(pa.int64())),
+            ("size", pa.list_(pa.int32())),
+            ("flags", pa.list_(pa.uint8())),
+            ("checksums", pa.binary()),
+        ]
+    )
+
+
+def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
+    """The table of a shard's clips, in their order; a clip without an index has a row of nulls.
+
+    Numbers are stored as steps: of time, from the packet before it; of place, from the end of the packet before it.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    rows: list[dict[str, Any]] = []
+    for clip in clips:
+        if clip is None:
+            rows.append({})
+            continue
+        ends = clip.offsets + clip.sizes
+        rows.append(
+            {
+                "stream": clip.info.to_json(),
+                "time_step": np.diff(clip.times, prepend=0),
+                "gap": clip.offsets - np.concatenate(([0], ends[:-1])),
+                "size": clip.sizes,
+                "flags": clip.flags,
+                "checksums": clip.checksums.tobytes(),
+            }
+        )
+    schema = _schema()
+    columns = {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
+    return sink.getvalue()
+
+
+class PacketTables:
+    """The packet index of one shard's clips as it is read; IntegrityError, naming `where`, for anything else."""
+
+    def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
+        import pyarrow as pa
+
+        self._where = where
+        if hashlib.sha256(data).digest() != sha256:
+            raise IntegrityError(f"{where} differs from what the samples index says; copy the dataset again")
+        try:
+            table = pa.ipc.open_stream(pa.BufferReader(data)).read_all().combine_chunks()
+            table.validate(full=True)
+            if table.schema != _schema() or table.num_rows != num_clips:
+                raise ValueError(f"{table.num_rows} rows of {table.schema.names}")
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
+        self.num_bytes: int = table.nbytes
+        self._streams: dict[str, StreamInfo] = {}
+        self._columns = {name: _chunk(table.column(name)) for name in table.column_names}
+
+    def clip(self, row: int) -> ClipIndex | None:
+        """The index of a clip; None where it has none and is decoded by way of its container."""
+        import numpy as np
+
+        text = self._columns["stream"][row].as_py()
+        if text is None:
+            return None
+        try:
+            info = self._streams.get(text)
+            if info is None:
+                info = self._streams[text] = StreamInfo.from_json(text)
+            sizes = self._values("size", row).astype(np.int64)
+            ends = np.cumsum(self._values("gap", row) + sizes)
+            checksums = np.frombuffer(self._columns["checksums"][row].as_buffer(), np.uint8)
+            return ClipIndex(
+                info,
+                np.cumsum(self._values("time_step", row)),
+                ends - sizes,
+                sizes,
+                self._values("flags", row),
+                checksums.reshape(-1, CHECKSUM_BYTES),
+            )
+        except (StreamvidError, ValueError, TypeError, AttributeError) as error:
+            raise IntegrityError(f"{self._where}, row {row}: {error}") from error
+
+    def _values(self, name: str, row: int) -> Any:
+        return self._columns[name][row].values.to_numpy()
+
+
+def _chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
