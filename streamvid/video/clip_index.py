@@ -231,4 +231,3 @@ def _offset(packet: Packet[VideoStream], data: memoryview) -> int:
         return position
     found = bytes(data[position : position + len(content) + _SEARCH_BYTES]).find(content)
     return position + found if found >= 0 else -1
-

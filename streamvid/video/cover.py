@@ -1,0 +1,145 @@
+"""A decoded frame ─► the small upright picture that an encoder gets: one filter graph, no way over RGB.
+
+What the source's tags mean (or what is guessed where they are missing) is carried over and written down: matrix, range,
+primaries and transfer. A colour sample of 4:2:0 lies at the left of its four pixels, as video has it, in JPEG, WebP and
+MPEG-1 in their middle; a clip has it at the left, JPEG's kind in the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamvid.errors import DecodeError
+from streamvid.video.filters import FilterChain
+from streamvid.video.frame_format import read_frame_format
+from streamvid.video.transform import Transform
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+    from streamvid.video.container import VideoFile
+
+#: Name → (matrix, primaries, transfer), numbers of ITU-T H.273, where the source does not say. RGB becomes BT.709.
+_TAGS = {
+    "rgb": (1, 1, 1),
+    "bt709": (1, 1, 1),
+    "bt601": (6, 6, 6),
+    "fcc": (4, 4, 4),
+    "smpte240m": (7, 7, 7),
+    "bt2020": (9, 9, 14),
+}
+_MATRIX_NUMBERS = {"rgb": 0, **{name: tags[0] for name, tags in _TAGS.items() if name != "rgb"}}
+_FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240m": "smpte240m", "bt2020": "bt2020ncl"}
+_LIMITED, _FULL = 1, 2
+_UNSAID = 2
+_CENTRED_CODECS = frozenset({"mjpeg", "webp", "mpeg1video"})
+
+#: (flip, rotation) → (horizontal, vertical) place of the colour sample, in 256ths of two pixels, before the turn that
+#: puts it at the left.
+_LEFT_BEFORE_TURN = {
+    (False, 0): (0, 128),
+    (False, 90): (128, 256),
+    (False, 180): (256, 128),
+    (False, 270): (128, 0),
+    (True, 0): (256, 128),
+    (True, 90): (128, 256),
+    (True, 180): (0, 128),
+    (True, 270): (128, 0),
+}
+_TURNS = {
+    0: [],
+    90: [("transpose", "clock")],
+    180: [("hflip", ""), ("vflip", "")],
+    270: [("transpose", "cclock")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ColorTags:
+    """What the numbers of a picture mean, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
+
+    matrix: int
+    primaries: int
+    transfer: int
+    color_range: int
+
+
+class Cover:
+    """Frames like `frame`, of `video`, made to cover (height, width) as `Transform.cover` says.
+
+    pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes BT.709, limited); "yuvj420p" and "yuvj444p"
+    are JPEG's, BT.601 and full range; or "rgb24". `tags` says what comes out. Raises ProbeError where the source's
+    colours or orientation are not supported.
+    """
+
+    def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
+        self.format = read_frame_format(video, frame)
+        transform = Transform.cover(self.format, height, width)
+        self._matrix = _MATRIX_NUMBERS[self.format.color_space]
+        self._range = _FULL if self.format.color_range == "full" else _LIMITED
+        self.tags = self._tags(frame, pixel_format)
+        filters = [("crop", transform.crop_options)] if transform.crop_options else []
+        filters += self._scaling(transform, video.codec_name in _CENTRED_CODECS, pixel_format)
+        filters += [("hflip", "")] if transform.flip else []
+        filters += [*_TURNS[transform.rotation], ("setsar", "1"), ("setfield", "prog"), ("sidedata", "mode=delete")]
+        self._chain = FilterChain(frame, filters, matrix=self._matrix, color_range=self._range)
+
+    def picture(self, frame: VideoFrame) -> VideoFrame:
+        """The small picture. DecodeError if the frame's size or pixel format is not the first one's."""
+        from av.video.frame import PictureType
+
+        expected = self.format
+        found = (frame.width, frame.height, frame.format.name)
+        if found != (expected.coded_width, expected.coded_height, expected.pixel_format):
+            raise DecodeError(
+                f"the video changes from {expected.coded_width}x{expected.coded_height} {expected.pixel_format} to "
+                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to one size"
+            )
+        # The graph was told what the tags mean; a frame that says otherwise would not be let in.
+        frame.colorspace, frame.color_range = self._matrix, self._range
+        picture = self._chain.run(frame)
+        tags = self.tags
+        picture.colorspace, picture.color_range = tags.matrix, tags.color_range
+        picture.color_primaries, picture.color_trc = tags.primaries, tags.transfer
+        # The kind that it had in the source would be forced on it.
+        picture.pict_type = PictureType.NONE
+        return picture
+
+    def _tags(self, frame: VideoFrame, pixel_format: str) -> ColorTags:
+        matrix, primaries, transfer = _TAGS[self.format.color_space]
+        if self.format.color_space == "bt601" and frame.colorspace == 5:
+            matrix, primaries = 5, 5  # the same numbers, and the primaries of PAL
+        primaries = primaries if frame.color_primaries == _UNSAID else frame.color_primaries
+        transfer = transfer if frame.color_trc == _UNSAID else frame.color_trc
+        if pixel_format == "rgb24":
+            return ColorTags(0, primaries, transfer, _FULL)
+        if pixel_format.startswith("yuvj"):
+            return ColorTags(5, primaries, transfer, _FULL)
+        is_rgb = self.format.color_space == "rgb"
+        return ColorTags(matrix, primaries, transfer, _LIMITED if is_rgb else self._range)
+
+    def _scaling(self, transform: Transform, is_centred: bool, pixel_format: str) -> list[tuple[str, str]]:
+        space, has_matrix = self.format.color_space, self.format.color_space != "rgb"
+        wanted = "bt709" if not has_matrix else space
+        color_range = "limited" if not has_matrix else self.format.color_range
+        after: list[tuple[str, str]] = []
+        if pixel_format.startswith("yuvj"):
+            if space in ("rgb", "bt601"):
+                wanted, color_range = "bt601", "full"
+            else:
+                # swscale goes from matrix to matrix over RGB; this filter does not. Equal primaries: nothing else.
+                own = f"iall=bt709:ispace={_FILTER_NAMES[space]}:irange={'pc' if self._range == _FULL else 'tv'}"
+                after = [("colorspace", f"all=bt709:space=bt470bg:range=pc:fast=1:{own}")]
+        # bitexact: the same on every processor. accurate_rnd: without, all is darker by a twentieth of a level.
+        options = f"{transform.scale_width}:{transform.scale_height}:flags=area+accurate_rnd+bitexact"
+        if has_matrix:
+            options += f":in_color_matrix={space}:in_range={self.format.color_range}"
+            options += f":in_chroma_loc={'center' if is_centred else 'left'}"
+        if pixel_format == "rgb24":
+            return [("scale", options), ("format", "rgb24")]
+        turned = (transform.flip, transform.rotation)
+        across, down = (128, 128) if pixel_format.startswith("yuvj") else _LEFT_BEFORE_TURN[turned]
+        options += f":out_color_matrix={wanted}:out_range={color_range}"
+        options += f":out_h_chr_pos={across}:out_v_chr_pos={down}"
+        return [("scale", options), ("format", pixel_format.replace("yuvj", "yuv")), *after]

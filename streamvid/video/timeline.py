@@ -1,0 +1,87 @@
+"""Which frames of a source a native clip has, and when each is shown: exact fractions, nothing decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from streamvid.errors import ConfigError, DecodeError
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A clip's frames: numbers[i] is the source's frame that frame i shows, ticks[i] its time in ticks of time_base.
+
+    ticks begin at 0 and ascend; last_ticks is how long the last frame is shown. numbers ascend, and repeat where a
+    frame rate was asked for that is above the source's.
+    """
+
+    numbers: tuple[int, ...]
+    ticks: tuple[int, ...]
+    time_base: Fraction
+    last_ticks: int
+
+    @property
+    def duration_seconds(self) -> Fraction:
+        """From the first frame to the end of the last."""
+        return (self.ticks[-1] + self.last_ticks) * self.time_base
+
+    @property
+    def fps(self) -> float:
+        """The average, as VideoInfo has it: (frames - 1) over the time between the first and the last."""
+        span = self.ticks[-1] * self.time_base
+        return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
+
+    def ticks_shown(self, frame: int) -> int:
+        """How long frame number `frame` is shown, in ticks."""
+        return self.ticks[frame + 1] - self.ticks[frame] if frame + 1 < len(self.ticks) else self.last_ticks
+
+
+def make_timeline(
+    timestamps: tuple[int, ...],
+    time_base: Fraction,
+    last_duration: int,
+    *,
+    start: int = 0,
+    num_frames: int | None = None,
+    fps: Fraction | None = None,
+    usual_rate: Fraction | None = None,
+) -> Timeline:
+    """Frames `start` to `start + num_frames` (None: to the end) of a source with these timestamps, ascending.
+
+    last_duration: of the source's last frame, in ticks; 0 where unknown: then it is as long as the frame before, or a
+    frame at `usual_rate`. fps: None keeps each frame and its time; a rate takes for each time 0, 1/fps, 2/fps ... of
+    the duration the frame that is nearest in time, the earlier of two. Raises ConfigError for arguments that cannot
+    be, DecodeError where the source has fewer frames.
+    """
+    if start < 0 or (num_frames is not None and num_frames < 1):
+        raise ConfigError(
+            f"start is {start} and num_frames {num_frames}; start must be 0 or more, num_frames 1 or more"
+        )
+    if fps is not None and not 0 < fps <= 1000:
+        raise ConfigError(f"fps is {float(fps)}, it must be above 0 and at most 1000")
+    stop = len(timestamps) if num_frames is None else start + num_frames
+    if stop > len(timestamps) or start >= stop:
+        raise DecodeError(f"frames {start} to {stop - 1} are wanted, the video has {len(timestamps)}")
+    ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
+    if stop < len(timestamps):
+        last = timestamps[stop] - timestamps[stop - 1]
+    elif last_duration > 0:
+        last = last_duration
+    elif len(timestamps) > 1:
+        last = timestamps[-1] - timestamps[-2]
+    else:
+        last = max(1, round(1 / (time_base * (usual_rate or 25))))
+    kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
+    return kept if fps is None else _resample(kept, fps)
+
+
+def _resample(kept: Timeline, fps: Fraction) -> Timeline:
+    count = max(1, int(kept.duration_seconds * fps + Fraction(1, 2)))
+    numbers, at = [], 0
+    for frame in range(count):
+        wanted = Fraction(frame) / fps / kept.time_base
+        while at + 1 < len(kept.ticks) and abs(kept.ticks[at + 1] - wanted) < abs(kept.ticks[at] - wanted):
+            at += 1
+        numbers.append(kept.numbers[at])
+    return Timeline(tuple(numbers), tuple(range(count)), 1 / fps, 1)
