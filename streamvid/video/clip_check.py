@@ -57,7 +57,7 @@ class QualityMeter:
         """A packet, which shows frame `number`. DecodeError if it decodes to another, or to damage."""
         import av
 
-        data = av.Packet(packet)
+        data = cast("Packet[VideoStream]", av.Packet(packet))
         data.pts = data.dts = number
         self._compare(data)
 
@@ -78,9 +78,9 @@ class QualityMeter:
             wanted = self._pending.pop(len(self.checksums), None)
             if frame.is_corrupt or frame.pts != len(self.checksums) or wanted is None:
                 raise DecodeError(f"frame {len(self.checksums)} of the clip that was encoded does not decode")
-            error = np.subtract(_luma(frame), wanted, dtype=np.int16)
-            self._square_error += int(np.square(error, dtype=np.int32).sum(dtype=np.int64))
-            self._num_values += error.size
+            differences = np.subtract(_luma(frame), wanted, dtype=np.int16)
+            self._square_error += int(np.square(differences, dtype=np.int32).sum(dtype=np.int64))
+            self._num_values += differences.size
             self.checksums.append(picture_checksum(frame))
 
 

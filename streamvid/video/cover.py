@@ -31,6 +31,9 @@ _TAGS = {
 }
 _MATRIX_NUMBERS = {"rgb": 0, **{name: tags[0] for name, tags in _TAGS.items() if name != "rgb"}}
 _FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240m": "smpte240m", "bt2020": "bt2020ncl"}
+#: bitexact: the same on every processor. accurate_rnd: without, all is darker by a twentieth of a level. The last two:
+#: all colour samples of RGB are used, and interpolated.
+_SCALING = "area+accurate_rnd+bitexact+full_chroma_inp+full_chroma_int"
 _LIMITED, _FULL = 1, 2
 _UNSAID = 2
 _CENTRED_CODECS = frozenset({"mjpeg", "webp", "mpeg1video"})
@@ -131,15 +134,15 @@ class Cover:
                 # swscale goes from matrix to matrix over RGB; this filter does not. Equal primaries: nothing else.
                 own = f"iall=bt709:ispace={_FILTER_NAMES[space]}:irange={'pc' if self._range == _FULL else 'tv'}"
                 after = [("colorspace", f"all=bt709:space=bt470bg:range=pc:fast=1:{own}")]
-        # bitexact: the same on every processor. accurate_rnd: without, all is darker by a twentieth of a level.
-        options = f"{transform.scale_width}:{transform.scale_height}:flags=area+accurate_rnd+bitexact"
+        options = f"{transform.scale_width}:{transform.scale_height}:flags={_SCALING}"
         if has_matrix:
             options += f":in_color_matrix={space}:in_range={self.format.color_range}"
             options += f":in_chroma_loc={'center' if is_centred else 'left'}"
         if pixel_format == "rgb24":
             return [("scale", options), ("format", "rgb24")]
-        turned = (transform.flip, transform.rotation)
-        across, down = (128, 128) if pixel_format.startswith("yuvj") else _LEFT_BEFORE_TURN[turned]
         options += f":out_color_matrix={wanted}:out_range={color_range}"
-        options += f":out_h_chr_pos={across}:out_v_chr_pos={down}"
+        if pixel_format != "yuvj444p":
+            is_jpeg = pixel_format == "yuvj420p"
+            across, down = (128, 128) if is_jpeg else _LEFT_BEFORE_TURN[transform.flip, transform.rotation]
+            options += f":out_h_chr_pos={across}:out_v_chr_pos={down}"
         return [("scale", options), ("format", pixel_format.replace("yuvj", "yuv")), *after]
