@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
+from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.batch import STANDARD_FIELDS
 from streamvid.loader.clock import Clock
 from streamvid.loader.quarantine import Quarantine
@@ -16,9 +18,13 @@ from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable
 from streamvid.plan.cursor import MAX_EPOCH
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
+
+_MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
 
 
 def check_world(world: object) -> World:
@@ -97,6 +103,33 @@ def check_workers(num_workers: int | None) -> int:
             f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
         )
     return num_workers
+
+
+def picture_options(
+    pixels: Pixels | None, accuracy: Accuracy | None, device: torch.device | None, buckets: Sequence[Bucket]
+) -> dict[str, Any]:
+    """The Pipeline's options of these names. ConfigError for what is unknown, or not possible for a bucket."""
+    on_cuda = device is not None and device.type == "cuda"
+    odd = any(bucket.height % 2 or bucket.width % 2 for bucket in buckets)
+    chosen: Pixels = pixels or ("yuv420p" if on_cuda and not odd else "rgb24")
+    for bucket in buckets:
+        PictureFormat(bucket.height, bucket.width, chosen, accuracy or "exact")
+    return {"pixels": chosen, "accuracy": accuracy}
+
+
+def memory_options(
+    prefetch_bytes: int, max_clip_bytes: int, batch_sizes: Mapping[str, int], buckets: Sequence[Bucket], pixels: Pixels
+) -> dict[str, int]:
+    """Bytes for decoded frames, and for clips read ahead."""
+    at_least("prefetch_bytes", prefetch_bytes, 0)
+    largest = max(
+        batch_sizes[bucket.id] * bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+        for bucket in buckets
+    )
+    return {
+        "frame_bytes": max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),
+        "clip_bytes": max(prefetch_bytes // 8, 2 * (max_clip_bytes + ALIGN_BYTES)),
+    }
 
 
 def pipeline_options(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streamvid.errors import ConfigError
@@ -26,12 +27,37 @@ _DIGEST_PIXELS = 4096
 _DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: places spread evenly over clips of any shape
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Planes:
+    """yuv420p video that becomes RGB where and when it is asked for: what `yuv420p_to_rgb` takes."""
+
+    planes: torch.Tensor
+    table: torch.Tensor
+    height: int
+    width: int
+    layout: Layout
+
+    def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Planes:
+        """The same with `function` of its tensors."""
+        return replace(self, planes=function(self.planes), table=function(self.table))
+
+    def rgb(self) -> torch.Tensor:
+        """The video, on the device where the planes are."""
+        import torch
+
+        from streamvid.loader.color import yuv420p_to_rgb
+
+        with torch.profiler.record_function("streamvid.yuv420p_to_rgb"):
+            return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
+
+
 class Batch(Mapping[str, Any]):
     """A read-only mapping with attributes; `**batch` works.
 
     - `video`: uint8, RGB, 0..255, its dimensions in the order that `layout` says: (B, C, T, H, W) by default. Channels
       lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
       there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
+      With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `text`: B captions, "" where there is none.   - `sample_keys`: B keys.
     - `bucket`: the Bucket that all samples are of.  - `fps`: float32 (B,), frames a second, NaN for images.
@@ -60,7 +86,10 @@ class Batch(Mapping[str, Any]):
         loss_weight: float
 
     def __getitem__(self, name: str) -> Any:
-        return self._fields[name]
+        value = self._fields[name]
+        if isinstance(value, Planes):
+            value = self._fields[name] = value.rgb()
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -72,14 +101,15 @@ class Batch(Mapping[str, Any]):
     def __getattr__(self, name: str) -> Any:
         fields = object.__getattribute__(self, "_fields")
         if name in fields:
-            return fields[name]
+            return self[name]
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a batch is read-only: cannot set {name!r}; make a dict of it first: dict(batch)")
 
     def __repr__(self) -> str:
-        return f"Batch({self.bucket.id}, video={tuple(self.video.shape)} {self.video.dtype} on {self.video.device})"
+        device = next(self.tensors()).device
+        return f"Batch({self.bucket.id}, {len(self.sample_keys)} samples of {self.bucket.shape} on {device})"
 
     def __copy__(self) -> Batch:
         return Batch(self._fields, self._on_copy)
@@ -140,9 +170,10 @@ class Batch(Mapping[str, Any]):
         non_blocking = non_blocking and torch.device(device).type != "cpu"
         moved = self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
         if self._on_copy is not None:
-            if moved.video is self.video:
+            mine, theirs = next(self.tensors()), next(moved.tensors())
+            if theirs is mine:
                 object.__setattr__(moved, "_on_copy", self._on_copy)
-            self._on_copy(moved.video.device)
+            self._on_copy(theirs.device)
         return moved
 
     def clone(self) -> Batch:
@@ -153,7 +184,23 @@ class Batch(Mapping[str, Any]):
         """The batch with `function` of each of its tensors in the tensor's place."""
         import torch
 
-        return Batch({k: function(v) if isinstance(v, torch.Tensor) else v for k, v in self._fields.items()})
+        def mapped(value: Any) -> Any:
+            if isinstance(value, Planes):
+                return value.map_tensors(function)
+            return function(value) if isinstance(value, torch.Tensor) else value
+
+        return Batch({name: mapped(value) for name, value in self._fields.items()})
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All tensors as they are held, the video's first: nothing is made for it."""
+        import torch
+
+        for value in self._fields.values():
+            if isinstance(value, Planes):
+                yield value.planes
+                yield value.table
+            elif isinstance(value, torch.Tensor):
+                yield value
 
 
 def check_layout(layout: object) -> Layout:

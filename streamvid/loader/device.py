@@ -107,9 +107,8 @@ class DeviceStage:
             current = _cuda().current_stream(self._stream.device)
             current.wait_event(event)
             # It was allocated on the side stream, which must not use its memory again while the caller's does.
-            for value in batch.values():
-                if hasattr(value, "record_stream"):
-                    value.record_stream(current)
+            for tensor in batch.tensors():
+                tensor.record_stream(current)
         hand_over(pending, perf_counter() - since, seconds)
         return batch
 

@@ -1,9 +1,7 @@
-"""Bytes of samples: their index rows, and their clips read into shared memory, checked."""
+"""Bytes of samples: their index rows, and the parts of their clips that are wanted, read into shared memory."""
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -17,24 +15,30 @@ import numpy.typing as npt
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import IntegrityError, StorageError
+from streamvid.errors import DecodeError, IntegrityError, StorageError
 from streamvid.loader.mix import SampleRequest
-from streamvid.loader.sampling import caption
+from streamvid.loader.sampling import caption, window_start
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger(__name__)
+    from streamvid.dataset.packets import PacketTables
+    from streamvid.video.clip_index import ClipIndex, PacketWindow
 
 _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
+_PLACE_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_FRAMES = (1 << 31) - 1
 _SHA256_BYTES = 32
+
+TABLE_BYTES = 64 * 2**10
+"""Room for a table of packets beside the largest clip; a clip with a larger one is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ShardRows:
     columns: dict[str, pa.Array]
+    packets: PacketTables | None
     numbers: npt.NDArray[np.int32] | None  # of the rows that pass the part's filter; None: of all
     num_bytes: int
 
@@ -54,6 +58,8 @@ class IndexRows:
     def row(self, sample: SampleRequest) -> dict[str, Any]:
         """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name.
 
+        "packets" is the clip's packet index, None where it has none.
+
         Raises IntegrityError, StorageError or DatasetError.
         """
         part = sample.part
@@ -64,7 +70,8 @@ class IndexRows:
             number = int(rows.numbers[number])
         row = {name: rows.columns[name][number].as_py() for name in (*_ROW_COLUMNS, part.caption_column)}
         columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
-        return row | {"columns": columns}
+        packets = None if rows.packets is None else rows.packets.clip(number)
+        return row | {"columns": columns, "packets": packets}
 
     def _rows(self, sample: SampleRequest) -> _ShardRows:
         name = (sample.part.number, sample.bucket_id, sample.shard)
@@ -82,7 +89,8 @@ class IndexRows:
 def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard = sample.part, sample.shard_info
     kept = list(dict.fromkeys([*_ROW_COLUMNS, part.caption_column, *part.columns.values()]))
-    wanted = list(dict.fromkeys([*kept, *(part.filter.columns if part.filter else ())]))
+    places = _PLACE_COLUMNS if part.dataset.manifest.packet_files else ()
+    wanted = list(dict.fromkeys([*kept, *places, *(part.filter.columns if part.filter else ())]))
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
         raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
@@ -97,8 +105,10 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
             )
     # One array a column: a chunked one looks for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}
+    place = [table.column(name)[0].as_py() for name in places]
+    packets = part.dataset.packets(shard, *place) if place and None not in place else None
     num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
-    return _ShardRows(columns, numbers, num_bytes)
+    return _ShardRows(columns, packets, numbers, num_bytes + (0 if packets is None else packets.num_bytes))
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
@@ -127,43 +137,84 @@ def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class ClipPart:
+    """What is read of a clip for one delivery, and what its bytes are proved by.
+
+    - start: number of the first frame wanted.
+    - first_byte, num_bytes: the range, counted in the clip. checks: (start, end, checksum) of its pieces, counted in
+      the range; a checksum is the first bytes of a SHA-256.
+    - window: its packets; None: it is the whole clip, decoded by way of its container.
+    """
+
+    start: int
+    first_byte: int
+    num_bytes: int
+    checks: tuple[tuple[int, int, bytes], ...]
+    window: PacketWindow | None = None
+
+    @property
+    def table_bytes(self) -> int:
+        """Of the packets' table, which lies before the range."""
+        return 0 if self.window is None else self.window.packets.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory for both."""
+        return self.table_bytes + self.num_bytes
+
+
+def clip_part(row: dict[str, Any], sample: SampleRequest, num_frames: int, *, whole: bool = False) -> ClipPart:
+    """What a delivery of `num_frames` frames needs of a clip whose row was checked (SAMPLE-1). Raises IntegrityError.
+
+    whole: all of the clip, decoded by way of its container, even if its packets are known.
+    """
+    start = window_start(
+        row["window_num_frames"], num_frames, seed=sample.part.seed, key=row["key"], visit=sample.visit
+    )
+    all_of_it = ClipPart(start, 0, row["clip_bytes"], ((0, row["clip_bytes"], row["clip_sha256"]),))
+    packets: ClipIndex | None = row["packets"]
+    if packets is None or whole:
+        return all_of_it
+    if packets.num_frames != row["window_num_frames"] or packets.num_bytes > row["clip_bytes"]:
+        raise IntegrityError(
+            f"the index says that the clip has {row['window_num_frames']} frames in {row['clip_bytes']} bytes, and its "
+            f"packets are {packets.num_frames} in {packets.num_bytes}; copy the dataset again"
+        )
+    try:
+        window = packets.window(start, num_frames)
+    except DecodeError as error:
+        raise IntegrityError(str(error)) from error
+    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window)
+    return part if part.block_bytes <= row["clip_bytes"] + TABLE_BYTES else all_of_it
+
+
+@dataclass(frozen=True, slots=True)
 class ClipRead:
-    """What reading a clip took; `problem` is None, or why its stored bytes are proved bad."""
+    """What reading a part took; `problem` is None, or why its stored bytes are proved bad."""
 
     seconds: float
     num_bytes: int
-    num_retries: int
-    problem: str | None
+    problem: str | None = None
 
 
-def read_clip(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> ClipRead:
-    """Fill `buffer` with a sample's clip; what is not as the index says is read once more (FETCH-1).
+def read_part(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], part: ClipPart, block: memoryview) -> ClipRead:
+    """Fill `block`, of part.block_bytes, with the packets' table and the range, which is not checked here (FETCH-1).
 
     Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
     """
     since = time.monotonic()
-    problem, num_bytes = None, 0
-    for attempt in (1, 2):
-        problem = _try_read(dataset, shard, row, buffer)
-        num_bytes += len(buffer)
-        if problem is None or attempt == 2:
-            break
-        _log.info("%s: %s of %s is read again: %s", dataset.url, row["key"], shard.path, problem)
-    return ClipRead(time.monotonic() - since, num_bytes, attempt - 1, problem)
-
-
-def _try_read(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], buffer: memoryview) -> str | None:
-    offset = row["clip_offset"]
+    if part.window is not None:
+        block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
+    offset = row["clip_offset"] + part.first_byte
+    problem = None
     try:
-        dataset.store.read_into(shard.path, offset, buffer)
+        dataset.store.read_into(shard.path, offset, block[part.table_bytes :])
     except StorageError:
         size = dataset.store.size(shard.path)
-        if size is None or size >= offset + len(buffer):
+        if size is None or size >= offset + part.num_bytes:
             raise
-        return f"its tar ends at byte {size}, before the clip does, twice; copy the shard again"
-    if hashlib.sha256(buffer).digest() == row["clip_sha256"]:
-        return None
-    return "its stored bytes differ from the checksum in the index, twice; copy the shard again"
+        problem = f"its tar ends at byte {size}, before the clip does"
+    return ClipRead(time.monotonic() - since, part.num_bytes, problem)
 
 
 class FetchThreads:

@@ -21,6 +21,8 @@ from streamvid.loader.arguments import (
     check_workers,
     check_world,
     epoch_of,
+    memory_options,
+    picture_options,
     pipeline_options,
     product_of,
     step_of,
@@ -42,6 +44,7 @@ from streamvid.plan import BucketReport, Cursor, PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
 from streamvid.plan.shares import MixBy
+from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
 _DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 
@@ -75,6 +77,10 @@ class VideoLoader:
     columns: columns of the index to hand over with each batch.
 
     device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`.
+    pixels: how video lies in the ring: "rgb24", or "yuv420p", half the bytes and less to do for decoders, of which the
+        device makes RGB, exactly. `batch.video` is RGB. None: "yuv420p" with a CUDA device, else "rgb24".
+    accuracy: of RGB that decoders make: "exact", or "fast", which is 1 to 3 levels too dark, as in all of swscale's
+        users. None: "exact" for clips that are scaled anyway, "fast" for others, where it would double the time.
     num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
     sample_timeout_seconds: of one read and of one decode; None: no limit.
@@ -114,6 +120,8 @@ class VideoLoader:
         columns: Sequence[str] = (),
         device: torch.device | str | None = None,
         layout: Layout = "BCTHW",
+        pixels: Pixels | None = None,
+        accuracy: Accuracy | None = None,
         num_workers: int | None = None,
         prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES,
         sample_timeout_seconds: float | None = 60.0,
@@ -127,7 +135,6 @@ class VideoLoader:
         self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate)
         self.split, self._layout, self._num_epochs = split, check_layout(layout), at_least("num_epochs", num_epochs, 1)
         self._num_workers = check_workers(num_workers)
-        self._prefetch_bytes = at_least("prefetch_bytes", prefetch_bytes, 0) or 0
         self._columns = tuple(check_columns(columns))
         self._mix = open_mix(
             as_configs(dataset), split=split, where=where, columns=self._columns, seed=seed,
@@ -142,6 +149,10 @@ class VideoLoader:
         self._stage, self._meter = DeviceStage(device), StatsMeter()
         self._pipeline_options = pipeline_options(
             self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine
+        )
+        self._pipeline_options |= picture_options(pixels, accuracy, self._stage.device, self.buckets)
+        self._pipeline_options |= memory_options(
+            prefetch_bytes, self._mix.max_clip_bytes, self.batch_sizes, self.buckets, self._pipeline_options["pixels"]
         )
         self._groups = check_groups(world, process_group, shared_group)
         self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
@@ -198,7 +209,9 @@ class VideoLoader:
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return sum(self._memory) + self._mix.max_clip_bytes  # the last for what replaces a bad sample
+        options = self._pipeline_options
+        # The last for what replaces a bad sample.
+        return int(options["frame_bytes"] + options["clip_bytes"]) + self._mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions."""
@@ -330,13 +343,6 @@ class VideoLoader:
     # Resources.
 
     @property
-    def _memory(self) -> tuple[int, int]:
-        """Bytes for decoded frames, and for clips read ahead."""
-        largest = max(product_of(shape) for _, shape in self.shapes)
-        frames = max(self._prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + 4096))
-        return frames, max(self._prefetch_bytes // 8, 2 * (self._mix.max_clip_bytes + 4096))
-
-    @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the decode workers; empty before the first `iter()`."""
         return self._pipeline.worker_pids if self._pipeline is not None else ()
@@ -346,10 +352,7 @@ class VideoLoader:
             if self.world.rank == 0:
                 say = "ring: %d bytes of shared memory (prefetch_bytes, or three batches of %s, %s)"
                 _log.info(say, self.ring_bytes, *self.shapes[0])
-            frame_bytes, clip_bytes = self._memory
-            pipeline = Pipeline(
-                self._mix.parts, clip_bytes=clip_bytes, frame_bytes=frame_bytes, **self._pipeline_options
-            )
+            pipeline = Pipeline(self._mix.parts, **self._pipeline_options)
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
             try:

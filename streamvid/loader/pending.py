@@ -9,12 +9,13 @@ from typing import Any
 
 from streamvid.errors import SampleError, StreamvidError
 from streamvid.loader.arena import Block
+from streamvid.loader.fetch import ClipPart
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.requests import BatchRequest
-from streamvid.loader.sampling import window_start
 from streamvid.loader.stats import BatchStats
 from streamvid.loader.worker import DecodeTask
+from streamvid.video.picture import Accuracy, PictureFormat
 
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 
@@ -23,16 +24,20 @@ WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 class PendingBatch:
     """A batch under way: its place in `memory`, its samples' index rows, and how many are still to come.
 
-    A substitute takes the place of its bad sample in `request` and in `rows` (BAD-1).
+    A substitute takes the place of its bad sample in `request` and in `rows` (BAD-1). accuracy: of RGB; None: what is
+    cheap enough, exact where pictures are scaled anyway, which adds little to what that costs, else fast.
     """
 
     request: BatchRequest
+    picture: PictureFormat
     memory: Any
     block: Block  # an interrupt may lose the batch on its way to the caller: its place goes back all the same
     num_missing: int
+    accuracy: Accuracy | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: StreamvidError | None = None
     stats: BatchStats = field(default_factory=BatchStats)
+    colors: dict[int, tuple[str, str, str] | None] = field(default_factory=dict)  # by slot
     substituted: dict[int, Substitution] = field(default_factory=dict)  # by slot
     is_counted: bool = False
     digest: int = 0  # of the batch, where processes that share it compare it
@@ -48,7 +53,8 @@ class PendingBatch:
 class Work:
     """One slot of a batch: the sample that is tried for it, and how far that has come.
 
-    clip: offset of the clip arena's block that is this slot's own, None where it has none.
+    part: what is read of its clip; num_reads, problem: how often it was, and what was wrong with the last.
+    clip: offset of the clip arena's block that is this slot's own, None where it has none. color: of its pictures.
     at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
     bad: the sample that the plan names, once it was proved bad, and why.
     """
@@ -59,33 +65,51 @@ class Work:
     slot: int
     sample: SampleRequest
     row: dict[str, Any]
+    part: ClipPart
     clip: int | None
+    num_reads: int = 0
+    problem: str | None = None
+    color: tuple[str, str, str] | None = None
     at: tuple[str, float] = (WAITING, 0.0)
     bad: tuple[SampleRequest, str, str] | None = None  # (sample, key, reason)
-    candidates: Iterator[tuple[int, int]] | None = None
+    candidates: Iterator[SampleRequest] | None = None
     stats: BatchStats = field(default_factory=BatchStats)
 
     def enter(self, stage: str) -> None:
         """Be at a stage from now on."""
         self.at = (stage, time.monotonic())
 
-    def task(self, clip: int) -> DecodeTask:
-        """What a decoder is to do with the clip that lies at this offset of the clip arena."""
-        frames, height, width = shape = self.batch.request.bucket.shape
-        row, sample = self.row, self.sample
-        start = window_start(
-            row["window_num_frames"], frames, seed=sample.part.seed, key=row["key"], visit=sample.visit
-        )
+    def task(self, block: int, num_threads: int) -> DecodeTask:
+        """What a decoder is to do with what was read to this offset of the clip arena."""
+        part, batch = self.part, self.batch
+        num_frames, picture, window = batch.request.bucket.num_frames, batch.picture, part.window
+        stream = "" if window is None else self.row["packets"].info.to_json()
         return DecodeTask(
             task_id=self.number,
             generation=self.run,
-            clip_offset=clip,
-            clip_bytes=row["clip_bytes"],
-            num_frames=row["window_num_frames"],
-            start=start,
-            out_offset=self.batch.block.offset + self.slot * frames * height * width * 3,
-            shape=shape,
+            block_offset=block,
+            table_bytes=part.table_bytes,
+            num_bytes=part.num_bytes,
+            checks=tuple((start, end, digest.hex()) for start, end, digest in part.checks),
+            num_clip_frames=self.row["window_num_frames"],
+            start=part.start,
+            num_frames=num_frames,
+            stream=stream,
+            key_time=0 if window is None else window.key_time,
+            num_threads=num_threads,
+            out_offset=batch.block.offset + self.slot * num_frames * picture.num_bytes,
+            picture=(picture.height, picture.width, picture.pixels, self._accuracy),
         )
+
+    @property
+    def _accuracy(self) -> Accuracy:
+        is_scaled = self.sample.part.dataset.manifest.clips == "copy"
+        return self.batch.accuracy or ("exact" if is_scaled else "fast")
+
+    @property
+    def is_substitute(self) -> bool:
+        """Whether it is another sample than the plan's."""
+        return self.bad is not None and self.sample is not self.bad[0]
 
     def deliver(self) -> None:
         """Count in the batch what this slot cost, and what took its place."""
@@ -94,7 +118,8 @@ class Work:
         total.decode_seconds += self.stats.decode_seconds
         total.num_bytes_fetched += self.stats.num_bytes_fetched
         total.num_retries += self.stats.num_retries
-        if self.bad is not None:
+        self.batch.colors[self.slot] = self.color
+        if self.is_substitute:
             self.batch.replace_sample(self.slot, self.sample, self.row)
             self.note(self.row["key"])
             total.num_substituted += 1

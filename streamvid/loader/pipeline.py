@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import LoaderError, RingFullError, StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clock import Clock, Wait
@@ -36,6 +37,7 @@ from streamvid.loader.quarantine import Quarantine, Substitution
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals, fresh
 from streamvid.loader.stages import Stages
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 __all__ = ["PendingBatch", "Pipeline"]
 
@@ -52,6 +54,7 @@ class Pipeline:
 
     clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` besides.
     quarantine: folder of this rank's file of bad samples. sample_timeout_seconds: of each read and each decode.
+    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch.
 
     One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for options that cannot be, LoaderError where
     workers or memory cannot be had.
@@ -68,7 +71,10 @@ class Pipeline:
         quarantine: Path | None = None,
         max_bad_fraction: float = 0.01,
         sample_timeout_seconds: float | None = 60.0,
+        pixels: Pixels = "rgb24",
+        accuracy: Accuracy | None = None,
     ) -> None:
+        self._pixels, self._accuracy = pixels, accuracy
         self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
         self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
@@ -256,14 +262,21 @@ class Pipeline:
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
         self._ring_wait_since = time.monotonic()
-        offset = self._allocate(self.ring, request.num_bytes, run)
+        picture = self._pictures(request.bucket)
+        num_bytes = len(request.samples) * request.bucket.num_frames * picture.num_bytes
+        offset = self._allocate(self.ring, num_bytes, run)
         self._ring_wait_since = None
         if offset is None:
             return False
-        batch = PendingBatch(request, self.ring.map, Block(self.ring, offset), num_missing=len(request.samples))
+        batch = PendingBatch(
+            request, picture, self.ring.map, Block(self.ring, offset), len(request.samples), self._accuracy
+        )
         self._ready.append(batch)
         allocate = partial(self._allocate, run=run)
         return all(self._stages.begin(batch, slot, allocate, run) for slot in range(len(request.samples)))
+
+    def _pictures(self, bucket: Bucket) -> PictureFormat:
+        return PictureFormat(bucket.height, bucket.width, self._pixels)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
         while run == self._signals.run and not self._signals.is_closing:

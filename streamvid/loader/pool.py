@@ -24,7 +24,7 @@ from typing import Protocol
 
 from streamvid.errors import ConfigError, LoaderError, WorkerError
 from streamvid.loader.arena import Arena
-from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, run_task
+from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, TaskRunner
 
 # Called for each task that is begun or finished, from whichever thread serves answers.
 Heard = Callable[[Answer], None]
@@ -212,7 +212,7 @@ class InlineDecoder:
     """num_workers=0: tasks are decoded by the thread that serves."""
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
-        self._clips, self._ring = clips, ring
+        self._runner = TaskRunner(clips.view, ring.map)
         self._queue: SimpleQueue[DecodeTask | None] = SimpleQueue()  # None: the end
 
     @property
@@ -229,7 +229,7 @@ class InlineDecoder:
             return
         if task is not None:
             heard(Answer(os.getpid(), task.task_id, "start"))
-            heard(run_task(task, self._clips.view, self._ring.map))
+            heard(self._runner.run(task))
 
     def kill(self, task_id: int) -> None:
         """A thread cannot be killed: it goes on until its decoder comes back."""

@@ -1,8 +1,9 @@
 """What takes the place of samples that are proved bad (BAD-1), one at a time.
 
-A repair is a chain of jobs for the fetch threads: read candidates until one has its checksum, hand it to a decoder, and
-go on with the next one if that says that it is bad too. It reads into one block of memory that is kept for repairs: the
-thread that allocates may itself be waiting for the batch that waits for a repair.
+A repair is a chain of jobs for the fetch threads: read a candidate, hand it to a decoder, and go on with the next one
+if that says that it is bad too. The first candidate for a clip whose packets do not decode is the clip itself, by way
+of its container. Repairs read into one block of memory that is kept for them: the thread that allocates may itself be
+waiting for the batch that waits for a repair.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
-from streamvid.loader.fetch import ClipRead, IndexRows, finish_row, read_clip
+from streamvid.loader.fetch import TABLE_BYTES, ClipRead, IndexRows, clip_part, finish_row
 from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit
 
 
 def repair_bytes(parts: Sequence[MixPart]) -> int:
-    """Size of the block that is kept for repairs: the largest clip of all."""
-    return max(1, *(part.max_clip_bytes for part in parts)) + ALIGN_BYTES
+    """Size of the block that is kept for repairs: the largest part of a clip that there may be."""
+    return max(1, *(part.max_clip_bytes for part in parts)) + TABLE_BYTES + ALIGN_BYTES
 
 
 class Repairs:
@@ -44,12 +46,15 @@ class Repairs:
         return self._known.get(_name(sample))
 
     def add(self, work: Work, reason: str) -> bool:
-        """The sample that `work` tries is bad; whether `find` is to be called for it now."""
+        """What `work` tries is bad; whether `find` is to be called for it now."""
         with self._lock:
-            self._known[_name(work.sample)] = reason
+            by_packets = work.part.window is not None
             if work.bad is None:
                 work.bad = (work.sample, work.row["key"], reason)
-                work.candidates = substitutes(work.sample)
+                others = (replace(work.sample, shard=shard, place=place) for shard, place in substitutes(work.sample))
+                work.candidates = chain([work.sample] if by_packets else [], others)
+            if not by_packets:
+                self._known[_name(work.sample)] = reason
             if self._active is not None and self._active is not work:
                 self._queue.append(work)
                 return False
@@ -64,49 +69,49 @@ class Repairs:
             self._active = self._queue.popleft() if self._queue else None
             return self._active
 
-    def find(self, work: Work, buffer: memoryview, is_alive: Callable[[], bool]) -> bool:
-        """Make the next candidate with right bytes what `work` tries, its clip in `buffer`; False once nobody waits.
+    def find(self, work: Work, is_alive: Callable[[], bool]) -> bool:
+        """Make the next candidate that is not known to be bad what `work` tries; False once nobody waits.
 
-        Raises SampleError where there is none, or where one cannot be read.
+        Raises SampleError where there is none, or where its index row cannot be read.
         """
         assert work.bad is not None and work.candidates is not None
         bad, key, reason = work.bad
         visit = substitute_visit(key, bad.visit)
-        for shard, place in work.candidates:
+        for candidate in work.candidates:
             if not is_alive():
                 return False
-            sample = replace(bad, shard=shard, place=place, visit=visit, is_repeat=True)
-            if self.reason(sample) is None and self._try(work, sample, buffer):
+            is_itself = candidate is bad
+            sample = bad if is_itself else replace(candidate, visit=visit, is_repeat=True)
+            if self.reason(sample) is None:
+                self._take(work, sample)
                 return True
         work.note(None)
         raise sample_error(
             bad, key, f"{reason}. No other sample of its bucket can take its place: all are bad. Copy the dataset again"
         )
 
-    def _try(self, work: Work, sample: SampleRequest, buffer: memoryview) -> bool:
+    def _take(self, work: Work, sample: SampleRequest) -> None:
         row: dict[str, Any] = {"key": None}
         work.sample, work.row = sample, row
         work.enter(READING)
+        num_frames = work.batch.request.bucket.num_frames
         try:
             row = self._rows.row(sample)
-            finish_row(row, sample, work.batch.request.bucket.num_frames)
-            work.row = row
-            read = read_clip(sample.part.dataset, sample.shard_info, row, buffer[: row["clip_bytes"]])
+            finish_row(row, sample, num_frames)
+            # Whole, so that there is no second way to try.
+            work.part, work.num_reads = clip_part(row, sample, num_frames, whole=True), 0
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
-        add_read(work, read)
-        if read.problem is None:
-            return True
-        with self._lock:
-            self._known[_name(sample)] = read.problem
-        return False
+        work.row = row
 
 
 def add_read(work: Work, read: ClipRead) -> None:
     """Count a read among what a slot cost."""
+    work.num_reads += 1
+    work.problem = read.problem
     work.stats.fetch_seconds += read.seconds
     work.stats.num_bytes_fetched += read.num_bytes
-    work.stats.num_retries += read.num_retries
+    work.stats.num_retries += work.num_reads > 1
 
 
 def _name(sample: SampleRequest) -> tuple[int, str, int]:

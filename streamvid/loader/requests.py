@@ -27,11 +27,6 @@ class BatchRequest:
     position: Any
     loss_weight: float = 1.0
 
-    @property
-    def num_bytes(self) -> int:
-        frames, height, width = self.bucket.shape
-        return len(self.samples) * frames * height * width * 3
-
 
 @dataclass(frozen=True)
 class Selection:

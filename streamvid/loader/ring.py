@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamvid.loader.arena import Arena, Block
-from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, column_values
+from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values
+from streamvid.loader.color import color_table
 from streamvid.loader.pipeline import PendingBatch
 
 if TYPE_CHECKING:
@@ -100,12 +101,13 @@ def make_batch(
     import torch
 
     with torch.profiler.record_function("streamvid.make_batch"):
-        request, rows = pending.request, pending.rows
-        frames = np.ndarray((len(rows), *request.bucket.shape, 3), np.uint8, pending.memory, pending.block.offset)
+        request, rows, picture = pending.request, pending.rows, pending.picture
+        shape = (len(rows), request.bucket.num_frames, picture.num_bytes)
+        frames = np.ndarray(shape, np.uint8, pending.memory, pending.block.offset)
         slot = RingSlot(pending.block)
         weakref.finalize(frames, slot.release).atexit = False
         fields: dict[str, Any] = {
-            "video": torch.from_numpy(frames).permute(*(RING_LAYOUT.index(name) for name in layout)),
+            "video": _video(pending, torch.from_numpy(frames), layout),
             "text": [row["text"] or "" for row in rows],
             "sample_keys": [row["key"] for row in rows],
             "bucket": request.bucket,
@@ -117,6 +119,15 @@ def make_batch(
         for name in columns:
             fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
         return Batch(fields, slot.copied)
+
+
+def _video(pending: PendingBatch, pictures: torch.Tensor, layout: Layout) -> torch.Tensor | Planes:
+    picture, (num_samples, num_frames, _) = pending.picture, pictures.shape
+    if picture.pixels == "yuv420p":
+        matrices, ranges, sitings = zip(*(pending.colors[slot] for slot in range(num_samples)), strict=True)
+        return Planes(pictures, color_table(matrices, ranges, sitings), picture.height, picture.width, layout)
+    shape = (num_samples, num_frames, picture.height, picture.width, 3)
+    return pictures.view(shape).permute(*(RING_LAYOUT.index(name) for name in layout))
 
 
 def _cuda() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import FetchThreads, IndexRows, finish_row, read_clip
+from streamvid.loader.fetch import ClipPart, FetchThreads, IndexRows, clip_part, finish_row, read_part
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
 from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
@@ -20,7 +21,12 @@ from streamvid.loader.repair import Repairs, add_read, repair_bytes
 from streamvid.loader.signals import Signals
 from streamvid.loader.worker import GENERATION, Answer
 
+_log = logging.getLogger(__name__)
+
 _NUM_FETCH_THREADS = 4
+_THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
+_THREADED_FRAMES = 16
+_MAX_THREADS = 4
 _POLL_SECONDS = 0.2
 _STUCK_SECONDS = 1.0  # for threads that hang already
 
@@ -102,11 +108,12 @@ class Stages:
             return False
         batch.rows.append(row)
         reason = self._repairs.reason(sample)
-        clip = allocate(self._clips, row["clip_bytes"]) if reason is None else None
+        part: ClipPart = row["part"]
+        clip = allocate(self._clips, part.block_bytes) if reason is None else None
         if clip is None and reason is None:
             return False
         with self._lock:
-            work = Work(self._next_number, run, batch, slot, sample, row, clip)
+            work = Work(self._next_number, run, batch, slot, sample, row, part, clip)
             self._next_number += 1
             self._works[work.number] = work
         if reason is None:
@@ -121,6 +128,7 @@ class Stages:
         try:
             row = self._rows.row(sample)
             finish_row(row, sample, batch.request.bucket.num_frames)
+            row["part"] = clip_part(row, sample, batch.request.bucket.num_frames)
         except StreamvidError as error:
             batch.error = sample_error(sample, row["key"], str(error))
             self._signals.tell()
@@ -133,22 +141,31 @@ class Stages:
 
     def _fetch(self, work: Work) -> None:
         try:
-            clip, sample = work.clip, work.sample
+            clip = work.clip if work.clip is not None else self._repair_clip
             if work.run != self._signals.run or clip is None:
                 self._finish(work)
                 return
             work.enter(READING)
-            buffer = self._clips.view[clip : clip + work.row["clip_bytes"]]
-            read = read_clip(sample.part.dataset, sample.shard_info, work.row, buffer)
-            add_read(work, read)
-            if read.problem is None:
-                self._decode(work, clip)
+            sample, block = work.sample, self._clips.view[clip : clip + work.part.block_bytes]
+            add_read(work, read_part(sample.part.dataset, sample.shard_info, work.row, work.part, block))
+            if work.problem is None:
+                work.enter(QUEUED)
+                self._decoder.submit(work.task(clip, self._num_threads(work)))
             else:
-                self._is_bad(work, read.problem)
+                self._is_corrupt(work, work.problem)
         except StreamvidError as error:
             self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)
+
+    def _is_corrupt(self, work: Work, problem: str) -> None:
+        """What was read is not what the index means: once more, and then it is proved bad (FETCH-1)."""
+        if work.num_reads == 1:
+            name = f"{work.sample.part.dataset.url}: {work.row['key']} of {work.sample.shard_info.path}"
+            _log.info("%s is read again: %s", name, problem)
+            self._fetchers.submit(partial(self._fetch, work))
+        else:
+            self._is_bad(work, f"{problem}, twice; copy the shard again")
 
     def _is_bad(self, work: Work, reason: str) -> None:
         if work.clip is not None:
@@ -159,11 +176,8 @@ class Stages:
 
     def _repair(self, work: Work) -> None:
         try:
-            clip = self._repair_clip
-            assert clip is not None
-            buffer = self._clips.view[clip : clip + self._repair_bytes]
-            if self._repairs.find(work, buffer, lambda: work.run == self._signals.run):
-                self._decode(work, clip)
+            if self._repairs.find(work, lambda: work.run == self._signals.run):
+                self._fetch(work)
             else:
                 self._finish(work)
         except StreamvidError as error:
@@ -171,9 +185,15 @@ class Stages:
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)
 
-    def _decode(self, work: Work, clip: int) -> None:
-        work.enter(QUEUED)
-        self._decoder.submit(work.task(clip))
+    def _num_threads(self, work: Work) -> int:
+        """Threads for one decoder: several where a large sample would else leave other workers without work."""
+        window = work.part.window
+        if window is None or len(window.packets) < _THREADED_FRAMES:
+            return 1
+        info = work.row["packets"].info
+        if info.coded_width * info.coded_height < _THREADED_PIXELS:
+            return 1
+        return max(1, min(_MAX_THREADS, self._num_workers // max(1, len(self._works))))
 
     # In the answer thread.
 
@@ -195,11 +215,17 @@ class Stages:
             work.enter(DECODING)
             return
         work.stats.decode_seconds += answer.seconds
-        if answer.kind == "bad":
+        work.color = answer.color
+        if answer.kind == "corrupt":
+            self._is_corrupt(work, answer.text)
+        elif answer.kind == "bad":
             self._is_bad(work, answer.text)
         elif answer.kind == "error":
             self._finish(work, sample_error(work.sample, work.row["key"], answer.text))
         else:
+            if work.bad is not None and not work.is_substitute:
+                name = name_sample(work.sample, work.row["key"])
+                _log.warning("%s was decoded by way of its container, as its packets fail: %s", name, work.bad[2])
             self._finish(work)
 
     def _finish(self, work: Work, error: StreamvidError | None = None) -> None:

@@ -7,6 +7,7 @@ torch and CUDA are never in it. Tasks and answers are small JSON messages; pixel
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -18,53 +19,71 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamvid.errors import DecodeError, ProbeError
+
+if TYPE_CHECKING:
+    from streamvid.video.convert import PictureColor
+    from streamvid.video.picture import Accuracy, Pixels
 
 MAX_MESSAGE_BYTES = 65536
 _SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
 
-# Of a task: it was begun; its frames are there; its clip is bad, wherever it is decoded; it went wrong here.
-Kind = Literal["start", "done", "bad", "error"]
+# Of a task: it was begun; its frames are there; its bytes are not those that the index means; they are, and do not
+# decode, wherever that is tried; it went wrong here.
+Kind = Literal["start", "done", "corrupt", "bad", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """One sample to decode: where its clip lies, which frames of it are wanted, and where they go.
+    """One sample to decode: where its bytes lie, which frames of it are wanted, and where they go.
 
-    Offsets and sizes are bytes in the clip arena and the frame ring; `shape` is (T, H, W) of RGB uint8.
+    - block_offset: in the clip arena, of a table of packets of `table_bytes` (0: none), then `num_bytes` of the clip.
+    - checks: (start, end, checksum as hex) of pieces of those bytes.
+    - num_clip_frames: of the whole clip. start, num_frames: the frames wanted.
+    - stream: StreamInfo as JSON, key_time: a PacketWindow's; empty: it is the whole clip, with its container.
+    - out_offset: in the frame ring, of pictures (height, width, pixels, accuracy) one after the other.
     """
 
     task_id: int
     generation: int
-    clip_offset: int
-    clip_bytes: int
-    num_frames: int
+    block_offset: int
+    table_bytes: int
+    num_bytes: int
+    checks: tuple[tuple[int, int, str], ...]
+    num_clip_frames: int
     start: int
+    num_frames: int
+    stream: str
+    key_time: int
+    num_threads: int
     out_offset: int
-    shape: tuple[int, int, int]
+    picture: tuple[int, int, Pixels, Accuracy]
 
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
 
     @staticmethod
     def from_json(data: bytes) -> DecodeTask:
-        values = dict(zip(DecodeTask.__slots__, json.loads(data), strict=True))
-        return DecodeTask(**values | {"shape": tuple(values["shape"])})
+        return DecodeTask(*json.loads(data))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is heard of a task: `text` says what went wrong, `seconds` is how long decoding took."""
+    """What is heard of a task: `text` says what went wrong, `seconds` is how long decoding took.
+
+    color: (matrix, range, siting) of yuv420p pictures.
+    """
 
     pid: int
     task_id: int
     kind: Kind
     text: str = ""
     seconds: float = 0.0
+    color: tuple[str, str, str] | None = None
 
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
@@ -74,20 +93,65 @@ class Answer:
         return Answer(*json.loads(data))
 
 
-def decode_task(task: DecodeTask, clips: memoryview, ring: Any) -> None:
-    """Decode one task from `clips` into `ring` (any writable buffer). Raises DecodeError or ProbeError.
+class CorruptError(Exception):
+    """Bytes have another checksum than the index says."""
 
-    A task of a generation that the loader has left behind is passed over: nobody waits for its frames.
-    """
-    import numpy as np
 
-    from streamvid.video import decode_into
+class TaskRunner:
+    """Decodes tasks from `clips` into `ring` (any writable buffer), with decoders that stay open. One thread."""
 
-    if task.generation != GENERATION.unpack_from(clips)[0]:
-        return
-    frames = np.ndarray((*task.shape, 3), np.uint8, ring, task.out_offset)
-    clip = clips[task.clip_offset : task.clip_offset + task.clip_bytes]
-    decode_into(clip, task.start, frames, num_frames=task.num_frames)
+    def __init__(self, clips: memoryview, ring: Any) -> None:
+        from streamvid.video.stored import StoredDecoder
+
+        self._clips, self._ring = clips, ring
+        self._decoder = StoredDecoder()
+
+    def run(self, task: DecodeTask) -> Answer:
+        """Do a task, and say what came of it."""
+        since = time.monotonic()
+        kind, text, color = self._try(task)
+        text = text[: MAX_MESSAGE_BYTES // 8]
+        return Answer(os.getpid(), task.task_id, kind, text, time.monotonic() - since, color)
+
+    def _try(self, task: DecodeTask) -> tuple[Kind, str, tuple[str, str, str] | None]:
+        try:
+            # A task of a generation that the loader has left behind is passed over: nobody waits for its frames.
+            if task.generation != GENERATION.unpack_from(self._clips)[0]:
+                return "done", "", None
+            color = self._decode(task)
+        except CorruptError:
+            return "corrupt", "its stored bytes differ from the checksum in the index", None
+        except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
+            if _is_out_of_memory(error) or _is_short_of_memory():
+                return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes", None
+            is_bad = isinstance(error, DecodeError | ProbeError)
+            return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
+        return "done", "", (color.matrix, color.color_range, color.siting)
+
+    def _decode(self, task: DecodeTask) -> PictureColor:
+        import numpy as np
+
+        from streamvid.video.decode import decode_pictures
+        from streamvid.video.limits import STORED_LIMITS
+        from streamvid.video.picture import PictureFormat
+        from streamvid.video.stream_info import StreamInfo
+
+        first = task.block_offset + task.table_bytes
+        data = self._clips[first : first + task.num_bytes]
+        for start, end, digest in task.checks:
+            if hashlib.sha256(data[start:end]).hexdigest()[: len(digest)] != digest:
+                raise CorruptError
+        picture = PictureFormat(*task.picture)
+        out = np.ndarray((task.num_frames, picture.num_bytes), np.uint8, self._ring, task.out_offset)
+        if not task.stream:
+            return decode_pictures(
+                data, task.start, out, picture, num_frames=task.num_clip_frames, limits=STORED_LIMITS
+            )
+        packets = np.ndarray((task.table_bytes // 32, 4), np.int64, self._clips, task.block_offset)
+        info = StreamInfo.from_json(task.stream)
+        return self._decoder.decode(
+            info, packets, data, task.key_time, out, picture, first_frame=task.start, num_threads=task.num_threads
+        )
 
 
 def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pidfd: int) -> None:
@@ -97,34 +161,16 @@ def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pid
     answers = socket.socket(fileno=answers_fd)
     threading.Thread(target=_exit_with_loader, args=(answers_fd, loader_pidfd), daemon=True).start()
     clips = memoryview(mmap.mmap(clips_fd, os.fstat(clips_fd).st_size, prot=mmap.PROT_READ))
-    ring = mmap.mmap(ring_fd, os.fstat(ring_fd).st_size)
+    runner = TaskRunner(clips, mmap.mmap(ring_fd, os.fstat(ring_fd).st_size))
     try:
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             task = DecodeTask.from_json(message)
             answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
-            answers.send(run_task(task, clips, ring).to_json())
+            answers.send(runner.run(task).to_json())
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
     os._exit(0)
-
-
-def run_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> Answer:
-    """`decode_task`, and what came of it."""
-    since = time.monotonic()
-    kind, text = _try_task(task, clips, ring)
-    return Answer(os.getpid(), task.task_id, kind, text[: MAX_MESSAGE_BYTES // 8], time.monotonic() - since)
-
-
-def _try_task(task: DecodeTask, clips: memoryview, ring: mmap.mmap) -> tuple[Kind, str]:
-    try:
-        decode_task(task, clips, ring)
-    except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
-        if _is_out_of_memory(error) or _is_short_of_memory():
-            return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes"
-        is_bad = isinstance(error, DecodeError | ProbeError)
-        return "bad" if is_bad else "error", f"{type(error).__name__}: {error}"
-    return "done", ""
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

@@ -24,7 +24,8 @@ MATRIX_NUMBERS = {"rgb": 0, "bt709": 1, "fcc": 4, "bt601": 6, "smpte240m": 7, "b
 RANGE_NUMBERS = {"limited": 1, "full": 2}
 
 _YUV420P = ("yuv420p", "yuvj420p")
-_EXACT_FLAGS = "area+accurate_rnd+full_chroma_int"
+#: (of gbrp's planes, of rgb24) the places of red, green and blue.
+_PLANAR_RGB = ((2, 0), (0, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class FrameConverter:
         self._matrix = MATRIX_NUMBERS[frame_format.color_space]
         self._range = RANGE_NUMBERS[frame_format.color_range]
         self._turns = transform.rotation != 0 or transform.flip
+        self._is_planar = picture.pixels == "rgb24" and picture.accuracy == "exact"
         is_rgb = frame_format.color_space == "rgb"
         self.color = PictureColor(
             "bt709" if is_rgb else frame_format.color_space,
@@ -75,15 +77,17 @@ class FrameConverter:
         )
 
     def _filters(self) -> list[tuple[str, str]]:
-        transform, picture = self._transform, self._picture
-        scale = transform.scale_options
+        transform, picture, color = self._transform, self._picture, self.color
+        # swscale takes chroma to lie in the middle whatever a frame's tag says, unless it is told.
+        siting = f":in_chroma_loc={'center' if self._format.has_centered_chroma else 'left'}"
+        scale, pixels = transform.scale_options(picture.accuracy), str(picture.pixels)
         if picture.pixels == "yuv420p":
-            color = self.color
-            scale += f":out_color_matrix={color.matrix}:out_range={color.color_range}:out_chroma_loc={color.siting}"
-        elif picture.accuracy == "exact":
-            scale = scale.replace("flags=area", f"flags={_EXACT_FLAGS}")
+            scale += f"{siting}:out_color_matrix={color.matrix}:out_range={color.color_range}"
+            scale += f":out_chroma_loc={color.siting}"
+        elif self._is_planar:
+            scale, pixels = scale + siting, "gbrp"  # straight to rgb24 takes longer
         crop = [("crop", transform.crop_options)] if transform.crop_options else []
-        return [*crop, ("scale", scale), ("format", picture.pixels)]
+        return [*crop, ("scale", scale), ("format", pixels)]
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
         """Write `frame` into `memory`, one picture's bytes. DecodeError if its size or pixel format changed."""
@@ -98,23 +102,26 @@ class FrameConverter:
             # The graph was told what the tags mean; a frame that says otherwise would not be let in.
             frame.colorspace, frame.color_range = self._matrix, self._range
             frame = self._chain.run(frame)
-        if self._picture.pixels == "rgb24":
-            self._copy_plane(frame, 0, memory, 1, 3)
-            return
-        luma = self._picture.height * self._picture.width
-        self._copy_plane(frame, 0, memory[:luma], 1, 1)
-        self._copy_plane(frame, 1, memory[luma : luma + luma // 4], 2, 1)
-        self._copy_plane(frame, 2, memory[luma + luma // 4 :], 2, 1)
+        height, width = self._picture.height, self._picture.width
+        if self._picture.pixels == "yuv420p":
+            luma = height * width
+            np.copyto(memory[:luma].reshape(height, width), self._plane(frame, 0, 2))
+            size = (height // 2, width // 2)
+            np.copyto(memory[luma : luma + luma // 4].reshape(size), self._plane(frame, 1, 2, 2))
+            np.copyto(memory[luma + luma // 4 :].reshape(size), self._plane(frame, 2, 2, 2))
+        elif self._is_planar:
+            pixels = memory.reshape(height, width, 3)
+            for plane, channel in _PLANAR_RGB:
+                np.copyto(pixels[:, :, channel], self._plane(frame, plane, 2))
+        else:
+            np.copyto(memory.reshape(height, width, 3), self._plane(frame, 0, 3))
 
-    def _copy_plane(self, frame: VideoFrame, number: int, memory: NDArray[np.uint8], step: int, depth: int) -> None:
-        plane = frame.planes[number]
+    def _plane(self, frame: VideoFrame, number: int, dimensions: int, step: int = 1) -> NDArray[np.uint8]:
+        """A plane as it is to be seen: upright, (h, w), or (h, w, 3) for 3 `dimensions`."""
+        plane, depth = frame.planes[number], 3 if dimensions == 3 else 1
         width, height = self._transform.scale_width // step, self._transform.scale_height // step
         rows = np.frombuffer(memoryview(plane), dtype=np.uint8).reshape(-1, plane.line_size)[:height, : width * depth]
-        if not self._turns:
-            np.copyto(memory.reshape(height, width * depth), rows)
-            return
-        pixels = rows.reshape(height, width, depth)
+        pixels = rows.reshape(height, width, depth) if dimensions == 3 else rows
         if self._transform.flip:
             pixels = pixels[:, ::-1]
-        turned = np.rot90(pixels, k=-self._transform.rotation // 90)
-        np.copyto(memory.reshape(turned.shape), turned)
+        return np.rot90(pixels, k=-self._transform.rotation // 90) if self._turns else pixels

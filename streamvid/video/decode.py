@@ -36,7 +36,7 @@ def decode_into(
     out: NDArray[np.uint8],
     *,
     num_frames: int | None = None,
-    accuracy: Accuracy = "fast",
+    accuracy: Accuracy = "exact",
     limits: Limits = LIMITS,
 ) -> None:
     """Decode len(out) consecutive frames, in presentation order from frame number `start`, into `out`.

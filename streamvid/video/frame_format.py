@@ -31,7 +31,7 @@ _HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
 _BT601_CODECS = {"mjpeg", "webp", "vp8"}
 _MAX_PIXEL_ASPECT = 16
 #: Where PyAV does not say where colour samples lie, the codec's definition does; of all others most lie left.
-_CENTERED_CODECS = {"mjpeg", "mpeg1video", "h263", "flv1"}
+_CENTERED_CODECS = {"mjpeg", "webp", "mpeg1video", "h263", "flv1"}
 
 #: (a, b, c, d) of the display matrix → (flip, clockwise degrees): the point (x, y) of a decoded frame is shown at
 #: (a·x + c·y, b·x + d·y), and a flip comes before the turn.

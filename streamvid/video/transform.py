@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streamvid.errors import ConfigError
+from streamvid.video.picture import Accuracy
 
 _TURNS = {0: (), 90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("transpose=cclock",)}
 
@@ -104,21 +105,20 @@ class Transform:
             return ""
         return f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1"
 
-    @property
-    def scale_options(self) -> str:
+    def scale_options(self, accuracy: Accuracy = "exact") -> str:
         """Options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
+        flags = "area+accurate_rnd+full_chroma_int" if accuracy == "exact" else "area"
         colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
-        return f"{self.scale_width}:{self.scale_height}:flags=area{colors}"
+        return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 
-    @property
-    def ffmpeg_filter(self) -> str:
+    def ffmpeg_filter(self, accuracy: Accuracy = "exact") -> str:
         """The same as a filter of the ffmpeg program, for anyone who wants to check a tensor.
 
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
         height, width, RGB) bytes. The turn costs nothing there either: it follows the scaling.
         """
         steps = [f"crop={self.crop_options}"] if self.crop_options else []
-        steps += [f"scale={self.scale_options}", "format=rgb24"]
+        steps += [f"scale={self.scale_options(accuracy)}", "format=rgb24"]
         steps += ["hflip"] if self.flip else []
         return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
 
