@@ -31,6 +31,7 @@ KEY, SHOWN = 1, 2
 """Bits of a packet's flags: decoding can start here; it is a frame of the clip."""
 
 CHECKSUM_BYTES = 8
+_MAX_BYTES = 1 << 62  # sums of two stay within an int64
 _SEGMENT_PACKETS = 32
 _SEARCH_BYTES = 1024  # a Matroska block's header comes before its data
 
@@ -75,7 +76,12 @@ class ClipIndex:
     def __post_init__(self) -> None:
         lengths = {len(self.times), len(self.offsets), len(self.sizes), len(self.flags)}
         is_whole = len(lengths) == 1 and len(self.times) and self.checksums.shape == (self.num_segments, CHECKSUM_BYTES)
-        if not is_whole or self.sizes.min() < 1 or self.offsets.min() < 0 or not self.flags[0] & KEY:
+        if (
+            not is_whole
+            or not (1 <= self.sizes.min() <= self.sizes.max() < _MAX_BYTES)
+            or not (0 <= self.offsets.min() <= self.offsets.max() < _MAX_BYTES)
+            or not self.flags[0] & KEY
+        ):
             raise DecodeError("the packet index is no packet index of a clip; copy the dataset again")
 
     @cached_property
@@ -105,7 +111,7 @@ class ClipIndex:
     def window(self, start: int, num_frames: int) -> PacketWindow:
         """What frames `start` to `start + num_frames - 1`, counted as shown, are decoded from.
 
-        Raises DecodeError where the clip has fewer frames, or no key packet that serves.
+        Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
         """
         wanted = self._order[start : start + num_frames]
         if start < 0 or len(wanted) != num_frames:
@@ -118,6 +124,9 @@ class ClipIndex:
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)
         packets[:, 0] = self.times[first : last + 1]
+        if len(np.unique(packets[:, 0])) < len(packets):
+            # The loop of window.py knows frames by their times alone.
+            raise DecodeError("two packets have the same timestamp in the packet index; copy the dataset again")
         packets[:, 1] = self.offsets[first : last + 1] - low
         packets[:, 2] = self.sizes[first : last + 1]
         packets[:, 3] = -1

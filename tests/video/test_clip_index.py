@@ -1,0 +1,207 @@
+"""The packet index: which clips have one, and what a window of it names, against what the bytes themselves say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video import Limits, probe
+from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, checksum, index_clip
+from streamvid.video.stream_info import StreamInfo
+from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
+
+#: Whose packets are to be had: a clip that silently went the long way would be missed here.
+INDEXED = (
+    *("h264_open_gop.mp4", "h264_open_gop.mkv", "h264_one_gop.mp4", "h264_refresh.mp4", "h264_fragments.mp4"),
+    *("h264_10bit.mp4", "h264_interlaced.mp4", "hevc_open_gop.mp4", "hevc_layers.mp4", "hevc_10bit.mkv"),
+    *("vp9_hidden.webm", "vp9_odd.webm", "av1.mp4", "mjpeg.mov", "odd_444.mkv", "rgb.mkv", "gray.mkv", "alpha.webm"),
+    *("wide_pixels.mp4", "tall_pixels.mkv", "variable_rate.mp4", "variable_rate.mkv", "edit_list.mp4"),
+    *("turn_90.mp4", "turn_180.mp4", "turn_270.mp4", "turn_90.mkv", "turn_90_wide_pixels.mp4"),
+    *("mirror.mp4", "turn_90_mirror.mp4", "turn_270_mirror.mp4"),
+)
+#: Whose packets do not stand whole in the file, or do not bear their own times, or whose codec is not looked into.
+PLAIN = (
+    *("h264.ts", "h264.flv", "vp8_hidden.webm", "mpeg4.mp4", "mpeg4.avi", "mpeg4_b_frames.avi", "mpeg2.mpg"),
+    *("prores.mov", "variable_rate.avi", "edit_list_mpeg4.mp4"),
+)
+
+INFO = StreamInfo("h264", b"", 64, 64, "yuv420p", (1, 1), 0, False, (2, 0, 2, 2), 0)
+
+
+def indexed(path: Path) -> ClipIndex:
+    """The packets of a clip that has to have some."""
+    found = index_clip(path.read_bytes())
+    assert found is not None, path.name
+    return found
+
+
+def test_every_recipe_is_known_to_be_indexed_or_not() -> None:
+    assert sorted([*INDEXED, *PLAIN]) == sorted(VIDEO_NAMES)
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_has_the_frames_that_probe_counts(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: the same frames by number, and the facts that a converter needs."""
+    path = clip(name)
+    info, found = probe(path), indexed(path)
+    assert found.num_frames == info.num_frames
+    assert sorted(found.times[found.flags & SHOWN > 0].tolist()) == list(info.timestamps)
+    for field in ("codec", "coded_width", "coded_height", "pixel_format", "sample_aspect_ratio", "rotation", "flip"):
+        assert getattr(found.info, field) == getattr(info, field), field
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *IMAGE_NAMES])
+def test_what_cannot_be_indexed_is_left_to_its_container(clip: ClipFolder, name: str) -> None:
+    assert index_clip(clip(name).read_bytes()) is None
+
+
+def test_what_is_no_video_is_an_error(clip: ClipFolder) -> None:
+    """SAFE-1: no index is made of what `probe` refuses."""
+    data = clip("h264_open_gop.mkv").read_bytes()
+    for rubbish in (b"", b"no video at all" * 50, data[: len(data) // 2]):
+        with pytest.raises(ProbeError):
+            index_clip(rubbish)
+    with pytest.raises(ProbeError, match="max_pixels=100"):
+        index_clip(data, Limits(max_pixels=100))
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_a_window_is_a_range_of_whole_pieces_that_are_proved(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: pieces have the checksums of the file's bytes and cover all packets, whatever the window."""
+    data, found = clip(name).read_bytes(), indexed(clip(name))
+    for start in range(found.num_frames):
+        for num_frames in {1, 2, found.num_frames - start}:
+            if start + num_frames > found.num_frames:
+                continue
+            window = found.window(start, num_frames)
+            content = data[window.first_byte : window.first_byte + window.num_bytes]
+            assert len(content) == window.num_bytes
+            for low, high, digest in window.pieces:
+                assert checksum(content[low:high]) == digest
+            for _, offset, size, _ in window.packets.tolist():
+                assert any(low <= offset and offset + size <= high for low, high, _ in window.pieces)
+            assert sorted(window.packets[:, 3].tolist())[-num_frames:] == list(range(num_frames))
+            assert window.key_time == window.packets[0, 0]
+
+
+@pytest.mark.parametrize("name", ["h264_open_gop.mp4", "mjpeg.mov", "hevc_10bit.mkv", "gray.mkv"])
+def test_a_short_window_is_a_part_of_a_long_clip(clip: ClipFolder, name: str) -> None:
+    """The reason for an index: one key frame's distance is read, not the clip."""
+    data, found = clip(name).read_bytes(), indexed(clip(name))
+    last = found.window(found.num_frames - 1, 1)
+    assert last.num_bytes < len(data) / 2 and last.first_byte > len(data) / 4
+    assert found.window(0, 1).num_bytes < len(data) / 2
+
+
+def test_windows_that_a_clip_does_not_have_are_refused(clip: ClipFolder) -> None:
+    found = indexed(clip("edit_list.mp4"))
+    assert found.num_frames == 27
+    for start, num_frames in ((-1, 2), (26, 2), (27, 1), (0, 28), (1 << 40, 1)):
+        with pytest.raises(DecodeError, match="the clip has 27"):
+            found.window(start, num_frames)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> ClipIndex:
+    """Any packets that a clip may have: reordered, far apart, out of order in the file, hidden, with open GOPs."""
+    count = draw(st.integers(1, 120))
+    seed = draw(st.integers(0, 2**32))
+    choose = np.random.default_rng(seed)
+    reach = draw(st.integers(0, 6))
+    times = np.argsort(np.argsort(np.arange(count) + choose.uniform(0, reach + 0.01, count))) * 512 - 1024
+    sizes = choose.integers(1, 500, count)
+    places = choose.permutation(count) if draw(st.booleans()) else np.arange(count)
+    offsets = np.empty(count, np.int64)
+    offsets[places] = np.cumsum(sizes[places] + choose.integers(0, 100, count)) - sizes[places]
+    flags = (choose.random(count) < draw(st.sampled_from([0.0, 0.1, 1.0]))) * np.uint8(KEY)
+    flags |= (choose.random(count) < 0.9) * np.uint8(SHOWN)
+    flags[0] |= KEY
+    packets = (INFO, times, offsets, sizes, flags.astype(np.uint8))
+    edges = [i for i, since in enumerate(_since_key(flags.tolist())) if since % 32 == 0]
+    digests = choose.integers(0, 256, (len(edges), 8), np.uint8)
+    return ClipIndex(*packets, digests)
+
+
+def _since_key(flags: list[int]) -> list[int]:
+    found: list[int] = []
+    for flag in flags:
+        found.append(0 if flag & KEY else found[-1] + 1)
+    return found
+
+
+@given(indexes(), st.integers(0, 200), st.integers(1, 40))
+def test_a_window_is_what_a_plain_search_finds(found: ClipIndex, start: int, num_frames: int) -> None:
+    """SAMPLE-2, from the definition: the last key packet that is stored and shown before all, to the last wanted."""
+    shown = sorted((int(found.times[i]), i) for i in range(len(found.times)) if found.flags[i] & SHOWN)
+    wanted = shown[start : start + num_frames]
+    ordinals = [i for _, i in wanted]
+    keys = [i for i in range(len(found.times)) if found.flags[i] & KEY]
+    usable = [i for i in keys if wanted and i <= min(ordinals) and found.times[i] <= wanted[0][0]]
+    if len(wanted) < num_frames or not usable:
+        with pytest.raises(DecodeError):
+            found.window(start, num_frames)
+        return
+    window = found.window(start, num_frames)
+    first, last = usable[-1], max(ordinals)
+    slots = {i: slot for slot, i in enumerate(ordinals)}
+    assert window.packets.tolist() == [
+        [found.times[i], found.offsets[i] - window.first_byte, found.sizes[i], slots.get(i, -1)]
+        for i in range(first, last + 1)
+    ]
+    numbers = np.cumsum([since % 32 == 0 for since in _since_key(found.flags.tolist())]) - 1
+    pieces = []
+    for number in range(numbers[first], numbers[last] + 1):
+        members = [i for i in range(len(numbers)) if numbers[i] == number]
+        low = min(int(found.offsets[i]) for i in members) - window.first_byte
+        high = max(int(found.offsets[i] + found.sizes[i]) for i in members) - window.first_byte
+        pieces.append((low, high, found.checksums[number].tobytes()))
+    assert list(window.pieces) == pieces
+    assert min(piece[0] for piece in pieces) == 0 and max(piece[1] for piece in pieces) == window.num_bytes
+
+
+def packets_of(
+    times: list[int], offsets: list[int], sizes: list[int], flags: list[int], num_checksums: int = 1
+) -> ClipIndex:
+    """An index of these packets, as a damaged file may say."""
+    return ClipIndex(
+        INFO,
+        np.array(times, np.int64),
+        np.array(offsets, np.int64),
+        np.array(sizes, np.int64),
+        np.array(flags, np.uint8),
+        np.zeros((num_checksums, 8), np.uint8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "offsets", "sizes", "flags", "num_checksums"),
+    [
+        ([], [], [], [], 0),
+        ([0], [0, 9], [9], [3], 1),
+        ([0, 1], [0, 9], [9, 0], [3, 2], 1),
+        ([0, 1], [0, 9], [9, -4], [3, 2], 1),
+        ([0, 1], [0, -9], [9, 9], [3, 2], 1),
+        ([0, 1], [0, 9], [9, 9], [2, 3], 2),
+        ([0, 1], [0, 9], [9, 9], [3, 2], 2),
+        ([0, 1], [0, 2**63 - 5], [9, 9], [3, 2], 1),  # its end is beyond what a number holds
+        ([0, 1], [0, 9], [9, 2**63 - 5], [3, 2], 1),
+    ],
+)
+def test_packets_that_no_clip_has_are_refused(
+    times: list[int], offsets: list[int], sizes: list[int], flags: list[int], num_checksums: int
+) -> None:
+    """SAFE-1."""
+    with pytest.raises(DecodeError, match="no packet index of a clip"):
+        packets_of(times, offsets, sizes, flags, num_checksums)
+
+
+@pytest.mark.parametrize(("flags", "num_frames"), [([3, 2, 2], 3), ([3, 0, 2], 2)])
+def test_two_packets_of_one_time_are_refused(flags: list[int], num_frames: int) -> None:
+    """SAMPLE-2: one of them would be handed on for the other, or a frame would be left as the memory had it."""
+    with pytest.raises(DecodeError, match="the same timestamp"):
+        packets_of([0, 512, 512], [0, 9, 18], [9, 9, 9], flags).window(0, num_frames)
