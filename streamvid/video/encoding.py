@@ -95,7 +95,8 @@ class Encoding:
             return {"preset": "8", "crf": str(self.crf), "svtav1-params": own}
         if self.codec == "mjpeg":
             return {"qmin": str(self.crf), "qmax": str(self.crf), "huffman": "optimal"}
-        return {"level": "3", "coder": "range_def", "context": "0", "slices": "4", "slicecrc": "1"}
+        # Against the range coder a third less to decode, for 3 % more bytes. Checksums tell of damage.
+        return {"level": "3", "coder": "rice", "context": "0", "slices": "4", "slicecrc": "1"}
 
     def _x264(self) -> dict[str, str]:
         settings = {
