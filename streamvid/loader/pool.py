@@ -32,6 +32,9 @@ Heard = Callable[[Answer], None]
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.loader.worker import main; "
 _START += "main(*map(int, sys.argv[1:6]))"
 _END_SECONDS = 5.0
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
 
 
 class Decoder(Protocol):
@@ -183,7 +186,7 @@ def _start_worker(fds: Sequence[int]) -> subprocess.Popen[bytes]:
             f"num_workers: decode workers need a Python interpreter to run, and sys.executable={sys.executable!r} is "
             "none; set it, or use num_workers=0"
         )
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    environment = {**_ENVIRONMENT, **os.environ, **_ONE_THREAD, "PYTHONSAFEPATH": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", _START, json.dumps(_search_path()), *map(str, fds)],
         pass_fds=fds,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-_KEPT_PIXELS = 8 * 1920 * 1080  # of one frame of each kept decoder, together
+# Of one frame of each kept decoder, together: one decoder of 1080p has some 40 MiB of pictures, and to open it anew takes
+# a hundredth of what a window costs.
+_KEPT_PIXELS = 1920 * 1088
 _KEPT_DECODERS = 32
 
 
@@ -55,30 +57,30 @@ class StoredDecoder:
         packets, key_time: of the window; data: its byte range. first_frame: its first frame's number, for messages.
         Raises DecodeError where a frame does not decode.
         """
-        decoder = self._take(info, num_threads)
+        decoder = self._open.pop((info, num_threads), None)
+        if decoder is None:
+            num_pixels = info.coded_width * info.coded_height * num_threads
+            self._make_room(num_pixels)  # before it takes memory of its own
+            decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
         try:
             color = decoder.decode(packets, data, key_time, out, picture, first_frame)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
         # After an error nothing is known of its state, so that one is not kept.
-        self._keep(info, num_threads, decoder)
+        self._open[info, num_threads] = decoder
         return color
 
-    def _take(self, info: StreamInfo, num_threads: int) -> _OpenDecoder:
-        return self._open.pop((info, num_threads), None) or _OpenDecoder(info, num_threads, self._limits)
-
-    def _keep(self, info: StreamInfo, num_threads: int, decoder: _OpenDecoder) -> None:
-        self._open[info, num_threads] = decoder
-        while len(self._open) > 1 and (
-            len(self._open) > _KEPT_DECODERS or sum(kept.num_pixels for kept in self._open.values()) > _KEPT_PIXELS
+    def _make_room(self, num_pixels: int) -> None:
+        kept = self._open
+        while kept and (
+            len(kept) >= _KEPT_DECODERS or num_pixels + sum(one.num_pixels for one in kept.values()) > _KEPT_PIXELS
         ):
-            self._open.popitem(last=False)
+            kept.popitem(last=False)
 
 
 class _OpenDecoder:
-    def __init__(self, info: StreamInfo, num_threads: int, limits: Limits) -> None:
-        self.num_pixels = info.coded_width * info.coded_height * num_threads
-        self._info = info
+    def __init__(self, info: StreamInfo, num_threads: int, num_pixels: int, limits: Limits) -> None:
+        self.num_pixels, self._info = num_pixels, info
         self._decoder: VideoCodecContext = open_decoder(info, limits, num_threads)
         self._may_skip = can_skip(info.codec, info.extradata)
         self._converters: dict[tuple[FrameFormat, PictureFormat], FrameConverter] = {}

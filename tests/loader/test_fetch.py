@@ -37,7 +37,8 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     """FETCH-1: the length is proof of bad bytes, a missing file is not."""
     source = open_dataset(build_dataset(tmp_path, {SMALL: [1]}))
     (shard,) = source.shards
-    sample = SampleRequest(part_of(source), next(iter(source.manifest.buckets)).id, 0, 0, 0, False)
+    mix_part, bucket = part_of(source)
+    sample = SampleRequest(mix_part, bucket.id, 0, 0, 0, False)
     row = IndexRows().row(sample)
     part = clip_part(row, sample, 1)
     block = memoryview(bytearray(part.block_bytes))
