@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-# Of one frame of each kept decoder, together: one decoder of 1080p has some 40 MiB of pictures, and to open it anew takes
-# a hundredth of what a window costs.
+# Of one frame of each kept decoder, together: one decoder of 1080p has some 40 MiB of pictures, and to open it anew
+# takes a hundredth of what a window costs.
 _KEPT_PIXELS = 1920 * 1088
 _KEPT_DECODERS = 32
 
