@@ -47,10 +47,17 @@ class StreamInfo:
 
     def __post_init__(self) -> None:
         sizes = (self.coded_width, self.coded_height, *self.sample_aspect_ratio)
-        if min(sizes) < 1 or max(sizes) >= 1 << 31 or self.rotation not in (0, 90, 180, 270):
-            raise DecodeError(f"the index describes no video: {self}; copy the dataset again")
-        if len(self.extradata) > MAX_EXTRADATA_BYTES or len(self.color) != 4 or min(self.color) < 0:
-            raise DecodeError(f"the index describes no video: {self}; copy the dataset again")
+        numbers = (*sizes, *self.color, self.rotation, self.reorder_depth)
+        if (
+            not all(isinstance(number, int) and 0 <= number < 1 << 31 for number in numbers)
+            or (len(sizes), len(self.color)) != (4, 4)
+            or min(sizes) < 1
+            or self.rotation not in (0, 90, 180, 270)
+            or not all(isinstance(name, str) for name in (self.codec, self.pixel_format))
+            or not isinstance(self.flip, bool)
+            or len(self.extradata) > MAX_EXTRADATA_BYTES
+        ):
+            raise DecodeError(f"the index describes no video: {str(self)[:200]}; copy the dataset again")
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -64,7 +71,7 @@ class StreamInfo:
             value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
             value["extradata"] = bytes.fromhex(value["extradata"])
             return cls(**value)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
 
 

@@ -1,0 +1,308 @@
+"""The packet index as it is stored: what goes in comes out, small, and whatever else comes in is an IntegrityError."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamvid.dataset.packets import PacketTables, encode_packets
+from streamvid.errors import DecodeError, IntegrityError
+from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, index_clip
+from streamvid.video.stream_info import StreamInfo
+from tests.clips import encode, frames_of
+
+NAMES = ("info", "times", "offsets", "sizes", "flags", "checksums")
+WHERE = "DATASET: the packets of SHARD in FILE"
+
+INFOS = st.builds(
+    StreamInfo,
+    codec=st.sampled_from(["h264", "hevc", "av1", "no such codec", 'quotes " and \u00e4']),
+    extradata=st.binary(max_size=80),
+    coded_width=st.integers(1, 2**31 - 1),
+    coded_height=st.integers(1, 2**31 - 1),
+    pixel_format=st.sampled_from(["yuv420p", "gbrp"]),
+    sample_aspect_ratio=st.tuples(st.integers(1, 2**31 - 1), st.integers(1, 2**31 - 1)),
+    rotation=st.sampled_from([0, 90, 180, 270]),
+    flip=st.booleans(),
+    color=st.tuples(*[st.integers(0, 18)] * 4),
+    reorder_depth=st.integers(0, 16),
+)
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> ClipIndex:
+    """Any index that is one: packets in any place, of any time."""
+    info = draw(INFOS)
+    count = draw(st.integers(1, 90))
+    times = draw(st.lists(st.integers(-(2**62), 2**62 - 1), min_size=count, max_size=count))
+    offsets = draw(st.lists(st.integers(0, 2**61), min_size=count, max_size=count))
+    sizes = draw(st.lists(st.integers(1, 2**31 - 1), min_size=count, max_size=count))
+    flags = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    flags[0] |= KEY
+    since, num_segments = 0, 0
+    for flag in flags:
+        since = 0 if flag & KEY else since + 1
+        num_segments += since % 32 == 0
+    digests = draw(st.binary(min_size=8 * num_segments, max_size=8 * num_segments))
+    return clip_of(info, times, offsets, sizes, flags, digests)
+
+
+def clip_of(
+    info: StreamInfo,
+    times: Sequence[int],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+    flags: Sequence[int],
+    digests: bytes,
+) -> ClipIndex:
+    return ClipIndex(
+        info,
+        np.array(times, np.int64),
+        np.array(offsets, np.int64),
+        np.array(sizes, np.int64),
+        np.array(flags, np.uint8),
+        np.frombuffer(digests, np.uint8).reshape(-1, 8),
+    )
+
+
+INFO = StreamInfo("h264", b"\x01header", 64, 48, "yuv420p", (1, 1), 0, False, (2, 0, 2, 2), 2)
+SMALL = clip_of(INFO, [0, 1024, 512], [48, 148, 170], [100, 20, 30], [3, 2, 2], b"8 bytes.")
+
+
+def tables(data: bytes, num_clips: int, digest: bytes | None = None) -> PacketTables:
+    return PacketTables(data, hashlib.sha256(data).digest() if digest is None else digest, num_clips, WHERE)
+
+
+def assert_equal(found: ClipIndex | None, expected: ClipIndex | None) -> None:
+    if found is None or expected is None:
+        assert found is expected
+        return
+    assert found.info == expected.info and hash(found.info) == hash(expected.info)
+    for name in NAMES[1:]:
+        left, right = getattr(found, name), getattr(expected, name)
+        assert left.dtype == right.dtype and left.tolist() == right.tolist(), name
+
+
+@settings(max_examples=60)
+@given(st.lists(st.none() | clips(), max_size=6))
+def test_what_goes_in_comes_out(written: list[ClipIndex | None]) -> None:
+    """FORMAT: in any order of rows, clips without an index in between, as often as it is asked for."""
+    data = encode_packets(written)
+    assert encode_packets(written) == data
+    found = tables(data, len(written))
+    for row in [*range(len(written)), *reversed(range(len(written)))]:
+        assert_equal(found.clip(row), written[row])
+
+
+def test_the_table_of_an_index_costs_few_bytes_a_frame() -> None:
+    """The size that is promised: below 8 bytes a packet and 400 a clip, for shards of real clips."""
+    real = [index_clip(encode(frames_of("bikes", 96, 64, 40 + i), fps=24)) for i in range(16)]
+    num_packets = sum(len(clip.times) for clip in real if clip is not None)
+    data = encode_packets(real)
+    assert num_packets > 600
+    assert len(data) < 8 * num_packets + 400 * len(real), (len(data), num_packets)
+    assert tables(data, 16).num_bytes < 40 * num_packets + 1000 * len(real)
+
+
+def test_another_table_than_the_one_promised_is_refused() -> None:
+    """SHARD-2: by its checksum, before it is parsed."""
+    data = encode_packets([SMALL])
+    for other, digest in ((data[:-1], hashlib.sha256(data).digest()), (b"", b""), (data, bytes(32))):
+        with pytest.raises(IntegrityError, match=f"{WHERE} differs from what the samples index says; copy"):
+            tables(other, 1, digest)
+
+
+@pytest.mark.parametrize("num_clips", [0, 1, 3])
+def test_a_table_of_another_number_of_clips_is_refused(num_clips: int) -> None:
+    with pytest.raises(IntegrityError, match="2 rows of"):
+        tables(encode_packets([SMALL, None]), num_clips)
+
+
+# Tables whose checksum is right and whose content is hostile (SAFE-1).
+
+
+def rewritten(
+    change: Callable[[dict[str, list[Any]]], None], clips: Sequence[ClipIndex | None] = (SMALL, SMALL)
+) -> bytes:
+    """The table of these clips with other values in its columns."""
+    with pa.ipc.open_stream(encode_packets(clips)) as reader:
+        table = reader.read_all()
+    columns = table.to_pydict()
+    change(columns)
+    return written(pa.table(columns, schema=table.schema))
+
+
+def written(table: pa.Table, compression: str | None = "zstd") -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def every_clip(data: bytes, num_clips: int = 2) -> list[ClipIndex | None]:
+    """All that a reader makes of a table, windows of it included."""
+    found = tables(data, num_clips)
+    clips = [found.clip(row) for row in range(num_clips)]
+    for clip in clips:
+        if clip is not None:
+            for start in range(clip.num_frames):
+                window = clip.window(start, 1)
+                assert (
+                    0
+                    <= window.first_byte
+                    < window.first_byte + window.num_bytes
+                    == window.first_byte + max(piece[1] for piece in window.pieces)
+                )
+                assert window.first_byte + window.num_bytes <= clip.num_bytes
+    return clips
+
+
+def test_foreign_tables_are_refused() -> None:
+    """SAFE-1: columns that are missing, too many, renamed, or of another type."""
+    with pa.ipc.open_stream(encode_packets([SMALL, None])) as reader:
+        table = reader.read_all()
+    foreign = [
+        table.drop_columns(["flags"]),
+        table.append_column("more", pa.array([1, 2])),
+        table.rename_columns(["stream", "step", "gap", "size", "flags", "checksums"]),
+        table.set_column(3, "size", pa.array([[1], [2]], pa.list_(pa.int64()))),
+        pa.table({}),
+    ]
+    for other in foreign:
+        with pytest.raises(IntegrityError, match=f"{WHERE} cannot be read"):
+            tables(written(other), 2)
+
+
+CHANGES: dict[str, Callable[[dict[str, list[Any]]], None]] = {
+    "a negative place": lambda c: c["gap"].__setitem__(1, [-48, 0, 2]),
+    "a place before the file": lambda c: c["gap"].__setitem__(1, [48, -(2**40), 2]),
+    "a place beyond what a number holds": lambda c: c["gap"].__setitem__(1, [2**63 - 120, 0, 2]),
+    "places that wrap around": lambda c: c["gap"].__setitem__(1, [2**62, 2**62, 2**62]),
+    "a size of 0": lambda c: c["size"].__setitem__(1, [100, 0, 30]),
+    "a negative size": lambda c: c["size"].__setitem__(1, [100, -20, 30]),
+    "fewer sizes": lambda c: c["size"].__setitem__(1, [100, 20]),
+    "fewer flags": lambda c: c["flags"].__setitem__(1, [3, 2]),
+    "fewer times": lambda c: c["time_step"].__setitem__(1, [0]),
+    "no packets": lambda c: [c[name].__setitem__(1, []) for name in ("time_step", "gap", "size", "flags")],
+    "no key packet": lambda c: c["flags"].__setitem__(1, [2, 2, 2]),
+    "no checksums": lambda c: c["checksums"].__setitem__(1, b""),
+    "part of a checksum": lambda c: c["checksums"].__setitem__(1, b"12345"),
+    "a checksum too many": lambda c: c["checksums"].__setitem__(1, b"8 bytes." * 2),
+    "null for a list": lambda c: c["gap"].__setitem__(1, None),
+    "null for checksums": lambda c: c["checksums"].__setitem__(1, None),
+    "null in a list": lambda c: c["size"].__setitem__(1, [100, None, 30]),
+    "null among flags": lambda c: c["flags"].__setitem__(1, [3, None, 2]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_numbers_that_no_clip_has_are_refused(name: str) -> None:
+    """SAFE-1: naming the row; the one beside it is as it was."""
+    data = rewritten(CHANGES[name])
+    assert_equal(tables(data, 2).clip(0), SMALL)
+    with pytest.raises(IntegrityError, match=f"{WHERE}, row 1: "):
+        tables(data, 2).clip(1)
+
+
+def stream_text(**values: Any) -> str:
+    return json.dumps(json.loads(INFO.to_json()) | values)
+
+
+STREAMS = {
+    "no JSON": "{",
+    "empty": "",
+    "a list": "[]",
+    "a number": "7",
+    "deeply nested": "[" * 100_000,
+    "a field too few": json.dumps({"codec": "h264"}),
+    "a field too many": stream_text(more=1),
+    "a name for a number": stream_text(coded_width="64"),
+    "half a pixel": stream_text(coded_width=64.5),
+    "no size": stream_text(coded_height=0),
+    "a negative size": stream_text(coded_width=-64),
+    "a size without end": stream_text(coded_width=2**40),
+    "a turn by half": stream_text(rotation=45),
+    "a shape of nothing": stream_text(sample_aspect_ratio=[0, 1]),
+    "half a shape": stream_text(sample_aspect_ratio=[1]),
+    "no header": stream_text(extradata="no hex"),
+    "a huge header": stream_text(extradata="00" * 20_000),
+    "a codec that is none": stream_text(codec=["h264"]),
+    "a pixel format that is none": stream_text(pixel_format=None),
+    "a flip that is none": stream_text(flip="no"),
+    "three colours": stream_text(color=[1, 1, 1]),
+    "a negative colour": stream_text(color=[1, -1, 1, 1]),
+    "a huge colour": stream_text(color=[1, 1, 2**40, 1]),
+    "a negative depth": stream_text(reorder_depth=-1),
+    "a depth that is none": stream_text(reorder_depth="deep"),
+    "a depth without end": stream_text(reorder_depth=10**30),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_that_no_video_has_are_refused(name: str) -> None:
+    """SAFE-1: here, and not by whatever breaks in a decoder later."""
+    data = rewritten(lambda columns: columns["stream"].__setitem__(1, STREAMS[name]))
+    with pytest.raises(IntegrityError, match=f"{WHERE}, row 1: "):
+        tables(data, 2).clip(1)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_rubbish_with_a_right_checksum_is_an_error_or_an_index(data: st.DataObject) -> None:
+    """SAFE-1: bytes changed anywhere in a table, compressed or not, cut or made longer."""
+    compression = data.draw(st.sampled_from(["zstd", None]))
+    with pa.ipc.open_stream(encode_packets([SMALL, SMALL])) as reader:
+        broken = bytearray(written(reader.read_all(), compression))
+    for _ in range(data.draw(st.integers(1, 6))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    broken = broken[: data.draw(st.sampled_from([len(broken), len(broken) - 9, len(broken) // 2]))]
+    try:
+        every_clip(bytes(broken))
+    except (IntegrityError, DecodeError):
+        return
+
+
+@given(st.binary(max_size=400))
+def test_what_is_no_table_is_refused(data: bytes) -> None:
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        tables(data, 2)
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=3, max_size=3),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3),
+    st.lists(st.integers(0, 255), min_size=3, max_size=3),
+)
+def test_any_numbers_are_an_error_or_lie_within_the_clip(
+    steps: list[int], gaps: list[int], sizes: list[int], flags: list[int]
+) -> None:
+    """SAFE-1: nothing negative, nothing beyond the end that is checked against the clip's size."""
+
+    def change(columns: dict[str, list[Any]]) -> None:
+        for name, values in (("time_step", steps), ("gap", gaps), ("size", sizes), ("flags", flags)):
+            columns[name][1] = values
+
+    try:
+        every_clip(rewritten(change))
+    except (IntegrityError, DecodeError):
+        return
+
+
+def test_frames_are_counted_by_the_flag_alone() -> None:
+    """A clip whose packets show nothing has no frames, and no window."""
+    hidden = clip_of(INFO, [0], [0], [9], [KEY], b"8 bytes.")
+    found = tables(encode_packets([hidden]), 1).clip(0)
+    assert found is not None and found.num_frames == 0
+    with pytest.raises(DecodeError, match="the clip has 0"):
+        found.window(0, 1)
+    assert SMALL.num_frames == 3 and SMALL.flags[1] == SHOWN
