@@ -1,0 +1,250 @@
+"""Traps that readers of video fall into, each against the ffmpeg program, by way of the container and by packets.
+
+Those that other tests look at, by the recipes of clips.py (`windows`: test_decode.py's
+test_windows_are_the_frames_of_a_full_decode against ffmpeg; `packets`: test_stored.py's
+test_packets_give_the_bytes_that_the_container_gives):
+
+| trap | tests |
+|---|---|
+| rotation and mirrors | windows and packets; test_turned_and_mirrored_clips_stand_as_ffmpeg_shows_them |
+| edit lists | windows and packets of edit_list.mp4; windows of edit_list_mpeg4.mp4 |
+| variable frame rate | windows and packets of variable_rate.* |
+| MPEG-TS, where seeks land anywhere | windows of h264.ts; test_a_video_that_a_seek_gets_wrong_is_read_from_the_start |
+| AVI with B-frames | windows of mpeg4_b_frames.avi; test_avi_whose_timestamps_lie_is_refused_with_a_remedy |
+| packets that do not decode | test_packets_that_do_not_decode_never_shift_frames, and of test_decode.py the damaged ones |
+| a decoder bomb in a small file | test_a_decoder_bomb_goes_off_in_no_ones_memory |
+| interlaced | windows and packets of h264_interlaced.mp4 |
+| HDR refused by probe; cover art alone is no video | test_hdr_is_refused; test_cover_art_is_no_video |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video import Limits, Transform, decode_into, probe
+from streamvid.video.clip_index import ClipIndex, index_clip
+from streamvid.video.decode import decode_pictures
+from streamvid.video.picture import PictureFormat
+from streamvid.video.stored import StoredDecoder
+from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, real_clip, run_ffmpeg
+
+HEIGHT, WIDTH = 72, 96
+HDR = Limits(allow_hdr=True)
+X265 = "-x265-params log-level=none:keyint=16:bframes=3"
+
+
+def make(path: Path, options: str, video_filter: str = "scale=160:90,setsar=1", num_frames: int = 30) -> Path:
+    """A clip of real frames with these options of ffmpeg's."""
+    length = ("-frames:v", num_frames)
+    run_ffmpeg("-i", real_clip("bikes.mp4"), "-an", "-vf", video_filter, *length, *options.split(), path)
+    return path
+
+
+def by_packets(data: bytes, index: ClipIndex, start: int, num_frames: int) -> np.ndarray:
+    """Frames out of packets, as `decode_into` gives them."""
+    window, picture = index.window(start, num_frames), PictureFormat(HEIGHT, WIDTH)
+    part = memoryview(data[window.first_byte : window.first_byte + window.num_bytes])
+    out = np.zeros((num_frames, HEIGHT, WIDTH, 3), np.uint8)
+    StoredDecoder().decode(
+        index.info, window.packets, part, window.key_time, out.reshape(num_frames, -1), picture, first_frame=start
+    )
+    return out
+
+
+def check_both_ways(path: Path, *, has_packets: bool = True, limits: Limits = HDR) -> np.ndarray:
+    """Windows at both ends and in the middle are ffmpeg's frames of the same numbers; all frames of the clip."""
+    data, info = path.read_bytes(), probe(path, limits)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter(), HEIGHT, WIDTH)
+    assert info.num_frames == len(reference)
+    index = index_clip(data, limits)
+    assert (index is not None) is has_packets
+    whole = np.zeros((info.num_frames, HEIGHT, WIDTH, 3), np.uint8)
+    decode_into(data, 0, whole, num_frames=info.num_frames, limits=limits)
+    for number, frame in enumerate(whole):
+        errors = mean_square_errors(reference, frame)
+        assert psnr(errors[number]) >= 45, f"frame {number}: {psnr(errors[number])}"
+        assert errors[number] == errors.min(), f"frame {number} looks like {errors.argmin()}"
+    for start in sorted({0, 1, info.num_frames // 2, info.num_frames - 5}):
+        out = np.zeros((5, HEIGHT, WIDTH, 3), np.uint8)
+        decode_into(data, start, out, limits=limits)
+        assert np.array_equal(out, whole[start : start + 5])
+        if index is not None:
+            assert np.array_equal(by_packets(data, index, start, 5), out)
+    return whole
+
+
+@pytest.mark.parametrize("codec", ["libx264", f"libx265 {X265}", "libvpx-vp9 -cpu-used 8 -deadline realtime"])
+@pytest.mark.parametrize("transfer", ["smpte2084", "arib-std-b67"])
+def test_hdr_is_refused_unless_it_is_admitted(tmp_path: Path, transfer: str, codec: str) -> None:
+    """SAMPLE-2: PQ and HLG by every way in; admitted, frames are those of the file, matrix and all."""
+    tags = f"-color_primaries bt2020 -color_trc {transfer} -colorspace bt2020nc"
+    path = make(
+        tmp_path / "hdr.mkv",
+        f"-c:v {codec} -pix_fmt yuv420p10le {tags}",
+        f"scale=160:90:out_color_matrix=bt2020,setsar=1,setparams=colorspace=bt2020nc:color_trc={transfer}",
+    )
+    data = path.read_bytes()
+    for refused in (lambda: probe(data), lambda: index_clip(data)):
+        with pytest.raises(ProbeError, match=r"is HDR .*--hdr allow"):
+            refused()
+    with pytest.raises(DecodeError, match="is HDR"):
+        decode_into(data, 0, np.zeros((1, HEIGHT, WIDTH, 3), np.uint8))
+    assert probe(data, HDR).color_space == "bt2020"
+    check_both_ways(path)
+
+
+DEEP = {
+    "hevc_422_10bit.mkv": f"-c:v libx265 -pix_fmt yuv422p10le {X265}",
+    "hevc_444_12bit.mp4": f"-c:v libx265 -pix_fmt yuv444p12le {X265}",
+    "vp9_10bit.webm": "-c:v libvpx-vp9 -pix_fmt yuv420p10le -cpu-used 8 -deadline realtime -g 12",
+    "av1_10bit.mkv": "-c:v libaom-av1 -pix_fmt yuv420p10le -cpu-used 8 -usage realtime -g 12",
+    "ffv1_16bit.mkv": "-c:v ffv1 -level 3 -pix_fmt yuv444p16le",
+    "h264_full_range.mp4": "-c:v libx264 -pix_fmt yuvj420p -bf 2 -g 12",
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_deep_and_full_range_pixels_are_ffmpegs(tmp_path: Path, name: str) -> None:
+    """SAMPLE-2: 10 to 16 bits, 4:2:2 and 4:4:4, full range."""
+    check_both_ways(make(tmp_path / name, DEEP[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "has_packets"),
+    [
+        ("ffv1.mkv", "-c:v ffv1 -level 3 -pix_fmt yuva420p", True),
+        ("rgba.mkv", "-c:v ffv1 -level 3 -pix_fmt bgra", True),
+        ("prores.mov", "-c:v prores_ks -pix_fmt yuva444p10le", False),
+        ("vp9.webm", "-c:v libvpx-vp9 -pix_fmt yuva420p -cpu-used 8 -deadline realtime -auto-alt-ref 0", True),
+    ],
+)
+def test_alpha_is_dropped_and_blends_with_nothing(tmp_path: Path, name: str, options: str, has_packets: bool) -> None:
+    """SAMPLE-2: colours of transparent pixels are those that are stored."""
+    see_through = "scale=160:90,setsar=1,format=yuva444p,geq=lum='lum(X,Y)':cb='cb(X,Y)':cr='cr(X,Y)':a='X'"
+    check_both_ways(make(tmp_path / name, options, see_through, 12), has_packets=has_packets)
+
+
+def test_all_at_once(tmp_path: Path) -> None:
+    """SAMPLE-2: ten bits, wide pixels, a variable rate, an edit list, a quarter turn and a mirror in one file."""
+    straight = make(
+        tmp_path / "straight.mp4",
+        "-fps_mode passthrough -c:v libx264 -pix_fmt yuv420p10le -bf 3 -g 10",
+        "scale=160:90,setsar=4/3,select='not(mod(n,3)*mod(n,5)*lt(random(1),0.6))'",
+    )
+    path = tmp_path / "all.mp4"
+    run_ffmpeg("-ss", "0.5", "-display_rotation", "90", "-display_hflip", "-i", straight, "-c", "copy", path)
+    info = probe(path)
+    assert info.rotation in (90, 270) and info.flip and info.sample_aspect_ratio == (4, 3)
+    assert info.num_frames < probe(straight).num_frames
+    check_both_ways(path)
+
+
+def test_what_only_the_stream_itself_says_is_heeded(tmp_path: Path) -> None:
+    """SAMPLE-2: pixel shape, matrix and range in H.264's own header, where the container says nothing."""
+    silent, path = make(tmp_path / "silent.mkv", "-c:v libx264 -bf 2", "scale=160:90,setsar=0"), tmp_path / "own.mkv"
+    says = "h264_metadata=sample_aspect_ratio=3/2:matrix_coefficients=1:video_full_range_flag=1"
+    run_ffmpeg("-i", silent, "-c", "copy", "-bsf:v", says, path)
+    info = probe(path)
+    assert (info.color_space, info.color_range, info.sample_aspect_ratio) == ("bt709", "full", (3, 2))
+    check_both_ways(path)
+
+
+@pytest.mark.parametrize("codec", ["libx264 -qp 1", "libx265 -x265-params log-level=none:lossless=1", "ffv1 -level 3"])
+@pytest.mark.parametrize(("size", "matrix"), [("1280x720", "bt709"), ("720x1280", "bt709"), ("64x64", "bt601")])
+def test_untagged_colours_are_guessed_by_size_both_ways(tmp_path: Path, size: str, matrix: str, codec: str) -> None:
+    """SAMPLE-2: every reader takes untagged HD for BT.601, and colours come out wrong."""
+    path, color = tmp_path / "color.mkv", (200, 50, 20)
+    run_ffmpeg(
+        *("-f", "lavfi", "-i", f"color=c=0xc83214:s={size}:d=0.2:r=10,format=gbrp"),
+        *(
+            "-vf",
+            f"scale=out_color_matrix={matrix}:out_range=tv,format=yuv444p,setparams=colorspace=unknown:range=unknown",
+        ),
+        *("-c:v", *codec.split(), path),
+    )
+    data, info = path.read_bytes(), probe(path)
+    index = index_clip(data)
+    assert info.is_color_guessed and info.color_space == matrix and index is not None
+    out = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
+    decode_into(data, 1, out)
+    assert np.abs(out[0, 16, 16].astype(int) - color).max() <= 4
+    assert np.array_equal(by_packets(data, index, 1, 1), out)
+
+
+def with_cover(clip: ClipFolder, path: Path, place: str, image: str) -> Path:
+    """The clip with a picture attached to it, as a stream before or after the video, or as an attachment."""
+    video, cover = ("-i", clip("h264_open_gop.mp4")), ("-i", clip(image))
+    if place == "attached":
+        kind = {"image.png": "image/png", "image.jpg": "image/jpeg"}[image]
+        run_ffmpeg(*video, "-c", "copy", "-attach", clip(image), "-metadata:s:t", f"mimetype={kind}", path)
+        return path
+    number = 0 if place == "before" else 1
+    inputs = (*cover, *video) if place == "before" else (*video, *cover)
+    run_ffmpeg(*inputs, "-map", 0, "-map", 1, "-c", "copy", f"-disposition:v:{number}", "attached_pic", path)
+    return path
+
+
+@pytest.mark.parametrize("image", ["image.png", "image.jpg"])
+@pytest.mark.parametrize(
+    ("container", "place"), [("mp4", "before"), ("mp4", "after"), ("mov", "before"), ("mkv", "attached")]
+)
+def test_cover_art_is_not_taken_for_the_video(
+    clip: ClipFolder, tmp_path: Path, container: str, place: str, image: str
+) -> None:
+    """SAMPLE-2: frames are the bytes of the clip without it, both ways, and as many."""
+    path = with_cover(clip, tmp_path / f"cover.{container}", place, image)
+    data, plain = path.read_bytes(), clip("h264_open_gop.mp4").read_bytes()
+    assert (probe(data).codec, probe(data).num_frames) == ("h264", 40)
+    index = index_clip(data)
+    assert index is not None and index.num_frames == 40
+    for start in (0, 17, 35):
+        out, expected = np.zeros((2, 5, HEIGHT, WIDTH, 3), np.uint8)
+        decode_into(data, start, out, num_frames=40)
+        decode_into(plain, start, expected)
+        assert np.array_equal(out, expected)
+        assert np.array_equal(by_packets(data, index, start, 5), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-c:v libaom-av1 -cpu-used 8 -lag-in-frames 19 -auto-alt-ref 1 -g 32",
+        "-c:v libsvtav1 -preset 10 -g 32 -svtav1-params hierarchical-levels=4",
+    ],
+)
+def test_av1_loses_no_frame_that_others_are_made_of(tmp_path: Path, options: str) -> None:
+    """SAMPLE-2: pyramids of hidden pictures; skipping in AV1 lost 11 of 16 frames. With frame threads too."""
+    path = make(tmp_path / "av1.mp4", options, num_frames=48)
+    whole = check_both_ways(path)
+    data = path.read_bytes()
+    index = index_clip(data)
+    assert index is not None
+    decoder, picture = StoredDecoder(), PictureFormat(HEIGHT, WIDTH)
+    for start in range(0, 44, 4):
+        window = index.window(start, 4)
+        part = memoryview(data[window.first_byte : window.first_byte + window.num_bytes])
+        out = np.zeros((4, picture.num_bytes), np.uint8)
+        threads = 1 + start // 4 % 3
+        decoder.decode(index.info, window.packets, part, window.key_time, out, picture, num_threads=threads)
+        assert np.array_equal(out, whole[start : start + 4].reshape(4, -1))
+
+
+def test_yuv_pictures_of_deep_and_rgb_sources_keep_their_colours(tmp_path: Path) -> None:
+    """SAMPLE-2: yuv420p pictures of 10-bit, 4:4:4 and RGB sources, made RGB by ffmpeg, are the RGB pictures."""
+    for name, options in (("deep.mkv", DEEP["hevc_422_10bit.mkv"]), ("rgb.mkv", "-c:v libx264rgb -qp 4")):
+        data = make(tmp_path / name, options, num_frames=6).read_bytes()
+        planes, rgb = np.zeros((2, HEIGHT * WIDTH * 3 // 2), np.uint8), np.zeros((2, HEIGHT, WIDTH, 3), np.uint8)
+        color = decode_pictures(data, 2, planes, PictureFormat(HEIGHT, WIDTH, pixels="yuv420p"))
+        decode_into(data, 2, rgb)
+        raw, back = tmp_path / "planes.yuv", tmp_path / "back.rgb"
+        raw.write_bytes(planes.tobytes())
+        scale = f"scale=in_color_matrix={color.matrix}:in_range={color.color_range}:flags=accurate_rnd+full_chroma_int"
+        size = ("-f", "rawvideo", "-pix_fmt", "yuv420p", "-s", f"{WIDTH}x{HEIGHT}")
+        run_ffmpeg(*size, "-i", raw, "-vf", scale, "-f", "rawvideo", "-pix_fmt", "rgb24", back)
+        found = np.frombuffer(back.read_bytes(), np.uint8).reshape(rgb.shape)
+        assert psnr(float(((found.astype(float) - rgb) ** 2).mean())) > 32
+        assert np.abs(found.astype(float).mean((0, 1, 2)) - rgb.mean((0, 1, 2))).max() < 1
