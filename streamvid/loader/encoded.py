@@ -1,0 +1,195 @@
+"""Clips as they are stored, for a decoder of the caller's own: what `decode=False` hands over.
+
+A batch's clips are read by whoever is free, all of one message: until the workers are up by the loader's own threads,
+so that the first batch waits for no process to start; then by the workers, so that the caller's process does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import StorageError, StreamvidError
+from streamvid.loader.worker import GENERATION, Answer
+from streamvid.video.stream_info import StreamInfo
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamvid.dataset.packets import PacketTables
+    from streamvid.storage import Store
+
+_KEPT_TABLES = 64
+_stream_info = lru_cache(256)(StreamInfo.from_json)
+_stream_json = lru_cache(256)(StreamInfo.to_json)
+
+Place = tuple[str, int, int, str, int]
+"""Of a shard's packet table: file, offset, bytes, SHA-256 as hex, and how many clips it has."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class EncodedClip:
+    """One sample's video as it is stored, proved by its checksum.
+
+    - data: uint8 (n,), in the loader's ring. With `packets` the range of the clip's bytes that the wanted frames need;
+      without, the whole clip, a file of its container's format.
+    - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and the place among the wanted frames, -1 for a
+      packet that only others need; in the order of decoding, from a key frame on. None for a whole clip.
+    - stream_json: what a decoder must be told, see `stream`; "" for a whole clip.
+    - start, num_frames: the first wanted frame's number in the clip, and how many are wanted.
+    """
+
+    data: torch.Tensor
+    packets: torch.Tensor | None
+    stream_json: str
+    start: int
+    num_frames: int
+
+    @property
+    def stream(self) -> StreamInfo | None:
+        """Codec, headers, size and colours; None for a whole clip, whose container says them."""
+        return _stream_info(self.stream_json) if self.stream_json else None
+
+    def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> EncodedClip:
+        """The same with `function` of its tensors."""
+        packets = None if self.packets is None else function(self.packets)
+        return replace(self, data=function(self.data), packets=packets)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlot:
+    """One clip to read: where it lies in its store, which frames are wanted, and where in the ring they go.
+
+    place: number of its shard's packet table among the task's, -1 for none. row: the clip's in it. room: bytes there.
+    """
+
+    url: str
+    path: str
+    clip_offset: int
+    clip_bytes: int
+    clip_sha256: str
+    num_clip_frames: int
+    start: int
+    num_frames: int
+    place: int
+    row: int
+    out_offset: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Clips to read; task_id is that of the first."""
+
+    task_id: int
+    generation: int
+    places: tuple[Place, ...]
+    slots: tuple[ReadSlot, ...]
+
+    def to_json(self) -> bytes:
+        slots = [[getattr(slot, name) for name in ReadSlot.__slots__] for slot in self.slots]
+        return json.dumps({"read": [self.task_id, self.generation, self.places, slots]}).encode()
+
+    @staticmethod
+    def from_json(value: list[Any]) -> ReadTask:
+        """Of what `to_json` wrote under "read"."""
+        task_id, generation, places, slots = value
+        return ReadTask(task_id, generation, tuple(map(tuple, places)), tuple(ReadSlot(*slot) for slot in slots))
+
+
+class ClipReader:
+    """Reads tasks into the ring. Safe in several threads."""
+
+    def __init__(self, clips: memoryview, ring: Any) -> None:
+        self._clips, self._ring = clips, memoryview(ring)
+        self._stores: dict[str, Store] = {}
+        self._tables: OrderedDict[tuple[str, Place], PacketTables] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def run(self, task: ReadTask) -> Answer:
+        """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads)."""
+        since = time.monotonic()
+        results: list[Any] = []
+        # A task of a generation that the loader has left behind is passed over: nobody waits for its clips.
+        if task.generation == GENERATION.unpack_from(self._clips)[0]:
+            results = [self._read(slot, task.places) for slot in task.slots]
+        return Answer(os.getpid(), task.task_id, "read", "", time.monotonic() - since, None, results)
+
+    def _read(self, slot: ReadSlot, places: tuple[Place, ...]) -> tuple[Any, ...]:
+        try:
+            store = self._store(slot.url)
+            table, first, num_bytes, checks, stream = self._part(store, slot, places)
+            room = self._ring[slot.out_offset : slot.out_offset + slot.room]
+            room[: len(table)] = table
+            data = room[len(table) : len(table) + num_bytes]
+            for num_retries in (0, 1):
+                problem = _fill(store, slot, first, data, checks)
+                if problem is None:
+                    return ("done", "", len(table), num_bytes, stream, num_retries)
+        except StreamvidError as error:
+            return ("error", str(error), 0, 0, "", 0)
+        return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", 1)
+
+    def _part(
+        self, store: Store, slot: ReadSlot, places: tuple[Place, ...]
+    ) -> tuple[bytes, int, int, tuple[tuple[int, int, bytes], ...], str]:
+        """(table, first byte, bytes, checks, stream) of what is read of a clip."""
+        index = None if slot.place < 0 else self._table(store, slot, places[slot.place]).clip(slot.row)
+        if index is not None and index.num_frames == slot.num_clip_frames and index.num_bytes <= slot.clip_bytes:
+            window = index.window(slot.start, slot.num_frames)
+            if window.packets.nbytes + window.num_bytes <= slot.room:
+                table = window.packets.tobytes()
+                return table, window.first_byte, window.num_bytes, window.pieces, _stream_json(index.info)
+        return b"", 0, slot.clip_bytes, ((0, slot.clip_bytes, bytes.fromhex(slot.clip_sha256)),), ""
+
+    def _store(self, url: str) -> Store:
+        from streamvid.storage import open_store
+
+        if url not in self._stores:
+            self._stores[url] = open_store(url)
+        return self._stores[url]
+
+    def _table(self, store: Store, slot: ReadSlot, place: Place) -> PacketTables:
+        from streamvid.dataset.packets import PacketTables
+
+        name = (slot.url, place)
+        with self._lock:
+            table = self._tables.get(name)
+        if table is None:
+            path, offset, num_bytes, sha256, num_clips = place
+            data = bytearray(num_bytes)
+            store.read_into(path, offset, memoryview(data))
+            where = f"{slot.url}: the packets of {slot.path} in {path}"
+            table = PacketTables(bytes(data), bytes.fromhex(sha256), num_clips, where)
+        with self._lock:
+            self._tables[name] = table
+            self._tables.move_to_end(name)
+            while len(self._tables) > _KEPT_TABLES:
+                self._tables.popitem(last=False)
+        return table
+
+
+def _fill(
+    store: Store, slot: ReadSlot, first: int, data: memoryview, checks: tuple[tuple[int, int, bytes], ...]
+) -> str | None:
+    """Read a part of a clip; what is wrong with its stored bytes, if that is proved."""
+    offset = slot.clip_offset + first
+    try:
+        store.read_into(slot.path, offset, data)
+    except StorageError:
+        size = store.size(slot.path)
+        if size is None or size >= offset + len(data):
+            raise
+        return f"its tar ends at byte {size}, before the clip does"
+    for start, end, digest in checks:
+        if hashlib.sha256(data[start:end]).digest()[: len(digest)] != digest:
+            return "its stored bytes differ from the checksum in the index"
+    return None

@@ -1,0 +1,150 @@
+"""The way of samples that are not decoded: read and checked into the ring by whoever is free, a few at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from streamvid.errors import StreamvidError
+from streamvid.loader.arena import Arena, Block
+from streamvid.loader.encoded import ClipReader, Place, ReadSlot, ReadTask
+from streamvid.loader.fetch import TABLE_BYTES, clip_part, clip_start, finish_row, read_part
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
+from streamvid.loader.repair import add_read
+from streamvid.loader.requests import BatchRequest
+from streamvid.loader.stages import Stages
+from streamvid.loader.worker import Answer
+
+_CLIPS_A_TASK = 16
+_ALIGN = 64
+_PACKET_BYTES = 32
+
+
+class EncodedStages(Stages):
+    """Stages whose batches hold clips as they are stored. Slots of a message go by the number of their first."""
+
+    def open(self, resources: contextlib.ExitStack, clip_bytes: int, ring: Arena) -> None:
+        self._together: dict[int, list[Work]] = {}
+        super().open(resources, 0, ring)
+        self._reader = ClipReader(self._clips.view, ring.map)
+
+    def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
+        finish_row(row, sample, num_frames)
+        row["part"] = clip_part(row, None, clip_start(row, sample, num_frames), num_frames)
+
+    def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
+        return max(_ALIGN, sum(map(_room, rows)))
+
+    def new_batch(self, request: BatchRequest, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
+        return PendingBatch(request, None, block, len(request.samples), rows=rows)
+
+    def begin(self, batch: PendingBatch, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
+        offset, slots, places = 0, [], dict[Place, int]()
+        for number, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
+            work = self._new_work(run, batch, number, row["part"], None)
+            work.stored = StoredClip(row["part"].start, offset)
+            reason = self._repairs.reason(sample)
+            if reason is None:
+                slots.append((work, _slot(work, batch.block.offset + offset, places)))
+            else:
+                self._is_bad(work, reason)
+            offset += _room(row)
+        for first in range(0, len(slots), _CLIPS_A_TASK):
+            part = slots[first : first + _CLIPS_A_TASK]
+            task = ReadTask(part[0][0].number, run, tuple(places), tuple(slot for _, slot in part))
+            self._together[task.task_id] = works = [work for work, _ in part]
+            for work in works:
+                work.enter(QUEUED)
+            if self._decoder.is_ready:
+                self._decoder.submit(task)
+            else:
+                self._fetchers.submit(partial(self._read_here, task))
+        return True
+
+    # In fetch threads.
+
+    def _read_here(self, task: ReadTask) -> None:
+        try:
+            self._hear(Answer(0, task.task_id, "start"))
+            self._hear(self._reader.run(task))
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _fetch(self, work: Work) -> None:
+        """What takes the place of a bad clip: read whole, into memory of its own."""
+        try:
+            if work.run != self._signals.run:
+                self._finish(work)
+                return
+            block = memoryview(bytearray(work.part.block_bytes))
+            work.enter(READING)
+            sample = work.sample
+            add_read(work, read_part(sample.part.dataset, sample.shard_info, work.row, work.part, block))
+            is_right = hashlib.sha256(block).digest() == work.row["clip_sha256"]
+            if work.problem is None and is_right:
+                work.stored = StoredClip(work.part.start, own=bytes(block))
+                self._finish(work)
+            else:
+                self._is_corrupt(work, work.problem or "its stored bytes differ from the checksum in the index")
+        except StreamvidError as error:
+            self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    # In whichever thread has read or heard of it.
+
+    def _hear(self, answer: Answer) -> None:
+        if answer.kind != "read":
+            for work in self._together.get(answer.task_id, ()):
+                work.enter(DECODING)
+            return
+        works = self._together.pop(answer.task_id)
+        results: list[Any] = answer.results or [None] * len(works)
+        for work, result in zip(works, results, strict=True):
+            work.stats.fetch_seconds += answer.seconds / len(works)
+            if result is None:
+                self._finish(work)
+            else:
+                self._take(work, *result)
+
+    def _take(
+        self, work: Work, kind: str, text: str, table_bytes: int, num_bytes: int, stream: str, num_retries: int
+    ) -> None:
+        work.stats.num_bytes_fetched += num_bytes
+        work.stats.num_retries += num_retries
+        if kind == "error":
+            self._finish(work, sample_error(work.sample, work.row["key"], text))
+        elif kind == "bad":
+            self._is_bad(work, text)
+        else:
+            assert work.stored is not None
+            work.stored = StoredClip(work.stored.start, work.stored.offset, table_bytes, num_bytes, stream)
+            self._finish(work)
+
+
+def _room(row: dict[str, Any]) -> int:
+    """Bytes for a clip and, where it has an index, a table of about as many packets as it has frames."""
+    table = min(TABLE_BYTES, _PACKET_BYTES * (2 * row["window_num_frames"] + 64)) if row["place"] else 0
+    return -(-(int(row["clip_bytes"]) + table) // _ALIGN) * _ALIGN
+
+
+def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:
+    row, sample, place = work.row, work.sample, work.row["place"]
+    return ReadSlot(
+        url=sample.part.dataset.url,
+        path=sample.shard_info.path,
+        clip_offset=row["clip_offset"],
+        clip_bytes=row["clip_bytes"],
+        clip_sha256=row["clip_sha256"].hex(),
+        num_clip_frames=row["window_num_frames"],
+        start=work.part.start,
+        num_frames=work.batch.request.bucket.num_frames,
+        place=-1 if place is None else places.setdefault(place, len(places)),
+        row=row["row"],
+        out_offset=out_offset,
+        room=_room(row),
+    )
