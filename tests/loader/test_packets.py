@@ -1,0 +1,319 @@
+"""A loader over a dataset with a packet index: the same batches from fewer bytes, and no frame that is not proved."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.dataset.manifest import (
+    MANIFEST,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    content_digest,
+    manifest_from_json,
+    manifest_to_json,
+)
+from streamvid.dataset.packets import encode_packets
+from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.errors import SampleError
+from streamvid.sharder import ShardOptions, shard
+from streamvid.video.clip_index import KEY, ClipIndex
+from tests.clips import encode, frames_of
+from tests.loader.test_bad import Delivered, deliveries
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_FRAMES, WANTED = 120, 5
+PLACE = ("packets_offset", "packets_bytes", "packets_sha256")
+Row = dict[str, Any]
+Clips = list[ClipIndex | None]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten clips of ten GOPs each in two containers with an index and in one without, in two or more shards."""
+    folder = tmp_path_factory.mktemp("long")
+    frames = frames_of("bikes", 192, 128, NUM_FRAMES + 8)
+    for number in range(8):
+        container, suffix = [("mp4", "mp4"), ("matroska", "mkv")][number % 2]
+        data = encode(frames[number : number + NUM_FRAMES], container=container)
+        (folder / f"clip{number}.{suffix}").write_bytes(data)
+    for number in range(2):
+        data = encode(frames[number : number + NUM_FRAMES], container="mpegts")
+        (folder / f"plain{number}.ts").write_bytes(data)
+    root = folder / "dataset"
+    shard(folder, root, ShardOptions(buckets=parse_buckets("96x64@5"), shard_size_bytes=400_000, workers=1))
+    return root
+
+
+@pytest.fixture(scope="module")
+def undamaged(built: Path) -> list[Delivered]:
+    return deliveries(built, num_epochs=2)
+
+
+@pytest.fixture
+def root(built: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(built, tmp_path / "dataset"))
+
+
+def change_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> None:
+    path = root / MANIFEST
+    path.write_bytes(manifest_to_json(change(manifest_from_json(path.read_bytes()))))
+
+
+def without_packets(root: Path) -> Path:
+    change_manifest(root, lambda manifest: replace(manifest, packet_files=()))
+    return root
+
+
+def packets_of(source: Dataset, info: ShardInfo, rows: list[Row]) -> Clips:
+    """Of each sample of a shard; a shard without any has no table."""
+    place = [rows[0][name] for name in PLACE]
+    if None in place:
+        return [None] * len(rows)
+    tables = source.packets(info, *place)
+    return [tables.clip(number) for number in range(len(rows))]
+
+
+def rows_of(source: Dataset) -> list[tuple[Row, ClipIndex | None, str]]:
+    """(index row, packets, path of the tar) of every sample."""
+    found = []
+    for info in source.shards:
+        rows = source.samples(info).to_pylist()
+        clips = packets_of(source, info, rows)
+        found += [(row, clip, info.path) for row, clip in zip(rows, clips, strict=True)]
+    return found
+
+
+def rewrite(root: Path, change: Callable[[list[Row], Clips], Sequence[ClipIndex | None]]) -> None:
+    """Other packets for each shard, with all checksums as they have to be."""
+    source = open_dataset(root)
+    manifest, samples, packets = source.manifest, [], []
+    for samples_file, packet_file in zip(manifest.sample_files, manifest.packet_files, strict=True):
+        groups = pq.ParquetFile(root / samples_file.path)
+        infos = [info for info in source.shards if info.index_path == samples_file.path]
+        sink, content = io.BytesIO(), b""
+        with pq.ParquetWriter(sink, groups.schema_arrow) as writer:
+            for number in range(groups.num_row_groups):
+                (info,) = (info for info in infos if info.index_row_group == number)
+                table = groups.read_row_group(number)
+                rows = table.to_pylist()
+                clips = change(rows, packets_of(source, info, rows))
+                data = encode_packets(clips) if any(clip is not None for clip in clips) else b""
+                new = (len(content), len(data), hashlib.sha256(data).digest()) if data else (None, None, None)
+                for name, value in zip(PLACE, new, strict=True):
+                    at = table.schema.get_field_index(name)
+                    field = table.schema.field(at)
+                    table = table.set_column(at, field, pa.array([value] * len(rows), field.type))
+                writer.write_table(table, row_group_size=max(1, len(rows)))
+                content += data
+        for path, data, files in ((samples_file.path, sink.getvalue(), samples), (packet_file.path, content, packets)):
+            (root / path).write_bytes(data)
+            files.append(FileInfo.of(path, data))
+    fingerprint = content_digest(source.shards.content_lines(), samples)
+    change_manifest(
+        root,
+        lambda old: replace(
+            old, sample_files=tuple(samples), packet_files=tuple(packets), content_fingerprint=fingerprint
+        ),
+    )
+
+
+def substituted(root: Path, **options: Any) -> tuple[int, int]:
+    """(samples that others took the place of, bytes read) in one epoch."""
+    with streamvid.VideoLoader(root, batch_size=2, num_epochs=1, **{"num_workers": 0} | options) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+    return stats.num_substituted, stats.num_bytes_fetched
+
+
+def test_the_dataset_is_what_these_tests_are_about(built: Path) -> None:
+    found = rows_of(open_dataset(built))
+    assert sorted(clip is None for _, clip, _ in found) == [False] * 8 + [True] * 2
+    assert len({path for _, _, path in found}) >= 2
+    assert all(row["clip_extension"] == "ts" for row, clip, _ in found if clip is None)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
+def test_batches_are_the_same_with_and_without_packets(built: Path, root: Path, num_workers: int, pixels: str) -> None:
+    """SAMPLE-2, PLAN-5: bit for bit, and so that a state of one goes on in the other."""
+    options = {"num_workers": num_workers, "num_epochs": 2, "pixels": pixels}
+    with_packets = deliveries(built, **options)
+    assert len(with_packets) >= 18
+    assert deliveries(without_packets(root), **options) == with_packets
+    assert deliveries(root, 3, **options) == with_packets[9:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_only_the_bytes_of_the_windows_are_read(built: Path, root: Path, num_workers: int) -> None:
+    """A window of 5 frames leans on at most two of ten GOPs; the clips without packets are read whole."""
+    found = rows_of(open_dataset(built))
+    plain = sum(row["clip_bytes"] for row, clip, _ in found if clip is None)
+    everything = sum(row["clip_bytes"] for row, _, _ in found)
+    num_bytes = substituted(built, num_workers=num_workers)[1]
+    assert plain < num_bytes < plain + (everything - plain) / 3
+    assert substituted(without_packets(root), num_workers=num_workers) == (0, everything)
+
+
+def windows(root: Path, received: list[Delivered]) -> list[tuple[Row, Path, int, int]]:
+    """(row, path of its tar, first byte and end in the tar) of the window that is delivered of each indexed clip."""
+    starts = {item.key: item.first_frame for item in received}
+    found = []
+    for row, clip, path in rows_of(open_dataset(root)):
+        if clip is not None:
+            start = starts[row["key"]]
+            assert start is not None
+            window = clip.window(start, WANTED)
+            first = row["clip_offset"] + window.first_byte
+            found.append((row, root / path, first, first + window.num_bytes))
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_that_is_read_is_replaced_and_other_damage_is_not_noticed(root: Path, num_workers: int) -> None:
+    """BAD-1: the first and the last byte of a range, and those on both sides of one."""
+    expected = deliveries(root, batch_size=2, num_workers=num_workers)
+    inside, outside = [], []
+    for number, (row, path, first, end) in enumerate(windows(root, expected)):
+        if number < 2:
+            flip(path, (first, end - 1)[number])
+            inside.append(row["key"])
+        else:
+            low, high = row["clip_offset"], row["clip_offset"] + row["clip_bytes"]
+            places = [at for at in (first - 1, end, low + 10, high - 10) if low <= at < first or end <= at < high]
+            for at in places:
+                flip(path, at)
+            outside.append(row["key"])
+    found = deliveries(root, batch_size=2, num_workers=num_workers)
+    assert len(found) == len(expected) and len(outside) == 6
+    for before, after in zip(expected, found, strict=True):
+        if before.key in inside:
+            assert after.is_repeat and after.key != before.key
+        else:
+            assert after == before
+    assert substituted(root, num_workers=num_workers)[0] >= 1
+
+
+def test_a_bad_clip_is_counted_and_its_reason_names_the_checksum(root: Path, tmp_path: Path) -> None:
+    """BAD-1: by the packets' way and then by the clip's own checksum, with one line in the quarantine file."""
+    row, path, first, _ = windows(root, deliveries(root, batch_size=2))[0]
+    flip(path, first + 5)
+    with streamvid.VideoLoader(
+        root, batch_size=2, num_workers=0, num_epochs=1, quarantine=tmp_path / "quarantine"
+    ) as loader:
+        for _ in loader:
+            pass
+        assert loader.stats().num_substituted == 1
+    (line,) = (tmp_path / "quarantine" / "quarantine-rank00000.jsonl").read_text().splitlines()
+    assert row["key"] in line and "checksum" in line
+
+
+def with_info(clip: ClipIndex | None, **values: Any) -> ClipIndex | None:
+    return None if clip is None else replace(clip, info=replace(clip.info, **values))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("values", [{"extradata": bytes(60)}, {"codec": "hevc"}, {"coded_width": 2**30}])
+def test_a_clip_whose_packets_fail_is_delivered_by_way_of_its_container(
+    root: Path,
+    undamaged: list[Delivered],
+    caplog: pytest.LogCaptureFixture,
+    num_workers: int,
+    values: dict[str, Any],
+) -> None:
+    """BAD-1: it is not bad; its frames are what they were, and a warning names it."""
+    victims: list[str] = []
+
+    def change(rows: list[Row], clips: Clips) -> Clips:
+        at = next((number for number, clip in enumerate(clips) if clip is not None), None)
+        victims.extend([] if at is None else [rows[at]["key"]])
+        return [with_info(clip, **values) if number == at else clip for number, clip in enumerate(clips)]
+
+    rewrite(root, change)
+    with caplog.at_level(logging.WARNING):
+        assert deliveries(root, num_epochs=2, num_workers=num_workers) == undamaged
+    texts = [record.getMessage() for record in caplog.records if "by way of its container" in record.getMessage()]
+    assert len(texts) >= len(victims) >= 2
+    assert all(any(victim in text for text in texts) for victim in victims)
+    assert substituted(root, num_workers=num_workers)[0] == 0
+
+
+def test_packets_of_another_clip_are_no_frames(root: Path, undamaged: list[Delivered]) -> None:
+    """SAMPLE-2: rows that changed places: checksums of the pieces differ, and the clips themselves are good."""
+    rewrite(root, lambda rows, clips: _rotated(clips))
+    assert deliveries(root, num_epochs=2) == undamaged
+    assert substituted(root)[0] == 0
+
+
+def _rotated(clips: Clips) -> Clips:
+    """The indexes among these, each in the place of the next; of clips that are long enough for it."""
+    places = [number for number, clip in enumerate(clips) if clip is not None]
+    ends = [clip.num_bytes for clip in clips if clip is not None]
+    changed = list(clips)
+    order = np.argsort(ends)
+    for here, there in zip(order, [*order[:1], *order[:-1]], strict=True):  # a shorter one in a longer one's place
+        changed[places[here]] = clips[places[there]]
+    return changed
+
+
+def test_packets_of_another_number_of_frames_or_bytes_are_an_error(built: Path, tmp_path: Path) -> None:
+    """SAFE-1."""
+    for number, change in enumerate((_fewer_frames, _far_away)):
+        root = Path(shutil.copytree(built, tmp_path / str(number)))
+        rewrite(root, lambda rows, clips, change=change: [change(clip) for clip in clips])  # type: ignore[misc]
+        with pytest.raises(SampleError, match=r"the clip has 120 frames in \d+ bytes, and its packets are"):
+            deliveries(root)
+
+
+def _fewer_frames(clip: ClipIndex | None) -> ClipIndex | None:
+    flags = None if clip is None else clip.flags.copy()
+    if clip is None or flags is None:
+        return None
+    flags[-1] &= KEY
+    return replace(clip, flags=flags)
+
+
+def _far_away(clip: ClipIndex | None) -> ClipIndex | None:
+    return None if clip is None else replace(clip, offsets=clip.offsets + (1 << 50))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers: int) -> None:
+    """SHARD-2: each byte is under a checksum; the error names the file and what to do."""
+    (file,) = open_dataset(root).manifest.packet_files
+    size = (root / file.path).stat().st_size
+    for at in (0, size // 2, size - 1):
+        flip(root / file.path, at)
+        with pytest.raises(SampleError, match=r"packets of .* in index/packets.* differs .*copy the dataset again"):
+            deliveries(root, num_workers=num_workers)
+        flip(root / file.path, at)
+    deliveries(root, num_workers=num_workers)
+    (root / file.path).write_bytes((root / file.path).read_bytes()[: size // 2])
+    with pytest.raises(streamvid.StreamvidError):
+        deliveries(root, num_workers=num_workers)
+    (root / file.path).unlink()
+    with pytest.raises(streamvid.StreamvidError, match="No such file"):
+        deliveries(root, num_workers=num_workers)
