@@ -13,6 +13,7 @@ from streamvid.errors import ConfigError
 from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.batch import STANDARD_FIELDS
 from streamvid.loader.clock import Clock
+from streamvid.loader.fetch import TABLE_BYTES
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
@@ -106,7 +107,11 @@ def check_workers(num_workers: int | None) -> int:
 
 
 def picture_options(
-    pixels: Pixels | None, accuracy: Accuracy | None, device: torch.device | None, buckets: Sequence[Bucket]
+    decode: bool,
+    pixels: Pixels | None,
+    accuracy: Accuracy | None,
+    device: torch.device | None,
+    buckets: Sequence[Bucket],
 ) -> dict[str, Any]:
     """The Pipeline's options of these names. ConfigError for what is unknown, or not possible for a bucket."""
     on_cuda = device is not None and device.type == "cuda"
@@ -114,18 +119,34 @@ def picture_options(
     chosen: Pixels = pixels or ("yuv420p" if on_cuda and not odd else "rgb24")
     for bucket in buckets:
         PictureFormat(bucket.height, bucket.width, chosen, accuracy or "exact")
-    return {"pixels": chosen, "accuracy": accuracy}
+    return {"decode": decode, "pixels": chosen, "accuracy": accuracy}
+
+
+def check_decode(decode: object, **others: object) -> None:
+    """decode=False leaves no pictures that the other arguments could be about."""
+    if not isinstance(decode, bool):
+        raise ConfigError(f"decode={decode!r}; allowed are True and False")
+    given = [name for name, value in others.items() if value not in (None, "BCTHW")]
+    if not decode and given:
+        raise ConfigError(f"decode=False leaves nothing for {', '.join(given)}: leave it out, or decode")
 
 
 def memory_options(
-    prefetch_bytes: int, max_clip_bytes: int, batch_sizes: Mapping[str, int], buckets: Sequence[Bucket], pixels: Pixels
+    prefetch_bytes: int,
+    max_clip_bytes: int,
+    batch_sizes: Mapping[str, int],
+    buckets: Sequence[Bucket],
+    pixels: Pixels | None,
 ) -> dict[str, int]:
-    """Bytes for decoded frames, and for clips read ahead."""
+    """Bytes for batches, and for clips read ahead. pixels: None: a batch holds clips as they are stored."""
     at_least("prefetch_bytes", prefetch_bytes, 0)
-    largest = max(
-        batch_sizes[bucket.id] * bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
-        for bucket in buckets
-    )
+
+    def sample_bytes(bucket: Bucket) -> int:
+        if pixels is None:
+            return max_clip_bytes + TABLE_BYTES
+        return bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+
+    largest = max(batch_sizes[bucket.id] * sample_bytes(bucket) for bucket in buckets)
     return {
         "frame_bytes": max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),
         "clip_bytes": max(prefetch_bytes // 8, 2 * (max_clip_bytes + ALIGN_BYTES)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streamvid.errors import ConfigError
+from streamvid.loader.encoded import EncodedClip
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Layout = Literal["BCTHW", "BTCHW", "BTHWC"]
 RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
-STANDARD_FIELDS = ("video", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight", "layout")
+STANDARD_FIELDS = ("video", "clips", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight", "layout")
 
 _CHUNK_ELEMENTS = 1 << 19
 _DIGEST_PIXELS = 4096
@@ -58,6 +59,7 @@ class Batch(Mapping[str, Any]):
       lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
       there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
       With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
+    - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `text`: B captions, "" where there is none.   - `sample_keys`: B keys.
     - `bucket`: the Bucket that all samples are of.  - `fps`: float32 (B,), frames a second, NaN for images.
@@ -187,6 +189,8 @@ class Batch(Mapping[str, Any]):
         def mapped(value: Any) -> Any:
             if isinstance(value, Planes):
                 return value.map_tensors(function)
+            if isinstance(value, list) and value and isinstance(value[0], EncodedClip):
+                return [clip.map_tensors(function) for clip in value]
             return function(value) if isinstance(value, torch.Tensor) else value
 
         return Batch({name: mapped(value) for name, value in self._fields.items()})
@@ -199,6 +203,8 @@ class Batch(Mapping[str, Any]):
             if isinstance(value, Planes):
                 yield value.planes
                 yield value.table
+            elif isinstance(value, list) and value and isinstance(value[0], EncodedClip):
+                yield from (clip.data for clip in value)
             elif isinstance(value, torch.Tensor):
                 yield value
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamvid.dataset.packets import PacketTables
+    from streamvid.loader.encoded import Place
     from streamvid.video.clip_index import ClipIndex, PacketWindow
+    from streamvid.video.stream_info import StreamInfo
 
 _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
 _PLACE_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
@@ -38,19 +40,21 @@ TABLE_BYTES = 64 * 2**10
 @dataclass(frozen=True, slots=True)
 class _ShardRows:
     columns: dict[str, pa.Array]
-    packets: PacketTables | None
+    place: Place | None  # of the packet table
     numbers: npt.NDArray[np.int32] | None  # of the rows that pass the part's filter; None: of all
     num_bytes: int
 
 
 class IndexRows:
-    """Index rows of the shards used last, as Arrow columns of 64 MiB together or, where one is larger, of that one.
+    """Index rows of the shards used last, as Arrow columns of 64 MiB together or, where one is larger, of that one, and
+    as much of packet tables.
 
     Safe to use from several of the loader's threads.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
         self._cache: OrderedDict[tuple[int, str, int], _ShardRows] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, str, int], PacketTables] = OrderedDict()
         self._cached_bytes = cached_bytes
         self._lock = threading.Lock()
         self.num_bytes = 0
@@ -58,7 +62,7 @@ class IndexRows:
     def row(self, sample: SampleRequest) -> dict[str, Any]:
         """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name.
 
-        "packets" is the clip's packet index, None where it has none.
+        "place" is that of the shard's packet table, None where it has none, and "row" the clip's number there.
 
         Raises IntegrityError, StorageError or DatasetError.
         """
@@ -70,8 +74,24 @@ class IndexRows:
             number = int(rows.numbers[number])
         row = {name: rows.columns[name][number].as_py() for name in (*_ROW_COLUMNS, part.caption_column)}
         columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
-        packets = None if rows.packets is None else rows.packets.clip(number)
-        return row | {"columns": columns, "packets": packets}
+        return row | {"columns": columns, "place": rows.place, "row": number}
+
+    def packets(self, sample: SampleRequest, row: dict[str, Any]) -> ClipIndex | None:
+        """The packet index of the clip of a `row` of `sample`, None where it has none. Raises as `row` does."""
+        if row["place"] is None:
+            return None
+        name = (sample.part.number, sample.bucket_id, sample.shard)
+        with self._lock:
+            tables = self._tables.get(name)
+            if tables is None:
+                _, offset, num_bytes, sha256, _ = row["place"]
+                tables = sample.part.dataset.packets(sample.shard_info, offset, num_bytes, bytes.fromhex(sha256))
+                self._tables[name] = tables
+                kept = sum(one.num_bytes for one in self._tables.values())
+                while kept > self._cached_bytes and len(self._tables) > 1:
+                    kept -= self._tables.popitem(last=False)[1].num_bytes
+            self._tables.move_to_end(name)
+        return tables.clip(row["row"])
 
     def _rows(self, sample: SampleRequest) -> _ShardRows:
         name = (sample.part.number, sample.bucket_id, sample.shard)
@@ -105,10 +125,16 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
             )
     # One array a column: a chunked one looks for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}
-    place = [table.column(name)[0].as_py() for name in places]
-    packets = part.dataset.packets(shard, *place) if place and None not in place else None
     num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
-    return _ShardRows(columns, packets, numbers, num_bytes + (0 if packets is None else packets.num_bytes))
+    return _ShardRows(columns, _place(part.dataset, shard, table), numbers, num_bytes)
+
+
+def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
+    file = dataset.manifest.packet_file(shard.index_path)
+    if file is None:
+        return None
+    offset, num_bytes, sha256 = (rows.column(name)[0].as_py() for name in _PLACE_COLUMNS)
+    return None if sha256 is None else (file.path, offset, num_bytes, sha256.hex(), shard.num_samples)
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
@@ -143,7 +169,7 @@ class ClipPart:
     - start: number of the first frame wanted.
     - first_byte, num_bytes: the range, counted in the clip. checks: (start, end, checksum) of its pieces, counted in
       the range; a checksum is the first bytes of a SHA-256.
-    - window: its packets; None: it is the whole clip, decoded by way of its container.
+    - window, stream: its packets, and what their decoder is told; None: it is the whole clip, with its container.
     """
 
     start: int
@@ -151,6 +177,7 @@ class ClipPart:
     num_bytes: int
     checks: tuple[tuple[int, int, bytes], ...]
     window: PacketWindow | None = None
+    stream: StreamInfo | None = None
 
     @property
     def table_bytes(self) -> int:
@@ -163,17 +190,18 @@ class ClipPart:
         return self.table_bytes + self.num_bytes
 
 
-def clip_part(row: dict[str, Any], sample: SampleRequest, num_frames: int, *, whole: bool = False) -> ClipPart:
-    """What a delivery of `num_frames` frames needs of a clip whose row was checked (SAMPLE-1). Raises IntegrityError.
+def clip_start(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> int:
+    """The first frame of a delivery of `num_frames` frames (SAMPLE-1)."""
+    return window_start(row["window_num_frames"], num_frames, seed=sample.part.seed, key=row["key"], visit=sample.visit)
 
-    whole: all of the clip, decoded by way of its container, even if its packets are known.
+
+def clip_part(row: dict[str, Any], packets: ClipIndex | None, start: int, num_frames: int) -> ClipPart:
+    """What `num_frames` frames need of a clip whose row was checked. Raises IntegrityError.
+
+    packets: its index; None: all of the clip is read, and decoded by way of its container.
     """
-    start = window_start(
-        row["window_num_frames"], num_frames, seed=sample.part.seed, key=row["key"], visit=sample.visit
-    )
     all_of_it = ClipPart(start, 0, row["clip_bytes"], ((0, row["clip_bytes"], row["clip_sha256"]),))
-    packets: ClipIndex | None = row["packets"]
-    if packets is None or whole:
+    if packets is None:
         return all_of_it
     if packets.num_frames != row["window_num_frames"] or packets.num_bytes > row["clip_bytes"]:
         raise IntegrityError(
@@ -184,7 +212,7 @@ def clip_part(row: dict[str, Any], sample: SampleRequest, num_frames: int, *, wh
         window = packets.window(start, num_frames)
     except DecodeError as error:
         raise IntegrityError(str(error)) from error
-    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window)
+    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
     return part if part.block_bytes <= row["clip_bytes"] + TABLE_BYTES else all_of_it
 
 

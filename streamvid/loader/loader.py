@@ -17,6 +17,7 @@ from streamvid.loader.arguments import (
     at_least,
     check_columns,
     check_costs,
+    check_decode,
     check_groups,
     check_workers,
     check_world,
@@ -76,11 +77,12 @@ class VideoLoader:
         whether weights are shares of "samples" or "tokens".
     columns: columns of the index to hand over with each batch.
 
-    device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`.
-    pixels: how video lies in the ring: "rgb24", or "yuv420p", half the bytes and less to do for decoders, of which the
-        device makes RGB, exactly. `batch.video` is RGB. None: "yuv420p" with a CUDA device, else "rgb24".
-    accuracy: of RGB that decoders make: "exact", or "fast", which is 1 to 3 levels too dark, as in all of swscale's
-        users. None: "exact" for clips that are scaled anyway, "fast" for others, where it would double the time.
+    device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`, which is RGB.
+    pixels: of the ring: "rgb24", or "yuv420p", half the bytes and less work, of which the device makes RGB exactly.
+        None: "yuv420p" with a CUDA device, else "rgb24".
+    accuracy: of RGB that decoders make: "exact", or "fast", swscale's default, 1 to 3 levels too dark. None: "exact"
+        for clips that are scaled anyway, "fast" for others, where exact would double the time.
+    decode: False: `batch.clips` instead of `batch.video`, the stored bytes that the frames need, for your own decoder.
     num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
     prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
     sample_timeout_seconds: of one read and of one decode; None: no limit.
@@ -122,6 +124,7 @@ class VideoLoader:
         layout: Layout = "BCTHW",
         pixels: Pixels | None = None,
         accuracy: Accuracy | None = None,
+        decode: bool = True,
         num_workers: int | None = None,
         prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES,
         sample_timeout_seconds: float | None = 60.0,
@@ -150,10 +153,10 @@ class VideoLoader:
         self._pipeline_options = pipeline_options(
             self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine
         )
-        self._pipeline_options |= picture_options(pixels, accuracy, self._stage.device, self.buckets)
-        self._pipeline_options |= memory_options(
-            prefetch_bytes, self._mix.max_clip_bytes, self.batch_sizes, self.buckets, self._pipeline_options["pixels"]
-        )
+        check_decode(decode, device=device, layout=layout, pixels=pixels, accuracy=accuracy, shared_group=shared_group)
+        self._pipeline_options |= picture_options(decode, pixels, accuracy, self._stage.device, self.buckets)
+        memory = (prefetch_bytes, self._mix.max_clip_bytes, self.batch_sizes, self.buckets)
+        self._pipeline_options |= memory_options(*memory, self._pipeline_options["pixels"] if decode else None)
         self._groups = check_groups(world, process_group, shared_group)
         self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
         self._pipeline: Pipeline | None = None
@@ -209,9 +212,8 @@ class VideoLoader:
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        options = self._pipeline_options
-        # The last for what replaces a bad sample.
-        return int(options["frame_bytes"] + options["clip_bytes"]) + self._mix.max_clip_bytes
+        own = sum(self._pipeline_options[name] for name in ("frame_bytes", "clip_bytes"))
+        return int(own) + self._mix.max_clip_bytes  # the last for what replaces a bad sample
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions."""
@@ -350,8 +352,7 @@ class VideoLoader:
     def _open_pipeline(self) -> Pipeline:
         if self._pipeline is None:
             if self.world.rank == 0:
-                say = "ring: %d bytes of shared memory (prefetch_bytes, or three batches of %s, %s)"
-                _log.info(say, self.ring_bytes, *self.shapes[0])
+                _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", self.ring_bytes)
             pipeline = Pipeline(self._mix.parts, **self._pipeline_options)
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)

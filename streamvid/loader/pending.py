@@ -20,17 +20,31 @@ from streamvid.video.picture import Accuracy, PictureFormat
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredClip:
+    """Where a clip lies that is not decoded: a table of packets and then its data, in the ring from `offset` on.
+
+    own: the whole clip in memory of its own instead, where it took the place of another.
+    """
+
+    start: int
+    offset: int = 0
+    table_bytes: int = 0
+    num_bytes: int = 0
+    stream: str = ""
+    own: bytes | None = None
+
+
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch under way: its place in `memory`, its samples' index rows, and how many are still to come.
+    """A batch under way: its place in the ring, its samples' index rows, and how many are still to come.
 
     A substitute takes the place of its bad sample in `request` and in `rows` (BAD-1). accuracy: of RGB; None: what is
     cheap enough, exact where pictures are scaled anyway, which adds little to what that costs, else fast.
     """
 
     request: BatchRequest
-    picture: PictureFormat
-    memory: Any
+    picture: PictureFormat | None  # None: clips are handed over as they are stored
     block: Block  # an interrupt may lose the batch on its way to the caller: its place goes back all the same
     num_missing: int
     accuracy: Accuracy | None = None
@@ -38,9 +52,17 @@ class PendingBatch:
     error: StreamvidError | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     colors: dict[int, tuple[str, str, str] | None] = field(default_factory=dict)  # by slot
+    clips: dict[int, StoredClip] = field(default_factory=dict)  # by slot
     substituted: dict[int, Substitution] = field(default_factory=dict)  # by slot
     is_counted: bool = False
     digest: int = 0  # of the batch, where processes that share it compare it
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes of the ring, as far as that is known from the start."""
+        if self.picture is None:
+            return max((clip.offset + clip.table_bytes + clip.num_bytes for clip in self.clips.values()), default=0)
+        return len(self.rows) * self.request.bucket.num_frames * self.picture.num_bytes
 
     def replace_sample(self, slot: int, sample: SampleRequest, row: dict[str, Any]) -> None:
         """Another sample in a slot."""
@@ -70,6 +92,7 @@ class Work:
     num_reads: int = 0
     problem: str | None = None
     color: tuple[str, str, str] | None = None
+    stored: StoredClip | None = None
     at: tuple[str, float] = (WAITING, 0.0)
     bad: tuple[SampleRequest, str, str] | None = None  # (sample, key, reason)
     candidates: Iterator[SampleRequest] | None = None
@@ -83,7 +106,8 @@ class Work:
         """What a decoder is to do with what was read to this offset of the clip arena."""
         part, batch = self.part, self.batch
         num_frames, picture, window = batch.request.bucket.num_frames, batch.picture, part.window
-        stream = "" if window is None else self.row["packets"].info.to_json()
+        assert picture is not None
+        stream = "" if part.stream is None else part.stream.to_json()
         return DecodeTask(
             task_id=self.number,
             generation=self.run,
@@ -119,6 +143,8 @@ class Work:
         total.num_bytes_fetched += self.stats.num_bytes_fetched
         total.num_retries += self.stats.num_retries
         self.batch.colors[self.slot] = self.color
+        if self.stored is not None:
+            self.batch.clips[self.slot] = self.stored
         if self.is_substitute:
             self.batch.replace_sample(self.slot, self.sample, self.row)
             self.note(self.row["key"])

@@ -27,17 +27,17 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from streamvid.buckets.bucket import Bucket
 from streamvid.errors import LoaderError, RingFullError, StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clock import Clock, Wait
+from streamvid.loader.encoded_stages import EncodedStages
 from streamvid.loader.mix import MixPart
 from streamvid.loader.pending import PendingBatch
 from streamvid.loader.quarantine import Quarantine, Substitution
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals, fresh
 from streamvid.loader.stages import Stages
-from streamvid.video.picture import Accuracy, PictureFormat, Pixels
+from streamvid.video.picture import Accuracy, Pixels
 
 __all__ = ["PendingBatch", "Pipeline"]
 
@@ -54,7 +54,8 @@ class Pipeline:
 
     clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` besides.
     quarantine: folder of this rank's file of bad samples. sample_timeout_seconds: of each read and each decode.
-    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch.
+    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch. decode: False: clips are handed
+    over as they are stored.
 
     One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for options that cannot be, LoaderError where
     workers or memory cannot be had.
@@ -73,13 +74,18 @@ class Pipeline:
         sample_timeout_seconds: float | None = 60.0,
         pixels: Pixels = "rgb24",
         accuracy: Accuracy | None = None,
+        decode: bool = True,
     ) -> None:
-        self._pixels, self._accuracy = pixels, accuracy
         self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
         self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        self._stages = Stages(parts, self._signals, Clock(sample_timeout_seconds), num_workers)
+        clock = Clock(sample_timeout_seconds)
+        self._stages = (
+            Stages(parts, self._signals, clock, num_workers, pixels, accuracy)
+            if decode
+            else EncodedStages(parts, self._signals, clock, num_workers)
+        )
         self.is_open = False
         self._ring_wait_since: float | None = None
         self._feeder: threading.Thread | None = None
@@ -261,22 +267,20 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
+        rows, error = self._stages.read_rows(request)
+        num_bytes = self._stages.ring_bytes(request, rows)
         self._ring_wait_since = time.monotonic()
-        picture = self._pictures(request.bucket)
-        num_bytes = len(request.samples) * request.bucket.num_frames * picture.num_bytes
         offset = self._allocate(self.ring, num_bytes, run)
         self._ring_wait_since = None
         if offset is None:
             return False
-        batch = PendingBatch(
-            request, picture, self.ring.map, Block(self.ring, offset), len(request.samples), self._accuracy
-        )
+        batch = self._stages.new_batch(request, Block(self.ring, offset), rows)
+        batch.error = error
         self._ready.append(batch)
-        allocate = partial(self._allocate, run=run)
-        return all(self._stages.begin(batch, slot, allocate, run) for slot in range(len(request.samples)))
-
-    def _pictures(self, bucket: Bucket) -> PictureFormat:
-        return PictureFormat(bucket.height, bucket.width, self._pixels)
+        if error is not None:
+            self._signals.tell()
+            return False
+        return self._stages.begin(batch, partial(self._allocate, run=run), run)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
         while run == self._signals.run and not self._signals.is_closing:

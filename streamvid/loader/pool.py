@@ -24,6 +24,7 @@ from typing import Protocol
 
 from streamvid.errors import ConfigError, LoaderError, WorkerError
 from streamvid.loader.arena import Arena
+from streamvid.loader.encoded import ReadTask
 from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, TaskRunner
 
 # Called for each task that is begun or finished, from whichever thread serves answers.
@@ -45,7 +46,12 @@ class Decoder(Protocol):
         """Process ids of the workers, none where a thread decodes."""
         ...
 
-    def submit(self, task: DecodeTask) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker is up; a thread never is more than the caller's other threads."""
+        ...
+
+    def submit(self, task: DecodeTask | ReadTask) -> None:
         """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
         ...
 
@@ -69,7 +75,7 @@ class DecodePool:
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
-        self._closed = False
+        self._closed = self.is_ready = False
         self._current: dict[int, int] = {}  # worker's process id → the task it is on
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
@@ -115,7 +121,7 @@ class DecodePool:
         """Process ids of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
-    def submit(self, task: DecodeTask) -> None:
+    def submit(self, task: DecodeTask | ReadTask) -> None:
         """Hand a task to the next free worker; waits while very many are queued."""
         # Without a worker left the socket is broken: `serve` says of what they died.
         with contextlib.suppress(OSError):
@@ -139,6 +145,9 @@ class DecodePool:
             if not message:
                 return
             answer = Answer.from_json(message)
+            if answer.kind == "ready":
+                self.is_ready = True
+                continue
             if answer.kind == "start":
                 self._current[answer.pid] = answer.task_id
             else:
@@ -214,15 +223,17 @@ def _how_it_ended(code: int) -> str:
 class InlineDecoder:
     """num_workers=0: tasks are decoded by the thread that serves."""
 
+    is_ready = False
+
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._runner = TaskRunner(clips.view, ring.map)
-        self._queue: SimpleQueue[DecodeTask | None] = SimpleQueue()  # None: the end
+        self._queue: SimpleQueue[DecodeTask | ReadTask | None] = SimpleQueue()  # None: the end
 
     @property
     def pids(self) -> tuple[int, ...]:
         return ()
 
-    def submit(self, task: DecodeTask) -> None:
+    def submit(self, task: DecodeTask | ReadTask) -> None:
         self._queue.put(task)
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
-from streamvid.loader.fetch import TABLE_BYTES, ClipRead, IndexRows, clip_part, finish_row
+from streamvid.loader.fetch import TABLE_BYTES, ClipRead, IndexRows, clip_part, clip_start, finish_row
 from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit
@@ -99,7 +99,7 @@ class Repairs:
             row = self._rows.row(sample)
             finish_row(row, sample, num_frames)
             # Whole, so that there is no second way to try.
-            work.part, work.num_reads = clip_part(row, sample, num_frames, whole=True), 0
+            work.part, work.num_reads = clip_part(row, None, clip_start(row, sample, num_frames), num_frames), 0
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
         work.row = row

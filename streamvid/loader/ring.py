@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values
 from streamvid.loader.color import color_table
-from streamvid.loader.pipeline import PendingBatch
+from streamvid.loader.encoded import EncodedClip
+from streamvid.loader.pending import PendingBatch, StoredClip
 
 if TYPE_CHECKING:
     import torch
@@ -101,33 +102,49 @@ def make_batch(
     import torch
 
     with torch.profiler.record_function("streamvid.make_batch"):
-        request, rows, picture = pending.request, pending.rows, pending.picture
-        shape = (len(rows), request.bucket.num_frames, picture.num_bytes)
-        frames = np.ndarray(shape, np.uint8, pending.memory, pending.block.offset)
+        request, rows = pending.request, pending.rows
+        memory = np.ndarray((pending.num_bytes,), np.uint8, pending.block.memory, pending.block.offset)
         slot = RingSlot(pending.block)
-        weakref.finalize(frames, slot.release).atexit = False
+        weakref.finalize(memory, slot.release).atexit = False
         fields: dict[str, Any] = {
-            "video": _video(pending, torch.from_numpy(frames), layout),
+            **_media(pending, torch.from_numpy(memory), layout),
             "text": [row["text"] or "" for row in rows],
             "sample_keys": [row["key"] for row in rows],
             "bucket": request.bucket,
             "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
             "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
             "loss_weight": request.loss_weight,
-            "layout": layout,
         }
         for name in columns:
             fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
         return Batch(fields, slot.copied)
 
 
-def _video(pending: PendingBatch, pictures: torch.Tensor, layout: Layout) -> torch.Tensor | Planes:
-    picture, (num_samples, num_frames, _) = pending.picture, pictures.shape
+def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
+    picture, num_samples, num_frames = pending.picture, len(pending.rows), pending.request.bucket.num_frames
+    if picture is None:
+        return {"clips": [_clip(pending.clips[slot], memory, num_frames) for slot in range(num_samples)]}
     if picture.pixels == "yuv420p":
+        pictures = memory.view(num_samples, num_frames, picture.num_bytes)
         matrices, ranges, sitings = zip(*(pending.colors[slot] for slot in range(num_samples)), strict=True)
-        return Planes(pictures, color_table(matrices, ranges, sitings), picture.height, picture.width, layout)
-    shape = (num_samples, num_frames, picture.height, picture.width, 3)
-    return pictures.view(shape).permute(*(RING_LAYOUT.index(name) for name in layout))
+        table = color_table(matrices, ranges, sitings)
+        return {"video": Planes(pictures, table, picture.height, picture.width, layout), "layout": layout}
+    video = memory.view(num_samples, num_frames, picture.height, picture.width, 3)
+    return {"video": video.permute(*(RING_LAYOUT.index(name) for name in layout)), "layout": layout}
+
+
+def _clip(stored: StoredClip, memory: torch.Tensor, num_frames: int) -> EncodedClip:
+    import torch
+
+    if stored.own is not None:
+        return EncodedClip(
+            torch.frombuffer(bytearray(stored.own), dtype=torch.uint8), None, "", stored.start, num_frames
+        )
+    data = memory[stored.offset + stored.table_bytes :][: stored.num_bytes]
+    packets = None
+    if stored.table_bytes:
+        packets = memory[stored.offset : stored.offset + stored.table_bytes].view(torch.int64).view(-1, 4)
+    return EncodedClip(data, packets, stored.stream, stored.start, num_frames)
 
 
 def _cuda() -> Any:

@@ -10,16 +10,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StreamvidError, WorkerError
-from streamvid.loader.arena import ALIGN_BYTES, Arena
+from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import ClipPart, FetchThreads, IndexRows, clip_part, finish_row, read_part
+from streamvid.loader.fetch import ClipPart, FetchThreads, IndexRows, clip_part, clip_start, finish_row, read_part
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
 from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
 from streamvid.loader.repair import Repairs, add_read, repair_bytes
+from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals
 from streamvid.loader.worker import GENERATION, Answer
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
@@ -34,11 +37,21 @@ _STUCK_SECONDS = 1.0  # for threads that hang already
 class Stages:
     """Fetch threads, decoders and the memory for clips: none before `open`, which leaves their end to `resources`.
 
-    clip_bytes: memory for clips read ahead; `repair_bytes(parts)` are taken besides.
+    clip_bytes: memory for clips read ahead; `repair_bytes(parts)` are taken besides. pixels, accuracy: of the pictures
+    in the ring; see PictureFormat and PendingBatch.
     """
 
-    def __init__(self, parts: Sequence[MixPart], signals: Signals, clock: Clock, num_workers: int) -> None:
+    def __init__(
+        self,
+        parts: Sequence[MixPart],
+        signals: Signals,
+        clock: Clock,
+        num_workers: int,
+        pixels: Pixels = "rgb24",
+        accuracy: Accuracy | None = None,
+    ) -> None:
         self._signals, self._clock, self._num_workers = signals, clock, num_workers
+        self._pixels, self._accuracy = pixels, accuracy
         self._repair_bytes = repair_bytes(parts)
         self._rows = IndexRows()
         self._repairs = Repairs(self._rows)
@@ -100,42 +113,61 @@ class Stages:
 
     # In the feeder.
 
-    def begin(self, batch: PendingBatch, slot: int, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
-        """Start a sample on its way, waiting for room for its clip; False where the run is over or has failed."""
-        sample = batch.request.samples[slot]
-        row = self._read_row(batch, sample)
-        if row is None:
-            return False
-        batch.rows.append(row)
-        reason = self._repairs.reason(sample)
-        part: ClipPart = row["part"]
-        clip = allocate(self._clips, part.block_bytes) if reason is None else None
-        if clip is None and reason is None:
-            return False
-        with self._lock:
-            work = Work(self._next_number, run, batch, slot, sample, row, part, clip)
-            self._next_number += 1
-            self._works[work.number] = work
-        if reason is None:
-            self._fetchers.submit(partial(self._fetch, work))
-        else:
-            self._is_bad(work, reason)
+    def read_rows(self, request: BatchRequest) -> tuple[list[dict[str, Any]], StreamvidError | None]:
+        """The index rows of a batch's samples; where one fails, those before it and why it does."""
+        rows: list[dict[str, Any]] = []
+        for sample in request.samples:
+            row: dict[str, Any] = {"key": None}
+            self._clock.index_read = (sample, time.monotonic())
+            try:
+                row = self._rows.row(sample)
+                self._prepare(row, sample, request.bucket.num_frames)
+            except StreamvidError as error:
+                return rows, sample_error(sample, row["key"], str(error))
+            finally:
+                self._clock.index_read = None
+            rows.append(row)
+        return rows, None
+
+    def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
+        finish_row(row, sample, num_frames)
+        start = clip_start(row, sample, num_frames)
+        row["part"] = clip_part(row, self._rows.packets(sample, row), start, num_frames)
+
+    def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
+        """What a batch takes of the ring."""
+        bucket = request.bucket
+        return len(request.samples) * bucket.num_frames * self._picture(bucket).num_bytes
+
+    def new_batch(self, request: BatchRequest, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
+        """A batch whose place in the ring is `block`."""
+        picture = self._picture(request.bucket)
+        return PendingBatch(request, picture, block, len(request.samples), self._accuracy, rows)
+
+    def _picture(self, bucket: Bucket) -> PictureFormat:
+        return PictureFormat(bucket.height, bucket.width, self._pixels)
+
+    def begin(self, batch: PendingBatch, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
+        """Start a batch's samples on their way, waiting for room for each clip; False where the run is over."""
+        for slot, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
+            part: ClipPart = row["part"]
+            reason = self._repairs.reason(sample)
+            clip = allocate(self._clips, part.block_bytes) if reason is None else None
+            if clip is None and reason is None:
+                return False
+            work = self._new_work(run, batch, slot, part, clip)
+            if reason is None:
+                self._fetchers.submit(partial(self._fetch, work))
+            else:
+                self._is_bad(work, reason)
         return True
 
-    def _read_row(self, batch: PendingBatch, sample: SampleRequest) -> dict[str, Any] | None:
-        row: dict[str, Any] = {"key": None}
-        self._clock.index_read = (sample, time.monotonic())
-        try:
-            row = self._rows.row(sample)
-            finish_row(row, sample, batch.request.bucket.num_frames)
-            row["part"] = clip_part(row, sample, batch.request.bucket.num_frames)
-        except StreamvidError as error:
-            batch.error = sample_error(sample, row["key"], str(error))
-            self._signals.tell()
-            return None
-        finally:
-            self._clock.index_read = None
-        return row
+    def _new_work(self, run: int, batch: PendingBatch, slot: int, part: ClipPart, clip: int | None) -> Work:
+        with self._lock:
+            work = Work(self._next_number, run, batch, slot, batch.request.samples[slot], batch.rows[slot], part, clip)
+            self._next_number += 1
+            self._works[work.number] = work
+        return work
 
     # In fetch threads.
 
@@ -190,8 +222,8 @@ class Stages:
         window = work.part.window
         if window is None or len(window.packets) < _THREADED_FRAMES:
             return 1
-        info = work.row["packets"].info
-        if info.coded_width * info.coded_height < _THREADED_PIXELS:
+        info = work.part.stream
+        if info is None or info.coded_width * info.coded_height < _THREADED_PIXELS:
             return 1
         return max(1, min(_MAX_THREADS, self._num_workers // max(1, len(self._works))))
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from streamvid.errors import DecodeError, ProbeError
 
 if TYPE_CHECKING:
+    from streamvid.loader.encoded import ReadTask
     from streamvid.video.convert import PictureColor
     from streamvid.video.picture import Accuracy, Pixels
 
@@ -32,9 +33,9 @@ _SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
 
-# Of a task: it was begun; its frames are there; its bytes are not those that the index means; they are, and do not
-# decode, wherever that is tried; it went wrong here.
-Kind = Literal["start", "done", "corrupt", "bad", "error"]
+# Of a worker: it is up. Of a task: it was begun; its frames are there; its clips were read; its bytes are not those
+# that the index means; they are, and do not decode, wherever that is tried; it went wrong here.
+Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,12 @@ class DecodeTask:
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
 
-    @staticmethod
-    def from_json(data: bytes) -> DecodeTask:
-        return DecodeTask(*json.loads(data))
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What is heard of a task: `text` says what went wrong, `seconds` is how long decoding took.
 
-    color: (matrix, range, siting) of yuv420p pictures.
+    color: (matrix, range, siting) of yuv420p pictures. results: of each clip of a ReadTask.
     """
 
     pid: int
@@ -84,6 +81,7 @@ class Answer:
     text: str = ""
     seconds: float = 0.0
     color: tuple[str, str, str] | None = None
+    results: list[Any] | None = None
 
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
@@ -91,6 +89,14 @@ class Answer:
     @staticmethod
     def from_json(data: bytes) -> Answer:
         return Answer(*json.loads(data))
+
+
+def parse_task(message: bytes) -> DecodeTask | ReadTask:
+    """A task out of its message."""
+    from streamvid.loader.encoded import ReadTask
+
+    value = json.loads(message)
+    return ReadTask.from_json(value["read"]) if isinstance(value, dict) else DecodeTask(*value)
 
 
 class CorruptError(Exception):
@@ -101,13 +107,16 @@ class TaskRunner:
     """Decodes tasks from `clips` into `ring` (any writable buffer), with decoders that stay open. One thread."""
 
     def __init__(self, clips: memoryview, ring: Any) -> None:
+        from streamvid.loader.encoded import ClipReader
         from streamvid.video.stored import StoredDecoder
 
         self._clips, self._ring = clips, ring
-        self._decoder = StoredDecoder()
+        self._decoder, self._reader = StoredDecoder(), ClipReader(clips, ring)
 
-    def run(self, task: DecodeTask) -> Answer:
+    def run(self, task: DecodeTask | ReadTask) -> Answer:
         """Do a task, and say what came of it."""
+        if not isinstance(task, DecodeTask):
+            return self._reader.run(task)
         since = time.monotonic()
         kind, text, color = self._try(task)
         text = text[: MAX_MESSAGE_BYTES // 8]
@@ -163,8 +172,9 @@ def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pid
     clips = memoryview(mmap.mmap(clips_fd, os.fstat(clips_fd).st_size, prot=mmap.PROT_READ))
     runner = TaskRunner(clips, mmap.mmap(ring_fd, os.fstat(ring_fd).st_size))
     try:
+        answers.send(Answer(os.getpid(), -1, "ready").to_json())
         while message := tasks.recv(MAX_MESSAGE_BYTES):
-            task = DecodeTask.from_json(message)
+            task = parse_task(message)
             answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
             answers.send(runner.run(task).to_json())
     except (BrokenPipeError, ConnectionResetError):
