@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamvid.cli.console import printable, size, table
 
 if TYPE_CHECKING:
-    from streamvid.sharder.report import ShardReport
+    from streamvid.sharder.report import BucketRow, ShardReport
 
 _MAX_REJECTIONS = 20
 
 
 def print_report(report: ShardReport, dest: str) -> None:
     """The bucket table, the rejections, the counts that add up, and what to type next."""
-    headers = ["bucket", "T x H x W", "samples", "shards", "size", "video", "cropped"]
-    rows = [
-        (
-            row.bucket_id,
-            f"{row.num_frames} x {row.height} x {row.width}",
-            row.num_samples,
-            row.num_shards,
-            size(row.num_bytes),
-            f"{row.duration_seconds:.1f} s" if row.num_frames > 1 else "-",
-            f"{row.mean_crop:.0%}",
-        )
-        for row in report.buckets
-    ]
+    rows = [_row(report, row) for row in report.buckets]
     if rows:
-        click.echo(table(headers, rows))
+        click.echo(table(list(rows[0]), [tuple(row.values()) for row in rows]))
         click.echo("")
     _print_rejections(report)
-    click.echo(
-        f"{report.num_records} input rows = {report.num_samples} samples in {report.num_shards} shards "
-        f"({size(report.num_bytes)}) + {report.num_rejected} rejected"
-    )
+    is_unknown = report.state == "dry run" and report.clips == "native"
+    shards = f"{report.num_samples} samples" if is_unknown else _shards(report)
+    is_cut = report.num_windows != report.num_records
+    cut = f", cut into {report.num_windows} windows" if is_cut else ""
+    click.echo(f"{report.num_records} input rows{cut} = {shards} + {report.num_rejected} rejected")
+    if report.encode_seconds is not None:
+        click.echo(
+            f"encoded: {size(report.source_bytes)} of sources as {size(report.num_bytes)} of clips, "
+            f"in {report.encode_seconds:.1f} s of CPU"
+        )
+    if is_unknown:
+        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known afterwards")
     if report.state == "dry run":
         click.echo("dry run: nothing was written. Leave --dry-run out to build it")
     else:
         done = "sealed there before, left as it is" if report.state == "already sealed" else "sealed"
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
+
+
+def _shards(report: ShardReport) -> str:
+    return f"{report.num_samples} samples in {report.num_shards} shards ({size(report.num_bytes)})"
+
+
+def _row(report: ShardReport, row: BucketRow) -> dict[str, Any]:
+    """Header → cell."""
+    cells: dict[str, Any] = {
+        "bucket": row.bucket_id,
+        "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",
+        "samples": row.num_samples,
+        "shards": row.num_shards or "-",
+        "size": size(row.num_bytes) if row.num_bytes else "-",
+        "video": f"{row.duration_seconds:.1f} s" if row.num_frames > 1 else "-",
+        "cropped": f"{row.mean_crop:.0%}",
+    }
+    if report.clips == "native":
+        cells["sources"] = size(row.source_bytes)
+    if row.mean_psnr_y is not None and row.min_psnr_y is not None:
+        cells |= {"PSNR-Y": f"{row.mean_psnr_y:.1f} dB", "lowest": f"{row.min_psnr_y:.1f} dB"}
+    return cells
 
 
 def _print_rejections(report: ShardReport) -> None:

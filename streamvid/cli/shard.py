@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
 import click
@@ -23,6 +24,31 @@ class ByteSize(click.ParamType[int]):
         if match is None or match[2].upper() not in _UNITS:
             self.fail(f"{value!r} is no size; write it as 512MB, 1GiB or a number of bytes", param, ctx)
         return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class Number(click.ParamType[float]):
+    """A number; whole ones as int, since some codecs take no others."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number", param, ctx)
+        return int(number) if number.is_integer() else number
+
+
+class Rate(click.ParamType[Fraction]):
+    """24, 23.976 or 30000/1001: frames a second."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
+        try:
+            return Fraction(str(value))
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is no frame rate; write it as 24 or 30000/1001", param, ctx)
 
 
 def _words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -46,6 +72,8 @@ Examples:
   streamvid shard videos/ ds/ --resolution 256px --num-frames 1,17,33
   streamvid shard videos/ ds/ --metadata videos/meta.csv --caption-column prompt \\
       --buckets "832x480@81,480x832@81" --val-fraction 0.01 --shard-size 512MB
+  streamvid shard videos/ ds/ --clips native --resolution 480p --num-frames 17,81
+  streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
 
 SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there, or in a .txt beside each
 video) or such a metadata file. Stopped at any point, the same command goes on where it was."""
@@ -68,6 +96,34 @@ video) or such a metadata file. Stopped at any point, the same command goes on w
     "--num-frames", metavar="LIST", callback=_numbers, help="Frame counts; 1 takes images.  [default: 1,17,33]"
 )
 @click.option("--multiple", default=16, show_default=True, help="What widths and heights are multiples of.")
+@click.option(
+    "--clips",
+    type=click.Choice(["copy", "native"]),
+    default="copy",
+    show_default=True,
+    help="Store files as they are, or encoded at their bucket's size: much faster to read.",
+)
+@click.option("--codec", metavar="NAME", help="Native: h264, mjpeg, av1 or ffv1 (lossless).  [default: h264]")
+@click.option("--crf", type=Number(), help="Native: quality, lower is better.  [default: 18; av1 24, mjpeg 3]")
+@click.option("--gop", type=int, metavar="N", help="Native: frames from key frame to key frame.  [default: 16]")
+@click.option("--fps", type=Rate(), help="Native: frames a second, as 24 or 30000/1001.  [default: the source's]")
+@click.option("--max-clip-seconds", type=float, metavar="S", help="Native: cut longer sources into clips.")
+@click.option("--min-psnr", type=float, metavar="DB", help="Native: reject clips of a lower PSNR-Y.")
+@click.option(
+    "--verify",
+    type=click.Choice(["decode", "probe"]),
+    help="Decode all frames of a source, or one.  [default: probe; native: decode]",
+)
+@click.option(
+    "--hdr",
+    type=click.Choice(["refuse", "allow"]),
+    default="refuse",
+    show_default=True,
+    help="HDR video (PQ, HLG): refuse it, or take it as it is.",
+)
+@click.option(
+    "--encode-timeout", type=float, metavar="S", default=14400.0, show_default=True, help="For one clip, in seconds."
+)
 @click.option("--val-fraction", default=0.0, show_default=True, help="Share of videos kept for split 'val'.")
 @click.option("--shard-size", type=ByteSize(), default="512MB", show_default=True, help="Bytes a tar aims at.")
 @click.option("--seed", default=0, show_default=True, help="Which shuffle decides what lies beside what.")
@@ -102,6 +158,7 @@ def _options(given: dict[str, Any]) -> Any:
         given["resolution"] = given["resolution"] or ("256px",)
         given["num_frames"] = given["num_frames"] or (1, 17, 33)
     given["shard_size_bytes"] = given.pop("shard_size")
+    given["encode_timeout_seconds"] = given.pop("encode_timeout")
     if given["workers"] is None:
         del given["workers"]
     return ShardOptions(**given)

@@ -34,8 +34,18 @@ def command(dataset: str, as_json: bool) -> None:
         f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "
         f"format {'.'.join(map(str, facts['format_version']))}"
     )
+    if facts["quality"]:
+        encoding, psnr_y = facts["encoding"], facts["quality"]["psnr_y"]
+        crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
+        rate = "the sources'" if encoding["fps"] is None else encoding["fps"]
+        click.echo(
+            f"encoded: {encoding['codec']}{crf}, gop {encoding['gop']}, fps {rate}; PSNR-Y {psnr_y['mean']:.1f} dB, "
+            f"5 % below {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f}"
+        )
     click.echo(f"columns: {', '.join(facts['columns']) or 'none'}")
-    click.echo(f"rejected: {len(facts['rejections'])} of {facts['samples'] + len(facts['rejections'])} input rows")
+    windows = facts["samples"] + len(facts["rejections"])
+    cut = "" if windows == facts["records"] else f"{windows} windows of "
+    click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
     for rejection in facts["rejections"]:
         click.echo(printable(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}"))
 
@@ -61,6 +71,9 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "clips": dataset.manifest.clips,
         "plan_fingerprint": dataset.manifest.plan_fingerprint,
         "content_fingerprint": dataset.manifest.content_fingerprint,
+        "encoding": dataset.manifest.encoding,
+        "quality": dataset.manifest.quality,
+        "records": dataset.manifest.counts["records"],
         "samples": sum(row["samples"] for row in buckets),
         "shards": len(shards),
         "bytes": sum(row["bytes"] for row in buckets),

@@ -23,7 +23,10 @@ USER_PREFIX = "user."
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """A row of the samples index; `columns` are the user's own, stored as `user.<name>`."""
+    """A row of the samples index; `columns` are the user's own, stored as `user.<name>`.
+
+    `psnr_y` is None where clips are copies.
+    """
 
     key: str
     record_key: str
@@ -43,6 +46,11 @@ class SampleRow:
     duration_seconds: float
     codec: str
     columns: dict[str, Any]
+    psnr_y: float | None = None
+    source_width: int | None = None
+    source_height: int | None = None
+    source_bytes: int | None = None
+    window_source_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,11 @@ _SAMPLE_TYPES = {
     "fps": "float64",
     "duration_seconds": "float64",
     "codec": "string",
+    "psnr_y": "float64",
+    "source_width": "int32",
+    "source_height": "int32",
+    "source_bytes": "int64",
+    "window_source_frames": "int32",
 }
 _PLACE_TYPES = {
     "bucket_id": "string",

@@ -79,6 +79,7 @@ class Manifest:
     """The sealed dataset. `files` are all but the shards and what lies beside them: the shard table names those.
 
     packet_files: from 1.2 on one for each of `sample_files`, in their order, or none; before none.
+    encoding, quality: how native clips were encoded, and how well; None where clips are copies.
     """
 
     buckets: tuple[Bucket, ...]
@@ -92,6 +93,8 @@ class Manifest:
     content_fingerprint: str
     packet_files: tuple[FileInfo, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
+    encoding: Mapping[str, Any] | None = None
+    quality: Mapping[str, Any] | None = None
     format_version: tuple[int, int] = FORMAT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -184,6 +187,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         },
         "fingerprints": {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint},
         "build": dict(manifest.build),
+        **{name: dict(found) for name in _OF_NATIVE if (found := getattr(manifest, name)) is not None},
         # Reserved, so that a 1.x reader knows the names: takedowns, aligned column groups, named selections.
         "removed": manifest.unknown.get("removed", []),
         "sidecars": manifest.unknown.get("sidecars", []),
@@ -241,7 +245,13 @@ def _files(value: Mapping[str, Any], version: tuple[int, int], where: str) -> di
     return files
 
 
+_OF_NATIVE = ("encoding", "quality")
 _KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
+_KNOWN |= set(_OF_NATIVE)
+
+
+def _optional(value: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    return None if value.get(name) is None else dict(value[name])
 
 
 def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
@@ -266,6 +276,8 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             plan_fingerprint=str(value["fingerprints"]["plan"]),
             content_fingerprint=str(value["fingerprints"]["content"]),
             build=value["build"],
+            encoding=_optional(value, "encoding"),
+            quality=_optional(value, "quality"),
             format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
             **_files(value["files"], version, where),

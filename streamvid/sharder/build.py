@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import SourceError, StorageError
+from streamvid.sharder.assign import PlannedSample
+from streamvid.sharder.encode import read_encoded, restore_clips
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import PlannedSample, PlannedShard, ShardPlan
+from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.staging import Staging
@@ -28,35 +31,38 @@ if TYPE_CHECKING:
 
 def shard_task(shard: PlannedShard, root: Path, staging: Path) -> dict[str, Any]:
     """All that a worker needs to build a shard, as JSON. `staging` is the plan's folder in the staging folder."""
-    samples = [
-        {
-            "key": sample.key,
-            "path": sample.record.path,
-            "source": sample.record.source,
-            "num_bytes": sample.record.num_bytes,
-            "mtime_ns": sample.record.mtime_ns,
-            "extension": sample.probe.extension,
-            "text": sample.record.caption or "",
-            "json": sample_json(sample),
-        }
-        for sample in shard.samples
-    ]
+    samples = [_sample_task(sample) for sample in shard.samples]
     task = {"root": str(root), "staging": str(staging), "path": shard.path, "samples": samples}
     return {**task, "input_sha256": hashlib.sha256(json.dumps(samples, sort_keys=True).encode()).hexdigest()}
+
+
+def _sample_task(sample: PlannedSample) -> dict[str, Any]:
+    clip, record = sample.clip, sample.record
+    proof = {"sha256": clip.sha256} if clip.sha256 else {"mtime_ns": record.mtime_ns}
+    return {
+        "key": sample.key,
+        "path": clip.path,
+        "source": record.source,
+        "num_bytes": clip.num_bytes,
+        **proof,
+        "extension": clip.extension,
+        "text": record.caption or "",
+        "json": sample_json(sample),
+    }
 
 
 def sample_json(sample: PlannedSample) -> str:
     """The `.json` member: what foreign readers get to know of a sample. Sizes in pixels, times in seconds."""
     value = {
         "columns": sample.record.columns,
-        "duration_seconds": sample.probe.duration_seconds,
-        "fps": sample.probe.fps,
-        "height": sample.probe.height,
+        "duration_seconds": sample.clip.duration_seconds,
+        "fps": sample.clip.fps,
+        "height": sample.clip.height,
         "key": sample.key,
-        "num_frames": sample.probe.num_frames,
+        "num_frames": sample.clip.num_frames,
         "record_key": sample.record_key,
         "source": sample.record.source,
-        "width": sample.probe.width,
+        "width": sample.clip.width,
     }
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
@@ -86,7 +92,10 @@ def read_marker(task: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Build every shard that is not finished yet. Raises what `build_shard` does."""
+    """Build every shard that is not finished yet. Raises what `build_shard` does.
+
+    Encoded clips are removed as soon as no unfinished shard needs them.
+    """
     folder = staging.plan_folder(plan.sha256)
 
     def task(number: int) -> dict[str, Any]:
@@ -94,6 +103,10 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
     todo = [number for number in range(len(plan.shards)) if read_marker(task(number)) is None]
     done = len(plan.shards) - len(todo)
+    if options.is_native:
+        waiting = [sample for number in todo for sample in plan.shards[number].samples]
+        restore_clips(waiting, options, staging, progress)
+    uses = Counter(sample.clip.path for number in todo for sample in plan.shards[number].samples)
     progress("build", done, len(plan.shards))
     with Pool(
         f"{__name__}:build_shard", min(options.workers, max(1, len(todo))), WorkerLimits(), staging.lock_fd
@@ -105,13 +118,24 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
                     "(9) mostly means that memory ran out: run the same command again with fewer workers"
                 )
             done += 1
+            if options.is_native:
+                _drop_clips(plan.shards[todo[number]], uses)
             progress("build", done, len(plan.shards))
+
+
+def _drop_clips(shard: PlannedShard, uses: Counter[str]) -> None:
+    """Remove the encoded clips of a shard that is finished, but for those that another one still needs."""
+    uses.subtract(sample.clip.path for sample in shard.samples)
+    for path in {sample.clip.path for sample in shard.samples}:
+        if not uses[path]:
+            Path(path).unlink(missing_ok=True)
 
 
 def build_shard(task: dict[str, Any]) -> None:
     """Write a shard, its offsets and then its marker, each whole or not at all. Runs in a worker.
 
-    Raises SourceError where a file is no longer the one that was probed, StorageError where writing fails.
+    Raises SourceError where a file is no longer the one that was probed, StorageError where writing fails or an encoded
+    clip is damaged.
     """
     staging, path = Path(task["staging"]), str(task["path"])
     temporary = staging / f"{Path(path).stem}.{os.getpid()}.tmp"
@@ -163,7 +187,10 @@ def _samples(samples: list[dict[str, Any]], clips: _Clips) -> Iterator[tuple[str
     from streamvid.video.limits import STORED_LIMITS
 
     for sample in samples:
-        data = read_unchanged(sample["path"], sample["source"], sample["num_bytes"], sample["mtime_ns"])
+        if "sha256" in sample:
+            data = read_encoded(Path(sample["path"]), sample["source"], sample["sha256"])
+        else:
+            data = read_unchanged(sample["path"], sample["source"], sample["num_bytes"], sample["mtime_ns"])
         clips.sha256.append(hashlib.sha256(data).hexdigest())
         clips.indexes.append(index_clip(data, STORED_LIMITS))
         yield (

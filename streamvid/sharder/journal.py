@@ -1,4 +1,4 @@
-"""What probing has found so far, kept beside the unfinished dataset so that no run probes a file twice."""
+"""What probing and encoding have found so far, kept beside the unfinished dataset so that no run does it twice."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any, BinaryIO, TypeAlias
 FileState: TypeAlias = tuple[str, int, int]
 """(path, bytes, modification time in nanoseconds): what must be equal for a finding to hold."""
 
+Key: TypeAlias = tuple[str | int, ...]
+"""A file state, and what else a finding is about."""
+
 
 class Journal:
-    """Findings by file state: one line each, appended as they come. A torn or foreign line counts as not written.
+    """Findings by key: one line each, appended as they come. A torn or foreign line counts as not written.
 
-    Not `writable`, it reads only. `header` names the rules of probing; other rules start anew.
+    Not `writable`, it reads only. `header` names the rules that findings depend on; other rules start anew.
     """
 
     def __init__(self, path: Path, header: dict[str, Any], writable: bool = True) -> None:
-        self.findings: dict[FileState, dict[str, Any]] = {}
+        self.findings: dict[Key, dict[str, Any]] = {}
         self._path, self._writable, self._header = path, writable, json.loads(json.dumps(header))
         self._whole_bytes = 0
         self._file: BinaryIO | None = None
@@ -33,8 +36,8 @@ class Journal:
         self._whole_bytes = data.rfind(b"\n") + 1
         for line in lines[1:]:
             match _parse(line):
-                case [str(name), int(num_bytes), int(mtime_ns), dict(finding)]:
-                    self.findings[name, num_bytes, mtime_ns] = finding
+                case [*key, dict(finding)] if all(isinstance(part, str | int) for part in key):
+                    self.findings[tuple(key)] = finding
 
     def __enter__(self) -> Journal:
         if self._writable:
@@ -50,10 +53,10 @@ class Journal:
         if self._file is not None:
             self._file.close()
 
-    def add(self, state: FileState, finding: dict[str, Any]) -> None:
+    def add(self, key: Key, finding: dict[str, Any]) -> None:
         """Keep a finding, for this run and for the next."""
-        self.findings[state] = finding
-        self._append([*state, finding])
+        self.findings[key] = finding
+        self._append([*key, finding])
 
     def _append(self, value: Any) -> None:
         if self._file is not None:

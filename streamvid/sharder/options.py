@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
 from streamvid.errors import ConfigError
+from streamvid.video.encoding import Encoding, encoder_versions
+from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.timeline import exact_rate
 
-CLIPS = "copy"
+CLIPS = ("copy", "native")
 MAX_WORKERS = 1024
 MIN_SHARD_BYTES = 1000
+_NATIVE_ONLY = ("codec", "crf", "gop", "fps", "max_clip_seconds", "min_psnr")
+_CHOICES = {"clips": CLIPS, "verify": (None, "decode", "probe"), "hdr": ("refuse", "allow")}
+_NATIVE_SIDES = range(16, 8193, 2)
 
 
 def available_cpus() -> int:
@@ -26,8 +33,16 @@ class ShardOptions:
     """How records become shards. Either `buckets`, or `resolution` with `num_frames`, says which buckets there are.
 
     `caption_column=""` stands for "no captions". Sizes are bytes, times seconds, `val_fraction` is a share from 0 to
-    below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite` and the two limits on a
-    worker do not. Raises ConfigError for a value that cannot be.
+    below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite` and the limits on a worker do
+    not. Raises ConfigError for a value that cannot be.
+
+    clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding.
+    hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
+        damage is a rejection; "probe" one key frame. None: "decode" for native, which has no other; "probe" for copies.
+
+    Only for native clips: codec, crf, gop: as `Encoding` has them.   fps: frames a second, each the source's nearest in
+        time; None keeps the source's.   max_clip_seconds: longer sources are cut into windows, each a sample.
+        min_psnr: clips with a lower PSNR-Y, in decibels, are rejected.
     """
 
     metadata: str | Path | None = None
@@ -37,6 +52,15 @@ class ShardOptions:
     resolution: tuple[str, ...] = ()
     num_frames: tuple[int, ...] = ()
     multiple: int = 16
+    clips: str = "copy"
+    codec: str | None = None
+    crf: float | None = None
+    gop: int | None = None
+    fps: float | Fraction | None = None
+    max_clip_seconds: float | None = None
+    min_psnr: float | None = None
+    verify: str | None = None
+    hdr: str = "refuse"
     val_fraction: float = 0.0
     shard_size_bytes: int = 512 * 10**6
     seed: int = 0
@@ -44,6 +68,7 @@ class ShardOptions:
     overwrite: bool = False
     max_clip_bytes: int = 2 * 2**30
     probe_timeout_seconds: float = 60.0
+    encode_timeout_seconds: float = 4 * 3600.0
     worker_memory_bytes: int = 4 * 2**30
 
     def __post_init__(self) -> None:
@@ -66,9 +91,64 @@ class ShardOptions:
                 raise ConfigError(f"{name}={value!r}: allowed are the integers {least} to {most}")
         if not 0 <= self.val_fraction < 1:
             raise ConfigError(f"val_fraction={self.val_fraction!r}: allowed is 0 to below 1, as 0.01")
-        if not 0 < self.probe_timeout_seconds <= 86400:
-            raise ConfigError(f"probe_timeout_seconds={self.probe_timeout_seconds!r}: allowed is above 0 to 86400")
+        for name in ("probe_timeout_seconds", "encode_timeout_seconds"):
+            if not 0 < getattr(self, name) <= 7 * 86400:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
         _ = self.table
+        self._check_clips()
+
+    def _check_clips(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                named = ", ".join(str(choice) for choice in allowed if choice)
+                raise ConfigError(f"{name}={getattr(self, name)!r}: allowed are {named}")
+        if not self.is_native:
+            for name in _NATIVE_ONLY:
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} stands beside clips='copy', which stores files as they are; "
+                        f"give clips='native' (--clips native), or leave {name} out"
+                    )
+            return
+        if self.verify == "probe":
+            raise ConfigError(
+                "verify='probe' stands beside clips='native': encoding decodes every frame; leave verify out"
+            )
+        if self.max_clip_seconds is not None and not 0 < self.max_clip_seconds <= 86400:
+            raise ConfigError(f"max_clip_seconds={self.max_clip_seconds!r}: allowed is above 0 to 86400, as 20")
+        if self.min_psnr is not None and not 0 < self.min_psnr <= 100:
+            raise ConfigError(f"min_psnr={self.min_psnr!r}: allowed is above 0 to 100 decibels, as 35")
+        for bucket in self.table.candidates:
+            if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
+                raise ConfigError(
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips are even, from 16 to "
+                    f"{_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
+                )
+        _ = self.encoding, self.rate
+
+    @property
+    def is_native(self) -> bool:
+        return self.clips == "native"
+
+    @property
+    def needs_timing(self) -> bool:
+        """Whether it matters when each frame of a source is shown."""
+        return self.fps is not None or self.max_clip_seconds is not None
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        """How native clips are encoded."""
+        return Encoding(self.codec or "h264", self.crf, self.gop or 0)
+
+    @cached_property
+    def rate(self) -> Fraction | None:
+        """The frame rate of native clips; None: their source's."""
+        return None if self.fps is None else exact_rate(self.fps)
+
+    @property
+    def limits(self) -> Limits:
+        """What is taken in of a source."""
+        return replace(LIMITS, allow_hdr=self.hdr == "allow")
 
     @cached_property
     def table(self) -> BucketTable:
@@ -77,13 +157,31 @@ class ShardOptions:
             return BucketTable(self.buckets)
         return BucketTable.from_resolutions(self.resolution, self.num_frames, self.multiple)
 
-    def to_json(self) -> dict[str, Any]:
-        """What of the options decides the dataset's content, for the manifest."""
+    def encoding_json(self) -> dict[str, Any]:
+        """All that decides the bytes of a native clip but its source and size."""
         return {
+            **self.encoding.to_json(),
+            "fps": None if self.rate is None else str(self.rate),
+            "versions": encoder_versions(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """What of the options decides the dataset's content, for the manifest. What is not asked for is left out."""
+        value = {
             "buckets": [f"{bucket.id} {bucket.size_at_frames}" for bucket in self.table.candidates],
-            "clips": CLIPS,
+            "clips": self.clips,
             "max_clip_bytes": self.max_clip_bytes,
             "seed": self.seed,
             "shard_size_bytes": self.shard_size_bytes,
             "val_fraction": self.val_fraction,
+        }
+        if self.hdr != "refuse":
+            value["hdr"] = self.hdr
+        if not self.is_native:
+            return {**value, "verify": "decode"} if self.verify == "decode" else value
+        own = {"max_clip_seconds": self.max_clip_seconds, "min_psnr": self.min_psnr}
+        return {
+            **value,
+            "encoding": self.encoding_json(),
+            **{name: asked for name, asked in own.items() if asked is not None},
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 from streamvid.errors import ProbeError
@@ -12,12 +12,13 @@ from streamvid.sharder.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.records import Record
+from streamvid.sharder.windows import Timing
 from streamvid.video.limits import LIMITS
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (phase, done, total); phases are "records", "probe", "build" and "seal"."""
+"""Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",
@@ -35,7 +36,10 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the sharder keeps of a VideoInfo: display size in pixels, frames, and the extension its clip gets."""
+    """What the sharder keeps of a VideoInfo: display size in pixels, frames, and the extension that a copy of it gets.
+
+    timing: a `Timing` as text, where it was asked for.
+    """
 
     width: int
     height: int
@@ -45,14 +49,15 @@ class Probe:
     codec: str
     extension: str
     is_image: bool
+    timing: str = ""
 
 
-def probe_file(task: dict[str, str]) -> dict[str, Any]:
+def probe_file(task: dict[str, Any]) -> dict[str, Any]:
     """The finding on one file: a Probe's fields, or {"rejected": reason}. Runs in a worker."""
     from streamvid.video import probe
 
     try:
-        info = probe(task["path"])
+        info = probe(task["path"], replace(LIMITS, allow_hdr=task["hdr"] == "allow"), verify=task["verify"])
         extension = clip_extension(info.container, task["path"])
     except ProbeError as error:
         return {"rejected": str(error)}
@@ -65,7 +70,8 @@ def probe_file(task: dict[str, str]) -> dict[str, Any]:
     found = Probe(
         info.width, info.height, info.num_frames, info.fps, info.duration_seconds, info.codec, extension, info.is_image
     )
-    return asdict(found)
+    timing = Timing.of(info).to_text() if task["timing"] and not info.is_image else ""
+    return {**asdict(found), "timing": timing}
 
 
 def clip_extension(container: str, path: str) -> str:
@@ -88,11 +94,12 @@ def probe_all(
     """
     sources = {file_state(record): record.source for record in records}
     states = [state for state in sources if state not in journal.findings]
-    limits = WorkerLimits(options.probe_timeout_seconds, options.worker_memory_bytes)
+    limits = WorkerLimits(_timeout(options)[1], options.worker_memory_bytes)
     done = len(sources) - len(states)
     progress("probe", done, len(sources))
+    rules = _rules(options)
     with journal, Pool(f"{__name__}:probe_file", min(options.workers, max(1, len(states))), limits, held_fd) as pool:
-        for number, answer in pool.run(len(states), lambda number: {"path": states[number][0]}):
+        for number, answer in pool.run(len(states), lambda number: {"path": states[number][0], **rules}):
             finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
             journal.add(states[number], finding)
             done += 1
@@ -102,8 +109,23 @@ def probe_all(
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
     """The rules that findings depend on."""
-    limits = [options.probe_timeout_seconds, options.worker_memory_bytes]
-    return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits}
+    limits = [_timeout(options)[1], options.worker_memory_bytes]
+    return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **_rules(options)}
+
+
+def _rules(options: ShardOptions) -> dict[str, Any]:
+    return {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
+
+
+def _is_verified(options: ShardOptions) -> bool:
+    # Encoding decodes every frame anyway, and rejects what does not decode.
+    return options.verify == "decode" and not options.is_native
+
+
+def _timeout(options: ShardOptions) -> tuple[str, float]:
+    """Decoding all frames takes as long as encoding may."""
+    name = "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
+    return name, getattr(options, name)
 
 
 def file_state(record: Record) -> FileState:
@@ -120,5 +142,6 @@ def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | str:
 
 def _reason(crash: Crash, options: ShardOptions) -> str:
     if timed_out(crash):
-        return f"probing took longer than probe_timeout_seconds={options.probe_timeout_seconds:g}"
+        name, seconds = _timeout(options)
+        return f"probing took longer than {name}={seconds:g}"
     return f"the decoder crashed on it ({crash})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamvid.buckets import Bucket
@@ -16,7 +16,11 @@ BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket in a report. `num_bytes` counts clips, `mean_crop` is the mean share of a frame's area cut off."""
+    """One bucket in a report. `num_bytes` counts clips, `mean_crop` is the mean share of a frame's area cut off.
+
+    source_bytes: of the files that its clips come from, each counted once. mean_psnr_y, min_psnr_y: of native clips, in
+    decibels, else None. In a dry run of native clips num_bytes and num_shards are 0, as nobody knows them yet.
+    """
 
     bucket_id: str
     num_frames: int
@@ -27,11 +31,19 @@ class BucketRow:
     num_bytes: int
     duration_seconds: float
     mean_crop: float
+    source_bytes: int
+    mean_psnr_y: float | None
+    min_psnr_y: float | None
 
 
 @dataclass(frozen=True)
 class ShardReport:
-    """`state` is "built", "already sealed" or "dry run"; num_records = num_samples + num_rejected (SHARD-3)."""
+    """`state` is "built", "already sealed" or "dry run".
+
+    num_records counts input rows, num_windows what they were cut into: as many, unless sources were longer than
+    max_clip_seconds. num_windows = num_samples + num_rejected (SHARD-3). clips: "copy" or "native". encode_seconds: of
+    CPU, earlier unfinished runs among it; None where nothing was encoded.
+    """
 
     state: str
     num_records: int
@@ -40,14 +52,25 @@ class ShardReport:
     num_bytes: int
     buckets: tuple[BucketRow, ...]
     rejections: tuple[Rejection, ...]
+    clips: str = "copy"
+    encode_seconds: float | None = None
 
     @property
     def num_rejected(self) -> int:
         return len(self.rejections)
 
+    @property
+    def num_windows(self) -> int:
+        return self.num_samples + self.num_rejected
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(row.source_bytes for row in self.buckets)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, all rejections among them."""
-        return {**asdict(self), "num_rejected": self.num_rejected}
+        counted = {"num_rejected": self.num_rejected, "num_windows": self.num_windows}
+        return {**asdict(self), **counted, "source_bytes": self.source_bytes}
 
     def summary(self, max_rejections: int = 10) -> str:
         """A few lines for people; rejections are counted by reason beyond the first ones."""
@@ -70,34 +93,66 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """The report of a plan, built or not."""
     clips: dict[Bucket, list[_Clip]] = {}
     shards: dict[Bucket, int] = {}
+    seconds: dict[str, float] = {}
+    stored = str(plan.build["options"]["clips"])
+    is_unknown = state == DRY_RUN and stored == "native"
     for shard in plan.shards:
-        shards[shard.bucket] = shards.get(shard.bucket, 0) + 1
-        clips.setdefault(shard.bucket, []).extend(
-            (s.record.num_bytes, s.probe.duration_seconds, s.probe.width, s.probe.height) for s in shard.samples
-        )
+        shards[shard.bucket] = 0 if is_unknown else shards.get(shard.bucket, 0) + 1
+        found = clips.setdefault(shard.bucket, [])
+        for sample in shard.samples:
+            clip, probe, record = sample.clip, sample.probe, sample.record
+            source = (record.source, record.num_bytes, probe.width, probe.height)
+            found.append(_Clip(clip.num_bytes, clip.duration_seconds, clip.psnr_y, *source))
+            seconds[clip.path] = clip.encode_seconds
     rows = tuple(_row(bucket, shards[bucket], found) for bucket, found in clips.items())
-    return _report(state, rows, plan.rejections)
+    report = _report(state, rows, plan.rejections, plan.num_records, stored)
+    return replace(report, encode_seconds=sum(seconds.values())) if stored == "native" and not is_unknown else report
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """The report of a dataset that was sealed before, equal to the one of the run that sealed it but for `state`."""
+    """The report of a dataset that was sealed before: that of the run that did it, but for state and encode_seconds."""
     clips: dict[str, list[_Clip]] = {}
     shards: dict[str, int] = {}
     for shard in dataset.shards:
         shards[shard.bucket_id] = shards.get(shard.bucket_id, 0) + 1
-        table = dataset.samples(shard, ["clip_bytes", "duration_seconds", "clip_width", "clip_height"])
-        clips.setdefault(shard.bucket_id, []).extend(zip(*table.to_pydict().values(), strict=True))
+        rows = dataset.samples(shard, [name for name in _COLUMNS if name in dataset.samples_schema.names]).to_pylist()
+        clips.setdefault(shard.bucket_id, []).extend(_stored_clip(row) for row in rows)
     rows = tuple(_row(dataset.manifest.bucket(name), shards[name], found) for name, found in clips.items())
-    return _report(ALREADY_SEALED, rows, tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist()))
+    rejections = tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist())
+    num_records = dataset.manifest.counts.get("records", sum(row.num_samples for row in rows) + len(rejections))
+    return _report(ALREADY_SEALED, rows, rejections, num_records, dataset.manifest.clips)
 
 
-_Clip = tuple[int, float, int, int]
-"""(bytes, seconds, width, height)."""
+@dataclass(frozen=True, slots=True)
+class _Clip:
+    """What a report needs of a clip; width and height are its source's."""
+
+    num_bytes: int
+    duration_seconds: float
+    psnr_y: float | None
+    source: str
+    source_bytes: int
+    width: int
+    height: int
 
 
-def _row(bucket: Bucket, num_shards: int, clips: Iterable[_Clip]) -> BucketRow:
-    clips = list(clips)
-    crops = [crop_fraction(width, height, bucket) for _, _, width, height in clips]
+_COLUMNS = (
+    *("clip_bytes", "duration_seconds", "clip_width", "clip_height", "source"),
+    *("psnr_y", "source_bytes", "source_width", "source_height"),  # from 1.2 on
+)
+
+
+def _stored_clip(row: dict[str, Any]) -> _Clip:
+    facts = {name: row[name] if row.get(name) is not None else row[old] for name, old in _BEFORE.items()}
+    return _Clip(row["clip_bytes"], row["duration_seconds"], row.get("psnr_y"), row["source"], *facts.values())
+
+
+_BEFORE = {"source_bytes": "clip_bytes", "source_width": "clip_width", "source_height": "clip_height"}
+
+
+def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
+    crops = [crop_fraction(clip.width, clip.height, bucket) for clip in clips]
+    qualities = [clip.psnr_y for clip in clips if clip.psnr_y is not None]
     return BucketRow(
         bucket_id=bucket.id,
         num_frames=bucket.num_frames,
@@ -105,9 +160,12 @@ def _row(bucket: Bucket, num_shards: int, clips: Iterable[_Clip]) -> BucketRow:
         width=bucket.width,
         num_samples=len(clips),
         num_shards=num_shards,
-        num_bytes=sum(clip[0] for clip in clips),
-        duration_seconds=sum(clip[1] for clip in clips),
+        num_bytes=sum(clip.num_bytes for clip in clips),
+        duration_seconds=sum(clip.duration_seconds for clip in clips),
         mean_crop=sum(crops) / len(crops),
+        source_bytes=sum({clip.source: clip.source_bytes for clip in clips}.values()),
+        mean_psnr_y=sum(qualities) / len(qualities) if qualities else None,
+        min_psnr_y=min(qualities, default=None),
     )
 
 
@@ -117,14 +175,16 @@ def crop_fraction(width: int, height: int, bucket: Bucket) -> float:
     return 1 - min(ours, theirs) / max(ours, theirs)
 
 
-def _report(state: str, rows: tuple[BucketRow, ...], rejections: tuple[Rejection, ...]) -> ShardReport:
-    num_samples = sum(row.num_samples for row in rows)
+def _report(
+    state: str, rows: tuple[BucketRow, ...], rejections: tuple[Rejection, ...], num_records: int, clips: str
+) -> ShardReport:
     return ShardReport(
         state=state,
-        num_records=num_samples + len(rejections),
-        num_samples=num_samples,
+        num_records=num_records,
+        num_samples=sum(row.num_samples for row in rows),
         num_shards=sum(row.num_shards for row in rows),
         num_bytes=sum(row.num_bytes for row in rows),
         buckets=rows,
         rejections=rejections,
+        clips=clips,
     )

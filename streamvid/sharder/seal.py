@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ from streamvid.dataset.manifest import (
     plan_fingerprint,
 )
 from streamvid.errors import StorageError
+from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import marker_path, packets_path
-from streamvid.sharder.options import CLIPS
-from streamvid.sharder.plan import PlannedSample, PlannedShard, ShardPlan
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.staging import Staging
 from streamvid.storage import LocalStore
@@ -51,7 +53,7 @@ def planned_paths(plan: ShardPlan) -> list[str]:
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
 
 
-def seal(plan: ShardPlan, staging: Staging, progress: Progress) -> None:
+def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
     """Write index, foreign readers' files and manifest.json, in this order, then remove the staging folder."""
     folder = staging.plan_folder(plan.sha256)
     store, temporary = LocalStore(staging.root), LocalStore(folder)
@@ -82,7 +84,10 @@ def seal(plan: ShardPlan, staging: Staging, progress: Progress) -> None:
     for path, data in others.items():
         put(path, data)
     other_files = tuple(FileInfo.of(path, data) for path, data in others.items())
-    put(MANIFEST, manifest_to_json(_manifest(plan, index, files["shards"], files["rejections"], other_files)))
+    manifest = _manifest(plan, index, files["shards"], files["rejections"], other_files)
+    if options.is_native:
+        manifest = replace(manifest, encoding=options.encoding_json(), quality=_quality(plan))
+    put(MANIFEST, manifest_to_json(manifest))
     staging.remove()
     progress("seal", total, total)
 
@@ -143,26 +148,31 @@ def _read(path: Path) -> bytes:
 def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[SampleRow]:
     built = zip(samples, marker["clip_offsets"], marker["clip_sha256"], strict=True)
     for index, (sample, offset, digest) in enumerate(built):
-        record, probe = sample.record, sample.probe
+        record, probe, clip = sample.record, sample.probe, sample.clip
         yield SampleRow(
             key=sample.key,
             record_key=sample.record_key,
             index=index,
             text=record.caption,
             source=record.source,
-            clip_extension=probe.extension,
+            clip_extension=clip.extension,
             clip_offset=offset,
-            clip_bytes=record.num_bytes,
+            clip_bytes=clip.num_bytes,
             clip_sha256=bytes.fromhex(digest),
             text_sha256=hashlib.sha256((record.caption or "").encode()).digest(),
-            window_start=0,
-            window_num_frames=probe.num_frames,
-            clip_width=probe.width,
-            clip_height=probe.height,
-            fps=probe.fps,
-            duration_seconds=probe.duration_seconds,
-            codec=probe.codec,
+            window_start=sample.window.start,
+            window_num_frames=clip.num_frames,
+            clip_width=clip.width,
+            clip_height=clip.height,
+            fps=clip.fps,
+            duration_seconds=clip.duration_seconds,
+            codec=clip.codec,
             columns=record.columns,
+            psnr_y=clip.psnr_y,
+            source_width=probe.width,
+            source_height=probe.height,
+            source_bytes=record.num_bytes,
+            window_source_frames=sample.window.num_frames,
         )
 
 
@@ -176,7 +186,7 @@ def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, ro
         sha256=marker["sha256"],
         offsets_num_bytes=marker["offsets_num_bytes"],
         offsets_sha256=marker["offsets_sha256"],
-        max_clip_bytes=max(sample.record.num_bytes for sample in shard.samples),
+        max_clip_bytes=max(sample.clip.num_bytes for sample in shard.samples),
         index_path=index_path,
         index_row_group=row_group,
     )
@@ -189,9 +199,9 @@ def _manifest(
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     return Manifest(
         buckets=buckets,
-        clips=CLIPS,
+        clips=str(plan.build["options"]["clips"]),
         counts={
-            "records": plan.num_samples + len(plan.rejections),
+            "records": plan.num_records,
             "samples": plan.num_samples,
             "rejections": len(plan.rejections),
             "shards": len(index.shards),
@@ -206,3 +216,23 @@ def _manifest(
         content_fingerprint=content_fingerprint(index.shards, index.sample_files),
         build=plan.build,
     )
+
+
+def _quality(plan: ShardPlan) -> dict[str, Any]:
+    """PSNR-Y of native clips in decibels, of all and a bucket at a time."""
+    found: dict[str, list[float]] = {}
+    for shard in plan.shards:
+        found.setdefault(shard.bucket.id, []).extend(sample.clip.psnr_y or 0.0 for sample in shard.samples)
+    of_all = [value for values in found.values() for value in values]
+    buckets = {bucket_id: _spread(values) for bucket_id, values in found.items()}
+    return {"psnr_y": _spread(of_all), "psnr_y_by_bucket": buckets}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {
+        "min": ordered[0],
+        "p5": ordered[(len(ordered) - 1) // 20],
+        "median": round(statistics.median(ordered), 4),
+        "mean": round(statistics.fmean(ordered), 4),
+    }

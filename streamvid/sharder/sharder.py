@@ -1,4 +1,4 @@
-"""records → probe → assign → shard plan → build → seal."""
+"""records → probe → assign (→ encode) → shard plan → build → seal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import Any
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StreamvidError
+from streamvid.sharder.assign import assign
 from streamvid.sharder.build import build_all
+from streamvid.sharder.encode import encode_all
 from streamvid.sharder.journal import Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import make_plan
@@ -61,6 +63,8 @@ def dry_run(
 ) -> ShardReport:
     """Everything up to the shard plan; writes nothing to `dest`, and takes over what an unfinished run there probed.
 
+    Native clips are not encoded: the report has neither their bytes nor how many shards they make.
+
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
     root, progress = _destination(dest, must_be_free=False), progress or _no_progress
@@ -69,7 +73,8 @@ def dry_run(
     journal = Journal(root / STAGING / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
         probes = probe_all(records.records, options, journal, nothing.fileno(), progress)
-    return report_plan(make_plan(records, probes, options, _build_facts(records, options)), DRY_RUN)
+    assignment = assign(records.records, probes, options)
+    return report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
 
 
 def _build(
@@ -77,13 +82,16 @@ def _build(
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
     probes = probe_all(records.records, options, journal, staging.lock_fd, progress)
-    plan = make_plan(records, probes, options, build)
+    assignment = assign(records.records, probes, options)
+    if options.is_native:
+        assignment = encode_all(assignment, options, staging, progress)
+    plan = make_plan(records, assignment, options, build)
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
     _condemn_old(staging)
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
-    seal(plan, staging, progress)
+    seal(plan, staging, options, progress)
     return report_plan(plan, BUILT)
 
 
@@ -131,10 +139,10 @@ def _sealed_report(root: Path, build: Mapping[str, Any], overwrite: bool) -> Sha
 
 
 def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
-    options = dict(there.get("options", {}))
-    for name, value in asked["options"].items():
-        if options.get(name) != value:
-            return f"{name}: {_short(options.get(name))} there, {_short(value)} asked"
+    old, new = dict(there.get("options", {})), asked["options"]
+    for name in [*new, *(name for name in old if name not in new)]:
+        if old.get(name) != new.get(name):
+            return f"{name}: {_short(old.get(name))} there, {_short(new.get(name))} asked"
     if there.get("num_records") != asked["num_records"]:
         return f"input: {there.get('num_records')} rows there, {asked['num_records']} now"
     if there.get("input_sha256") != asked["input_sha256"]:

@@ -19,6 +19,7 @@ from streamvid.errors import DatasetError, StorageError
 from streamvid.storage import LocalStore
 
 STAGING = ".staging"
+CLIPS_FOLDER = "clips"
 LOCK_WAIT_SECONDS = 5.0
 _OPEN_ATTEMPTS = 20
 _NAMES = "files.json"
@@ -41,6 +42,15 @@ class Staging:
     def journal(self) -> Path:
         return self.folder / "probes.jsonl"
 
+    @property
+    def encode_journal(self) -> Path:
+        return self.folder / "encodes.jsonl"
+
+    @property
+    def clips(self) -> Path:
+        """Where encoded clips wait for their shard."""
+        return self.folder / CLIPS_FOLDER
+
     def plan_folder(self, plan_sha256: str) -> Path:
         """Where one plan keeps its markers and temporary files."""
         return self.folder / plan_sha256[:32]
@@ -49,7 +59,7 @@ class Staging:
         """Remove what other plans left here, then name what this one may write. Gives the plan's folder."""
         folder = self.plan_folder(plan_sha256)
         for other in self.folder.iterdir():
-            if other.is_dir() and other != folder:
+            if other.is_dir() and other not in (folder, self.clips):
                 self._discard(other)
         for torn in folder.glob("*.tmp"):
             torn.unlink()

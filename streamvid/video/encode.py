@@ -16,7 +16,7 @@ from streamvid.video.image_encode import encode_image
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, read_packets
 from streamvid.video.source_frames import frames_between
-from streamvid.video.timeline import Timeline, make_timeline
+from streamvid.video.timeline import Timeline, exact_rate, make_timeline
 
 _MAX_SIDE = 8192
 
@@ -88,7 +88,7 @@ def encode_clip(
             table.last_duration,
             start=start,
             num_frames=num_frames,
-            fps=None if fps is None else _exact_rate(fps),
+            fps=None if fps is None else exact_rate(fps),
             usual_rate=video.stream.average_rate,
         )
         data, psnr_y = _encode_from_either(video, table, timeline, (height, width), encoding, limits)
@@ -110,13 +110,6 @@ def _check_size(height: int, width: int) -> None:
     for name, value in (("height", height), ("width", width)):
         if not 16 <= value <= _MAX_SIDE or value % 2:
             raise ConfigError(f"{name} is {value}, a native clip's must be even, from 16 to {_MAX_SIDE}")
-
-
-def _exact_rate(fps: float | Fraction) -> Fraction:
-    try:
-        return Fraction(fps).limit_denominator(1001)
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"fps is {fps!r}, it must be a number above 0 and at most 1000") from error
 
 
 def _encode_from_either(

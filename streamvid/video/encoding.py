@@ -7,7 +7,10 @@ run asks for: without them the same crf has more decibels, fewer bytes and decod
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from typing import Any
 
 from streamvid.errors import ConfigError
@@ -125,3 +128,23 @@ class Encoding:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+@cache
+def encoder_versions() -> dict[str, str]:
+    """Versions of what clips are encoded with: {"av", "ffmpeg", "x264"}. Another one may give other bytes."""
+    import av
+
+    picture = av.VideoFrame(64, 64, "yuv420p")
+    picture.pts = 0
+    encoder = av.CodecContext.create("libx264", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 64, 64, "yuv420p", Fraction(1, 25)
+    encoder.thread_count = 1
+    # x264 says its version nowhere but in what it writes.
+    written = b"".join(bytes(packet) for packet in [*encoder.encode(picture), *encoder.encode(None)])
+    x264 = re.search(rb"x264 - (core \d+)", written)
+    return {
+        "av": av.__version__,
+        "ffmpeg": str(av.ffmpeg_version_info),
+        "x264": x264[1].decode() if x264 else "unknown",
+    }

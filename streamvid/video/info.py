@@ -20,6 +20,7 @@ class VideoInfo:
       `rotation` (0, 90, 180 or 270 degrees). Together they say all eight EXIF orientations.
     - fps: the average, (num_frames - 1) over the time between first and last timestamp; 0.0 for an image.
     - duration_seconds: from the first timestamp to the end of the last frame; 0.0 for an image.
+    - last_duration: of the frame shown last, in ticks; 0 where the file does not say.
     - time_base: seconds a tick of `timestamps`.
     - color_space: the matrix that turns the decoded frames into RGB: "bt601", "bt709", "bt2020", "smpte240m", "fcc",
       or "rgb" (nothing to turn). color_range: "limited" or "full".
@@ -55,3 +56,4 @@ class VideoInfo:
     is_image: bool
     timestamps: tuple[int, ...]
     keyframes: tuple[int, ...]
+    last_duration: int = 0

@@ -130,4 +130,5 @@ def _make_info(
         is_image=video.is_image,
         timestamps=times,
         keyframes=keyframes,
+        last_duration=table.last_duration,
     )

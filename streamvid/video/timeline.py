@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -58,26 +59,46 @@ def make_timeline(
         raise ConfigError(
             f"start is {start} and num_frames {num_frames}; start must be 0 or more, num_frames 1 or more"
         )
-    if fps is not None and not 0 < fps <= 1000:
-        raise ConfigError(f"fps is {float(fps)}, it must be above 0 and at most 1000")
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
         raise DecodeError(f"frames {start} to {stop - 1} are wanted, the video has {len(timestamps)}")
     ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
-    if stop < len(timestamps):
-        last = timestamps[stop] - timestamps[stop - 1]
-    elif last_duration > 0:
-        last = last_duration
-    elif len(timestamps) > 1:
-        last = timestamps[-1] - timestamps[-2]
-    else:
-        last = max(1, round(1 / (time_base * (usual_rate or 25))))
+    last = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
     kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
-    return kept if fps is None else _resample(kept, fps)
+    return kept if fps is None else _resample(kept, exact_rate(fps))
+
+
+def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
+    """How many frames at `fps` stand for so many seconds of a source: the nearest number, at least 1."""
+    return max(1, int(seconds * fps + Fraction(1, 2)))
+
+
+def exact_rate(fps: float | Fraction) -> Fraction:
+    """A frame rate as a fraction; ConfigError unless it is a number above 0 and at most 1000."""
+    try:
+        rate = Fraction(fps).limit_denominator(1001)
+    except (TypeError, ValueError, OverflowError):
+        rate = Fraction(0)
+    if isinstance(fps, bool) or not 0 < rate <= 1000:
+        raise ConfigError(f"fps is {fps!s}, it must be a number above 0 and at most 1000, as 24 or 30000/1001")
+    return rate
+
+
+def end_ticks(
+    timestamps: Sequence[int], time_base: Fraction, last_duration: int, stop: int, usual_rate: Fraction | None
+) -> int:
+    """Where frame `stop - 1` ends, in ticks."""
+    if stop < len(timestamps):
+        return timestamps[stop]
+    if last_duration > 0:
+        return timestamps[-1] + last_duration
+    if len(timestamps) > 1:
+        return 2 * timestamps[-1] - timestamps[-2]
+    return timestamps[-1] + max(1, round(1 / (time_base * (usual_rate or 25))))
 
 
 def _resample(kept: Timeline, fps: Fraction) -> Timeline:
-    count = max(1, int(kept.duration_seconds * fps + Fraction(1, 2)))
+    count = num_frames_at(kept.duration_seconds, fps)
     numbers, at = [], 0
     for frame in range(count):
         wanted = Fraction(frame) / fps / kept.time_base

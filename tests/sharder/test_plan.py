@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets import parse_buckets
+from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import cut_shards, make_plan, record_key, safe_stem, sample_key, split_of
+from streamvid.sharder.plan import ShardPlan, cut_shards, make_plan
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.records import Record, RecordSet, Rejection
 
@@ -24,9 +25,15 @@ def record(row: int, num_bytes: int) -> Record:
     return Record(row, f"{row}.mp4", f"/x/{row}.mp4", num_bytes, 0, None, {})
 
 
+def plan_with(
+    records: RecordSet, probes: Mapping[tuple[str, int, int], Probe | str], options: ShardOptions
+) -> ShardPlan:
+    return make_plan(records, assign(records.records, probes, options), options, {})
+
+
 def plan_of(records: Sequence[Record], seed: int = 0) -> list[tuple[str, str, list[str]]]:
     options = replace(OPTIONS, seed=seed)
-    plan = make_plan(RecordSet(tuple(records), (), {}), {file_state(r): PROBE for r in records}, options, {})
+    plan = plan_with(RecordSet(tuple(records), (), {}), {file_state(r): PROBE for r in records}, options)
     assert plan.num_samples == len(records)
     return [(shard.path, shard.split, [sample.key for sample in shard.samples]) for shard in plan.shards]
 
@@ -81,7 +88,7 @@ def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
         file_state(records[1]): PROBE,
         file_state(records[2]): replace(PROBE, num_frames=2),
     }
-    plan = make_plan(RecordSet(records, (Rejection(1, "x", "broken"),), {}), probes, OPTIONS, {})
+    plan = plan_with(RecordSet(records, (Rejection(1, "x", "broken"),), {}), probes, OPTIONS)
     assert [rejection.row for rejection in plan.rejections] == [0, 1, 3]
     assert plan.num_samples == 1
 

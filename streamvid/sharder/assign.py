@@ -1,0 +1,189 @@
+"""Which bucket each record goes to, cut into windows where it is long, and the keys that its samples have for ever."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamvid.buckets import Bucket
+from streamvid.errors import NoBucketError
+from streamvid.sharder.journal import FileState
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.records import Record, Rejection
+from streamvid.sharder.windows import Timing, Window, cut_windows
+
+MAX_STEM_CHARS = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A clip as it is stored, or is to be: then num_bytes is 0 and path empty.
+
+    - path: where its bytes lie now. sha256: of an encoded clip; "" where it is a copy of its source.
+    - psnr_y: in decibels, None for a copy. encode_seconds: of CPU.
+    """
+
+    path: str
+    num_bytes: int
+    extension: str
+    codec: str
+    num_frames: int
+    fps: float
+    duration_seconds: float
+    width: int
+    height: int
+    sha256: str = ""
+    psnr_y: float | None = None
+    encode_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSample:
+    """A record, or a window of it, that has a bucket, with the keys it has for ever."""
+
+    key: str
+    record_key: str
+    record: Record
+    probe: Probe
+    bucket: Bucket
+    split: str
+    window: Window
+    clip: Clip
+
+    @property
+    def window_name(self) -> str:
+        """Of a window that is not the whole source, for reasons of rejections; else empty."""
+        is_whole = self.window.num_frames == self.probe.num_frames
+        return "" if is_whole else f"frames {self.window.start} to {self.window.start + self.window.num_frames - 1}: "
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Every window of every record: a sample, or a rejection."""
+
+    samples: tuple[PlannedSample, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
+    """Give every probed record a bucket, or a reason why it has none."""
+    samples: list[PlannedSample] = []
+    rejected: list[Rejection] = []
+    seen: Counter[tuple[str, int, int, str]] = Counter()
+    for record in records:
+        probe = probes[file_state(record)]
+        if isinstance(probe, str):
+            rejected.append(Rejection(record.row, record.source, probe))
+            continue
+        try:
+            windows = list(_windows(probe, options))
+        except NoBucketError as error:
+            rejected.append(Rejection(record.row, record.source, _with_rate(str(error), probe, options)))
+            continue
+        own = record_key(record.source)
+        for window, bucket in windows:
+            place = (record.source, window.start, window.num_frames, bucket.id)
+            key = sample_key(*place, seen[place])
+            seen[place] += 1
+            clip = _native_clip(probe, window, bucket) if options.is_native else _copied_clip(record, probe)
+            split = split_of(own, options.val_fraction)
+            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip))
+    return Assignment(tuple(samples), tuple(rejected))
+
+
+def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Bucket]]:
+    """The parts of a source that are samples, each with its bucket. NoBucketError where there is none for them."""
+    windows = [Window(0, probe.num_frames, probe.num_frames)]
+    if probe.timing and not probe.is_image:
+        timing = Timing.from_text(probe.timing)
+        windows = [timing.window(0, probe.num_frames, options.rate)]
+        least = _least_frames(windows[0].num_clip_frames, probe, options)
+        windows = cut_windows(timing, options.max_clip_seconds, options.rate, least)
+    for window in windows:
+        count = window.num_clip_frames
+        yield window, options.table.assign(count, probe.height, probe.width, probe.is_image)
+
+
+def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
+    """The fewest frames, up to `most`, with which a bucket takes the source. NoBucketError where none does."""
+    for count in sorted({bucket.num_frames for bucket in options.table.candidates if 1 < bucket.num_frames < most}):
+        try:
+            options.table.assign(count, probe.height, probe.width)
+        except NoBucketError:
+            continue
+        return count
+    options.table.assign(most, probe.height, probe.width)
+    return most
+
+
+def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
+    is_resampled = options.rate is not None and not probe.is_image
+    return f"{reason} (at fps={options.rate}; the source has {probe.num_frames})" if is_resampled else reason
+
+
+def _copied_clip(record: Record, probe: Probe) -> Clip:
+    return Clip(
+        path=record.path,
+        num_bytes=record.num_bytes,
+        extension=probe.extension,
+        codec=probe.codec,
+        num_frames=probe.num_frames,
+        fps=probe.fps,
+        duration_seconds=probe.duration_seconds,
+        width=probe.width,
+        height=probe.height,
+    )
+
+
+def _native_clip(probe: Probe, window: Window, bucket: Bucket) -> Clip:
+    """What is known before it is encoded."""
+    share = window.num_frames / probe.num_frames
+    return Clip(
+        path="",
+        num_bytes=0,
+        extension="",
+        codec="",
+        num_frames=window.num_clip_frames,
+        fps=probe.fps,
+        duration_seconds=share * probe.duration_seconds,
+        width=bucket.width,
+        height=bucket.height,
+    )
+
+
+def sample_key(source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0) -> str:
+    """A sample's key: a readable stem, and a hash of all that makes it another sample. Later input never changes it.
+
+    `occurrence` counts earlier rows with the same file in the same bucket.
+    """
+    parts = [source, str(window_start), str(window_num_frames), bucket_id]
+    if occurrence:
+        parts.append(str(occurrence))
+    return f"{safe_stem(source)}-{stable_hash(*parts):016x}"
+
+
+def record_key(source: str) -> str:
+    """The key shared by all samples that came from one file."""
+    return f"{safe_stem(source)}-{stable_hash(source):016x}"
+
+
+def safe_stem(source: str) -> str:
+    """A file's name as part of a key: readers of tars cut a name at its first dot, so none is left."""
+    stem = posixpath.splitext(posixpath.basename(source))[0]
+    return _UNSAFE.sub("_", stem)[:MAX_STEM_CHARS].strip("_-") or "clip"
+
+
+def split_of(own: str, val_fraction: float) -> str:
+    """train or val, by the record key alone: more input never moves a sample to the other."""
+    return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
+
+
+def stable_hash(*parts: str) -> int:
+    """64 bits of texts, the same for ever."""
+    return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

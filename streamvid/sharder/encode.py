@@ -1,0 +1,237 @@
+"""Encoding native clips, in workers that a file may kill: each waits in the staging folder until its shard is cut.
+
+Shards are cut by bytes, so that all clips must be encoded before the first is written: the staging folder holds them
+all for a while. What was found of each is in a journal, so that no run encodes a clip twice (SHARD-1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
+from streamvid.sharder.assign import Assignment, Clip, PlannedSample
+from streamvid.sharder.journal import Journal, Key
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
+from streamvid.sharder.records import Rejection
+from streamvid.sharder.staging import Staging
+from streamvid.storage import LocalStore
+
+if TYPE_CHECKING:
+    from streamvid.video.encode import EncodedClip
+
+ENCODE_VERSION = 1
+
+
+def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
+    """The samples with their clips, encoded where they are not yet; those that cannot be are rejections."""
+    wanted = {task_key(sample): sample for sample in assignment.samples}
+    staging.clips.mkdir(exist_ok=True)
+    _remove_all_but({_name(key) for key in wanted}, staging.clips)
+    journal = Journal(staging.encode_journal, journal_header(options))
+    todo = [key for key in wanted if key not in journal.findings]
+    done = len(wanted) - len(todo)
+    progress("encode", done, len(wanted))
+    with journal:
+        for key, finding in _run([wanted[key] for key in todo], options, staging):
+            journal.add(key, finding)
+            done += 1
+            progress("encode", done, len(wanted))
+    samples: list[PlannedSample] = []
+    rejections = list(assignment.rejections)
+    for sample in assignment.samples:
+        key = task_key(sample)
+        clip = _clip(journal.findings[key], staging.clips / _name(key), sample, options)
+        if isinstance(clip, str):
+            reason = f"{sample.window_name}{clip}"[:MAX_REASON_CHARS]
+            rejections.append(Rejection(sample.record.row, sample.record.source, reason))
+        else:
+            samples.append(replace(sample, clip=clip))
+    return Assignment(tuple(samples), tuple(rejections))
+
+
+def restore_clips(
+    samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
+) -> None:
+    """Encode again what these samples need and an earlier run removed; remove what none of them needs.
+
+    Raises StorageError where that gives other bytes than before.
+    """
+    wanted = {task_key(sample): sample for sample in samples}
+    staging.clips.mkdir(exist_ok=True)
+    _remove_all_but({_name(key) for key in wanted}, staging.clips)
+    store = LocalStore(staging.clips)
+    missing = [sample for key, sample in wanted.items() if store.size(_name(key)) != sample.clip.num_bytes]
+    for done, (key, finding) in enumerate(_run(missing, options, staging)):
+        if finding.get("sha256") != wanted[key].clip.sha256:
+            raise StorageError(
+                f"{wanted[key].record.source} was encoded before, and again gives other bytes; delete {staging.folder} "
+                "and run the same command again"
+            )
+        progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
+
+
+def _run(
+    samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging
+) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """(key, finding) of each sample's clip, as they are done."""
+    limits = WorkerLimits(options.encode_timeout_seconds, options.worker_memory_bytes)
+    shared = {
+        "folder": str(staging.clips),
+        "encoding": options.encoding.to_json(),
+        "fps": None if options.rate is None else str(options.rate),
+        "hdr": options.hdr,
+    }
+
+    def task(number: int) -> dict[str, Any]:
+        return {**shared, **_task(samples[number])}
+
+    num_workers = min(options.workers, max(1, len(samples)))
+    with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
+        for number, answer in pool.run(len(samples), task):
+            finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
+            yield task_key(samples[number]), finding
+
+
+def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
+    """Encode a clip into the staging folder; what is known of it, or {"rejected": reason}. Runs in a worker.
+
+    Raises SourceError where the file is no longer the one that was probed, StorageError where writing fails.
+    """
+    _check_unchanged(task)
+    finding: dict[str, Any]
+    try:
+        encoded = _encode(task)
+    except (ProbeError, DecodeError) as error:
+        finding = {"rejected": str(error)}
+    except OSError as error:
+        finding = {"rejected": f"cannot be read: {error.strerror or error}"}
+    except MemoryError:
+        finding = {"rejected": "needs more memory than worker_memory_bytes allows"}
+    except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
+        finding = {"rejected": f"encoding failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"}
+    else:
+        LocalStore(Path(task["folder"])).put(task["name"], encoded.data)
+        finding = {
+            **{name: getattr(encoded, name) for name in _KEPT},
+            "psnr_y": round(encoded.psnr_y, 4),
+            "sha256": hashlib.sha256(encoded.data).hexdigest(),
+        }
+    _check_unchanged(task)
+    return finding
+
+
+_KEPT = (
+    *("num_bytes", "extension", "codec", "num_frames", "fps", "duration_seconds", "width", "height"),
+    *("encode_seconds",),
+)
+
+
+def _encode(task: dict[str, Any]) -> EncodedClip:
+    from fractions import Fraction
+
+    from streamvid.video.encode import encode_clip
+    from streamvid.video.encoding import Encoding
+    from streamvid.video.limits import LIMITS
+
+    return encode_clip(
+        task["path"],
+        height=task["height"],
+        width=task["width"],
+        encoding=Encoding.from_json(task["encoding"]),
+        start=task["start"],
+        num_frames=task["num_frames"],
+        fps=None if task["fps"] is None else Fraction(task["fps"]),
+        limits=replace(LIMITS, allow_hdr=task["hdr"] == "allow"),
+    )
+
+
+def _check_unchanged(task: dict[str, Any]) -> None:
+    try:
+        status = Path(task["path"]).stat()
+    except OSError as error:
+        raise SourceError(
+            f"{task['source']} could be probed and now cannot be read ({error.strerror or error}); "
+            "bring it back, or run the same command again to leave it out"
+        ) from error
+    if (status.st_size, status.st_mtime_ns) != (task["num_bytes"], task["mtime_ns"]):
+        raise SourceError(f"{task['source']} changed after it was probed; run the same command again")
+
+
+def read_encoded(path: Path, source: str, sha256: str) -> bytes:
+    """An encoded clip's bytes; StorageError where they are not those that were written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}; run the same command again") from error
+    if hashlib.sha256(data).hexdigest() != sha256:
+        path.unlink(missing_ok=True)
+        raise StorageError(f"the clip encoded of {source} was damaged on the disk; run the same command again")
+    return data
+
+
+def journal_header(options: ShardOptions) -> dict[str, Any]:
+    """The rules that findings depend on."""
+    limits = [options.encode_timeout_seconds, options.worker_memory_bytes]
+    rules = {"hdr": options.hdr, "limits": asdict(options.limits), "worker_limits": limits}
+    return {"encode_version": ENCODE_VERSION, "encoding": options.encoding_json(), **rules}
+
+
+def task_key(sample: PlannedSample) -> Key:
+    """What tells one clip from another, of one encoding."""
+    bucket, window = sample.bucket, sample.window
+    return (*file_state(sample.record), window.start, window.num_frames, bucket.height, bucket.width)
+
+
+def _name(key: Key) -> str:
+    return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
+
+
+def _task(sample: PlannedSample) -> dict[str, Any]:
+    record, window = sample.record, sample.window
+    return {
+        "path": record.path,
+        "source": record.source,
+        "num_bytes": record.num_bytes,
+        "mtime_ns": record.mtime_ns,
+        "start": window.start,
+        "num_frames": window.num_frames,
+        "height": sample.bucket.height,
+        "width": sample.bucket.width,
+        "name": _name(task_key(sample)),
+    }
+
+
+def _clip(finding: dict[str, Any], path: Path, sample: PlannedSample, options: ShardOptions) -> Clip | str:
+    """The clip, or the reason why there is none."""
+    if "rejected" in finding:
+        # No path of this machine goes into a sealed dataset (SHARD-1).
+        return str(finding["rejected"]).replace(sample.record.path, sample.record.source)
+    clip = Clip(path=str(path), **finding)
+    if clip.num_frames < sample.bucket.num_frames:
+        return f"its clip has {clip.num_frames} frames, the bucket {sample.bucket.id} takes {sample.bucket.num_frames}"
+    if options.min_psnr is not None and (clip.psnr_y or 0.0) < options.min_psnr:
+        return (
+            f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.min_psnr:g}; "
+            "a lower crf keeps more of it"
+        )
+    return clip
+
+
+def _reason(crash: Crash, options: ShardOptions) -> str:
+    if timed_out(crash):
+        return f"encoding took longer than encode_timeout_seconds={options.encode_timeout_seconds:g}"
+    return f"the decoder or the encoder crashed on it ({crash})"
+
+
+def _remove_all_but(names: set[str], folder: Path) -> None:
+    for entry in os.scandir(folder):
+        if entry.name not in names:
+            Path(entry.path).unlink()
