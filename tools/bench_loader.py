@@ -1,302 +1,382 @@
-"""Streaming side by side: streamvid, a plain DataLoader over the files, and webdataset over the same tars.
+"""Streaming side by side: streamvid and six other loaders over the same clips of one bucket.
 
-    python -m tools.bench_loader [--clips FOLDER] [--repeats 5] [--json]        (from the root of the checkout)
+    python -m tools.bench_loader [--clips DIR] [--size 336x192] [--repeats 5] [--json]   (from the checkout's root)
+    python -m tools.bench_loader --dataset DATASET [--bucket ID] ...
 
-All deliver uint8 batches of the same samples, frame counts and sizes with the same number of worker processes:
-- streamvid: VideoLoader;
-- files: a torch DataLoader over the same files in the same batches; each is decoded whole with PyAV, then the wanted
-  frames are resized (as Open-Sora does);
-- webdataset: a torch DataLoader over webdataset over the same tars; PyAV seeks by time and decodes from there.
+The peers (webdataset, Energon, litdata, mosaic streaming, Hugging Face datasets, torch's DataLoader over files) run in
+an environment of their own: `make peers`. One that cannot run is named with the reason.
 
-Without --clips, the clips are the demo's corpus. The files are in the page cache. Each run is a process of its own;
-methods take turns within a repeat, in random order. Figures: samples delivered a second of wall time, from making
-the loader to its end, start of its workers included; CPU seconds a sample, workers included; seconds to the first
-batch; peak memory of the process tree as tools/bench_memory.py counts it. Medians of the repeats; ratios are of
-paired runs, above 1 where the other method takes more.
+Without --dataset the clips (--clips, or the demo's corpus) are sharded as native clips of one bucket, each several
+times (--copies), so that there are enough of them. Files are in the page cache. Each run is a process of its own;
+methods take turns within a repeat, in random order; medians of the repeats with the lowest and the highest.
+
+- decode off: batches of clips as they are stored. The peers hand over whole clips, streamvid (decode=False) the part of
+  each that a window of the bucket's frames needs, proved by its checksums; "whole" is streamvid over the same tars
+  without its packet index, which hands over whole clips, proved, too.
+- decode on: batches of decoded windows, uint8. The peers seek and decode with PyAV in their workers. "fast" is their
+  accuracy (swscale's default); "yuv420p" is RGB made by the device afterwards, and not counted here.
+
+samples/s and CPU: of the epochs after the first; CPU seconds a sample of all processes; main-process CPU a batch, with
+all its threads; first batch: from making the loader, imports done; memory: the most that the process tree held.
+The last lines compare with the best peer of each repeat, and one worker with two (--pairs).
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import csv
 import json
-import os
+import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
-from numpy.typing import NDArray
-
 import streamvid
+from streamvid.buckets.bucket import parse_buckets
+from streamvid.dataset.manifest import MANIFEST, manifest_to_json
 from tools.bench_memory import watching
+from tools.peers import client
+from tools.peers.loader import METHODS as PEERS
+from tools.peers.loader import PAGE_BYTES, cpu_seconds_of_tree
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARD_BYTES = 2 * 10**6  # many tars, so that webdataset can share them out evenly among workers
-Size = tuple[int, int, int]
+SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".ts"}
+Run = dict[str, float]
+
+#: Ours by name: (decode, arguments of VideoLoader, whether the packet index is left out).
+OURS: dict[str, tuple[bool, dict[str, Any], bool]] = {
+    "streamvid": (False, {"decode": False}, False),
+    "streamvid whole": (False, {"decode": False}, True),
+    "streamvid fast": (True, {"accuracy": "fast", "pixels": "rgb24"}, False),
+    "streamvid exact": (True, {"accuracy": "exact", "pixels": "rgb24"}, False),
+    "streamvid yuv420p": (True, {"pixels": "yuv420p"}, False),
+}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one run streams: batches of (file, bucket id), and the (T, H, W) of each bucket."""
+    """What all methods stream. plain: the dataset without its packet index; root: what tools.peers.convert wrote."""
 
-    dataset: str
+    dataset: Path
+    plain: Path
+    root: Path
+    bucket: str
+    shape: tuple[int, int, int]
+    num_samples: int
     batch_size: int
     workers: int
     epochs: int
-    batches: list[list[tuple[str, str]]]
-    sizes: dict[str, Size]
+    python: Path
 
 
-# ---------------------------------------------------------------------------------------------- the methods
+# ---------------------------------------------------------------------------------------------- one run of ours
 
 
-def run_streamvid(job: Job) -> Iterator[int]:
-    """VideoLoader; yields the number of samples of each batch, as all methods do."""
+def run_ours(dataset: str, bucket: str, arguments: dict[str, Any], batch_size: int, workers: int, epochs: int) -> Run:
+    """One epoch to start and warm up, then the timed ones, as tools/peers/loader.py does for the peers."""
+    began, cpu_began = time.perf_counter(), cpu_seconds_of_tree()
     with streamvid.VideoLoader(
-        job.dataset, batch_size=job.batch_size, num_epochs=job.epochs, num_workers=job.workers
+        dataset, batch_size={bucket: batch_size, "*": batch_size}, num_epochs=None, num_workers=workers, **arguments
     ) as loader:
-        for batch in loader:
-            yield batch.video.shape[0]
-
-
-def run_files(job: Job) -> Iterator[int]:
-    """A DataLoader over (file, size) pairs."""
-    from torch.utils.data import DataLoader
-
-    items = [item for batch in job.batches for item in batch]
-    ends = np.cumsum([len(batch) for batch in job.batches]).tolist()
-    batches = [list(range(end - len(batch), end)) for batch, end in zip(job.batches, ends, strict=True)]
-    dataset: Any = _Files(items, job.sizes)
-    for batch in DataLoader(dataset, batch_sampler=batches, num_workers=job.workers):
-        yield batch.shape[0]
-
-
-class _Files:
-    def __init__(self, items: Sequence[tuple[str, str]], sizes: dict[str, Size]) -> None:
-        self._items, self._sizes = items, sizes
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: int) -> Any:
-        path, bucket = self._items[index]
-        size = self._sizes[bucket]
-        with av.open(path) as container:
-            container.streams.video[0].codec_context.thread_count = 1
-            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-        start = random.randint(0, len(frames) - size[0])
-        out = np.empty((*size, 3), np.uint8)
-        for picture, pixels in zip(out, frames[start : start + size[0]], strict=True):
-            cover(av.VideoFrame.from_ndarray(pixels, format="rgb24"), picture)
-        return _to_tensor(out)
-
-
-def run_webdataset(job: Job) -> Iterator[int]:
-    """webdataset over the tars, samples gathered into batches of one bucket in the worker that decodes them."""
-    import webdataset
-    from torch.utils.data import DataLoader
-
-    tars = [str(path) for path in sorted(Path(job.dataset).glob("shards/*/*.tar"))]
-
-    def batched(samples: Iterable[dict[str, Any]]) -> Iterator[Any]:
-        waiting: dict[str, list[Any]] = {}
-        for sample in samples:
-            bucket = Path(sample["__url__"]).parent.name
-            clips = waiting.setdefault(bucket, [])
-            clips.append(_seek_and_decode(_clip_of(sample), job.sizes[bucket]))
-            if len(clips) == job.batch_size:
-                yield _stack(waiting.pop(bucket))
-        yield from map(_stack, waiting.values())
-
-    for _ in range(job.epochs):
-        dataset = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False).compose(batched)
-        for batch in DataLoader(dataset, batch_size=None, num_workers=job.workers):
-            yield batch.shape[0]
-
-
-def _clip_of(sample: dict[str, Any]) -> bytes:
-    (name,) = [name for name in sample if not name.startswith("__") and name not in ("json", "txt")]
-    return bytes(sample[name])
-
-
-def _seek_and_decode(data: bytes, size: Size) -> Any:
-    out = np.empty((*size, 3), np.uint8)
-    with av.open(io.BytesIO(data), "r") as container:
-        stream: Any = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        num_frames = stream.frames or round(float((container.duration or 0) / av.time_base * stream.average_rate))
-        first = random.randint(0, max(0, num_frames - size[0]))
-        wanted = first / stream.average_rate / stream.time_base + (stream.start_time or 0)
-        container.seek(int(wanted), stream=stream)
-        slot = 0
-        for frame in container.decode(stream):
-            if frame.pts is None or frame.pts >= int(wanted):
-                cover(frame, out[slot])
-                slot += 1
-                if slot == size[0]:
-                    break
-        out[slot:] = out[max(0, slot - 1)]  # a guess from average rate and time may come short at the end
-    return _to_tensor(out)
-
-
-def _stack(clips: list[Any]) -> Any:
-    import torch
-
-    return torch.stack(clips)
-
-
-def _to_tensor(frames: NDArray[np.uint8]) -> Any:
-    import torch
-
-    return torch.from_numpy(frames).permute(3, 0, 1, 2)
-
-
-def cover(frame: av.VideoFrame, picture: NDArray[np.uint8]) -> None:
-    """Scale a frame to cover `picture`, (H, W, 3), and crop the centre."""
-    height, width = picture.shape[:2]
-    scale = max(height / frame.height, width / frame.width)
-    full_height, full_width = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
-    pixels = frame.reformat(full_width, full_height, "rgb24", interpolation="AREA").to_ndarray()
-    top, left = (full_height - height) // 2, (full_width - width) // 2
-    picture[:] = pixels[top : top + height, left : left + width]
-
-
-METHODS = {"streamvid": run_streamvid, "files": run_files, "webdataset": run_webdataset}
-
-
-# ---------------------------------------------------------------------------------------------- measuring
-
-
-def run_method(method: str, job: Job) -> dict[str, float]:
-    """One run in this process; imports that all share are not counted."""
-    import pyarrow.parquet  # noqa: F401
-    import torch  # noqa: F401
-    import webdataset  # noqa: F401
-
-    random.seed(0)
-    before, began, first, num_samples = _cpu_seconds(), time.perf_counter(), 0.0, 0
-    for count in METHODS[method](job):
-        first = first or time.perf_counter() - began
-        num_samples += count
-    seconds = time.perf_counter() - began
+        batches = iter(loader)
+        first = touch(next(batches))
+        first_batch = time.perf_counter() - began
+        num_batches = max(1, len(loader))
+        warm = first + sum(map(touch, islice(batches, num_batches - 1)))
+        cpu, main, wall = cpu_seconds_of_tree(), time.process_time(), time.perf_counter()
+        num_samples = sum(map(touch, islice(batches, num_batches * epochs)))
+        main_spent, seconds = time.process_time() - main, time.perf_counter() - wall
+        spent = cpu_seconds_of_tree() - cpu
     return {
+        "first_batch_seconds": first_batch,
+        "warm_samples": warm,
         "num_samples": num_samples,
+        "num_batches": num_batches * epochs,
+        "seconds": seconds,
         "samples_per_second": num_samples / seconds,
-        "cpu_seconds_per_sample": (_cpu_seconds() - before) / num_samples,
-        "first_batch_seconds": first,
+        "cpu_seconds_per_sample": spent / num_samples,
+        "main_cpu_seconds_per_batch": main_spent / (num_batches * epochs),
+        "start_cpu_seconds": cpu - cpu_began,
     }
 
 
-def _cpu_seconds() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+def touch(batch: streamvid.Batch) -> int:
+    """Read a little of everything; how many samples it is."""
+    if "clips" in batch:
+        sum(int(clip.data[-1]) for clip in batch.clips)
+    else:
+        for tensor in islice(batch.tensors(), 1):  # of yuv420p the planes
+            int(tensor.reshape(-1)[::PAGE_BYTES].sum()) if tensor.is_contiguous() else _touch_rgb(tensor)
+    return len(batch.sample_keys)
 
 
-def run_apart(method: str, job_file: Path) -> dict[str, float]:
-    """One run in a process of its own, its peak memory included."""
-    command = [sys.executable, "-m", "tools.bench_loader", "--role", method, str(job_file)]
+def _touch_rgb(video: Any) -> None:
+    int(video.permute(0, 2, 3, 4, 1).reshape(-1)[::PAGE_BYTES].sum())  # as it lies in memory: no copy
+
+
+def apart(method: str, job: Job, workers: int) -> Run:
+    """One run of ours in a process of its own."""
+    _, arguments, is_plain = OURS[method]
+    request = [str(job.plain if is_plain else job.dataset), job.bucket, arguments, job.batch_size, workers, job.epochs]
+    command = [sys.executable, "-m", "tools.bench_loader", "--role"]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process,
         watching(process.pid) as watch,
     ):
-        output, _ = process.communicate()
+        output, _ = process.communicate(json.dumps(request))
     if process.returncode != 0:
         raise SystemExit(f"{method}: the run ended with {process.returncode}")
-    return {**json.loads(output), "peak_bytes": watch.peak(lambda memory: memory.total)}
+    found: Run = json.loads(output)
+    return {**found, "peak_bytes": watch.peak(lambda memory: memory.total)}
 
 
-def measure(job: Job, repeats: int) -> list[dict[str, Any]]:
-    """A row a method: medians of its figures, and the ratios of paired runs to streamvid's."""
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
-    with tempfile.TemporaryDirectory() as folder:
-        job_file = Path(folder) / "job.json"
-        job_file.write_text(json.dumps(asdict(job)))
-        for repeat in range(repeats):
-            for name in random.Random(repeat).sample(sorted(METHODS), len(METHODS)):
-                runs[name].append(run_apart(name, job_file))
-    rows = []
-    for name, found in runs.items():
-        row: dict[str, Any] = {"method": name}
-        row |= {figure: statistics.median(run[figure] for run in found) for figure in found[0]}
-        for ratio, figure in (("times_slower", "samples_per_second"), ("times_cpu", "cpu_seconds_per_sample")):
-            pairs = [(run[figure], ours[figure]) for run, ours in zip(found, runs["streamvid"], strict=True)]
-            row[ratio] = statistics.median(b / a if figure == "samples_per_second" else a / b for a, b in pairs)
-        rows.append(row)
-    return rows
+# ---------------------------------------------------------------------------------------------- all of them
 
 
-def make_job(root: Path, clips: Path, options: argparse.Namespace) -> Job:
-    """Shards the clips and notes the batches that streamvid delivers; warms the page cache on the way."""
+def measure(job: Job, decode: bool, repeats: int, peers: Iterable[str]) -> dict[str, list[Run]]:
+    """Runs by method, a run a repeat; a peer that failed is left out, and named on the error stream."""
+    _, height, width = job.shape
+    request = {"root": str(job.root), "workers": job.workers, "batch_size": job.batch_size, "epochs": job.epochs}
+    request |= {"decode": decode, "num_frames": job.shape[0], "height": height, "width": width}
+
+    def peer(name: str) -> Callable[[], Run]:
+        return lambda: client.run_loader(job.python, method=name, **request)
+
+    methods: dict[str, Callable[[], Run]] = {
+        name: (lambda name=name: apart(name, job, job.workers))  # type: ignore[misc]
+        for name, (decodes, _, _) in OURS.items()
+        if decodes == decode
+    }
+    methods |= {name: peer(name) for name in peers}
+    runs: dict[str, list[Run]] = {name: [] for name in methods}
+    for repeat in range(repeats):
+        for name in random.Random(repeat).sample(sorted(runs), len(runs)):
+            found = methods[name]()
+            if "error" in found:
+                print(f"{name} is left out: {found['error']}", file=sys.stderr)
+                del runs[name]
+            else:
+                runs[name].append(found)
+    return runs
+
+
+FIGURES = (
+    ("samples/s", "samples_per_second", 1.0),
+    ("CPU ms/sample", "cpu_seconds_per_sample", 1e3),
+    ("main CPU ms/batch", "main_cpu_seconds_per_batch", 1e3),
+    ("first batch s", "first_batch_seconds", 1.0),
+    ("MiB", "peak_bytes", 2.0**-20),
+)
+
+
+def summary(runs: dict[str, list[Run]]) -> list[dict[str, Any]]:
+    """A row a method: of each figure the median, the lowest and the highest."""
+    return [
+        {"method": name, **{figure: _spread([run[figure] for run in found]) for _, figure, _ in FIGURES}}
+        for name, found in runs.items()
+        if found
+    ]
+
+
+def against_peers(runs: dict[str, list[Run]], ours: str, figure: str, *, more_is_better: bool) -> list[float]:
+    """Repeat by repeat, how much better ours is than the best peer of that repeat; above 1 is better."""
+    peers = [found for name, found in runs.items() if not name.startswith("streamvid")]
+    ratios = []
+    for repeat, run in enumerate(runs[ours]):
+        figures = [found[repeat][figure] for found in peers if len(found) > repeat]
+        if figures:
+            ratios.append(run[figure] / max(figures) if more_is_better else min(figures) / run[figure])
+    return ratios
+
+
+def _spread(values: list[float]) -> list[float]:
+    return [statistics.median(values), min(values), max(values)]
+
+
+def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % of the median, by bootstrap."""
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[int(draws * 0.025)], medians[int(draws * 0.975)]
+
+
+# ---------------------------------------------------------------------------------------------- what they stream
+
+
+def make_job(folder: Path, options: argparse.Namespace) -> Job:
+    """The dataset, made if it is not given, and the peers' copies of one of its buckets."""
+    dataset = options.dataset.resolve() if options.dataset else make_dataset(folder, options)
+    opened = streamvid.open_dataset(dataset)
+    counts: dict[str, int] = {}
+    for shard in opened.shards:
+        counts[shard.bucket_id] = counts.get(shard.bucket_id, 0) + shard.num_samples
+    bucket = options.bucket or max(counts, key=lambda name: counts[name])
+    if bucket not in counts:
+        raise SystemExit(f"--bucket {bucket}: the dataset has {', '.join(counts)}")
+    if len(counts) > 1:
+        print(f"only bucket {bucket} of {len(counts)} is compared; streamvid streams all", file=sys.stderr)
+    converted = client.convert(dataset, folder / "peers", bucket=bucket, python=options.peers)
+    for name, why in converted["missing"].items():
+        print(f"{name} is left out: {why}", file=sys.stderr)
+    plain = folder / "plain"
+    plain.mkdir()
+    for entry in dataset.iterdir():
+        if entry.name != MANIFEST:
+            (plain / entry.name).symlink_to(entry)
+    (plain / MANIFEST).write_bytes(manifest_to_json(replace(opened.manifest, packet_files=())))
+    shape = opened.manifest.bucket(bucket).shape
+    return Job(
+        dataset, plain, folder / "peers", bucket, shape, counts[bucket], options.batch_size, options.workers,
+        options.epochs, options.peers,
+    )  # fmt: skip
+
+
+def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
+    """Native clips of one bucket, each source --copies times; encoding is done once for all copies."""
+    clips = options.clips.resolve() if options.clips else folder / "corpus"
+    if options.clips is None:
+        command = [sys.executable, str(ROOT / "tools" / "make_corpus.py"), str(clips)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    table = folder / "metadata.csv"
+    with table.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path"])
+        found = sorted(path for path in clips.rglob("*") if path.suffix in SUFFIXES)
+        rows.writerows([str(path)] for _ in range(options.copies) for path in found)
+    width, height = map(int, options.size.split("x"))
     shard_options = streamvid.ShardOptions(
-        resolution=tuple(options.resolution.split(",")),
-        num_frames=tuple(int(count) for count in options.num_frames.split(",")),
-        shard_size_bytes=SHARD_BYTES,
+        metadata=table,
+        caption_column="",
+        buckets=parse_buckets(f"{width}x{height}@{options.num_frames}"),
+        shard_size_bytes=options.shard_bytes,
+        clips=options.kind,
+        max_clip_seconds=options.max_clip_seconds if options.kind == "native" else None,
     )
-    streamvid.shard(clips, root / "dataset", shard_options)
-    dataset = streamvid.open_dataset(root / "dataset")
-    sources = {row["key"]: row["source"] for row in dataset.samples_table().to_pylist()}
-    for path in sources.values():
-        (clips / path).read_bytes()
-    arguments: dict[str, Any] = {"batch_size": options.batch_size, "num_epochs": options.epochs, "num_workers": 0}
-    with streamvid.VideoLoader(dataset, **arguments) as loader:
-        batches = [[(str(clips / sources[key]), batch.bucket.id) for key in batch.sample_keys] for batch in loader]
-        sizes = {bucket.id: bucket.shape for bucket in loader.buckets}
-    return Job(str(root / "dataset"), options.batch_size, options.workers, options.epochs, batches, sizes)
+    report = streamvid.shard(clips, folder / "dataset", shard_options)
+    print(report.summary(max_rejections=3), file=sys.stderr)
+    return folder / "dataset"
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+def print_table(title: str, runs: dict[str, list[Run]]) -> None:
+    """The figures for people: median (lowest-highest)."""
+    print(f"\n{title}")
+    print(f"{'':<20}" + "".join(f"{name:>26}" for name, _, _ in FIGURES))
+    for row in summary(runs):
+        cells = []
+        for _, figure, unit in FIGURES:
+            median, low, high = (value * unit for value in row[figure])
+            cells.append(f"{median:>12.4g} ({low:.4g}-{high:.4g})".rjust(26))
+        print(f"{row['method']:<20}" + "".join(cells))
+
+
+def comparisons(off: dict[str, list[Run]], on: dict[str, list[Run]], pairs: list[float]) -> Iterator[dict[str, Any]]:
+    """The lines that are compared, each with its ratios; above 1 is better than the best peer."""
+    lines = (
+        ("decode off, samples/s", off, "streamvid", "samples_per_second", True),
+        ("decode off, samples/s, whole clips", off, "streamvid whole", "samples_per_second", True),
+        ("decode off, main-process CPU a batch", off, "streamvid", "main_cpu_seconds_per_batch", False),
+        ("decode off, first batch", off, "streamvid", "first_batch_seconds", False),
+        ("decode on, CPU a sample, fast", on, "streamvid fast", "cpu_seconds_per_sample", False),
+        ("decode on, CPU a sample, exact", on, "streamvid exact", "cpu_seconds_per_sample", False),
+        ("decode on, CPU a sample, yuv420p", on, "streamvid yuv420p", "cpu_seconds_per_sample", False),
+        ("decode on, first batch", on, "streamvid fast", "first_batch_seconds", False),
+    )
+    for name, runs, ours, figure, more in lines:
+        ratios = against_peers(runs, ours, figure, more_is_better=more) if runs.get(ours) else []
+        if ratios:
+            yield {"line": name, "ratios": ratios}
+    if pairs:
+        yield {"line": "two workers against one, samples/s", "ratios": pairs}
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", type=Path, help="a folder of videos; the demo's corpus if not given")
+    parser.add_argument("--dataset", type=Path, help="a sealed dataset instead")
+    parser.add_argument("--bucket", help="of the dataset; the largest if not given")
+    parser.add_argument("--kind", choices=["native", "copy"], default="native")
+    parser.add_argument("--size", default="336x192", help="WxH of the bucket")
+    parser.add_argument("--num-frames", type=int, default=16)
+    parser.add_argument("--max-clip-seconds", type=float, default=10.0)
+    parser.add_argument("--copies", type=int, default=20)
+    parser.add_argument("--shard-bytes", type=int, default=16 * 10**6)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=2, help="timed ones, after one to warm up")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=9, help="pairs of runs with one and with two workers; 0: none")
+    parser.add_argument("--modes", default="off,on", help="which of decode off and on")
+    parser.add_argument("--methods", default=",".join(PEERS), help="peers")
+    parser.add_argument("--peers", type=Path, default=client.PYTHON, help="their interpreter; `make peers` makes it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    if not options.peers.exists():
+        parser.error(f"--peers {options.peers} is not there: `make peers` makes it")
+    return options
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
-    if sys.argv[1:2] == ["--role"]:
-        method, job_file = sys.argv[2:]
-        job = json.loads(Path(job_file).read_text())
-        print(json.dumps(run_method(method, Job(**job))))
+    if sys.argv[1:] == ["--role"]:
+        import torch
+
+        torch.set_num_threads(1)
+        import pyarrow.parquet  # noqa: F401
+
+        print(json.dumps(run_ours(*json.loads(sys.stdin.readline()))))
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clips", type=Path, help="a folder of videos; the demo's corpus if not given")
-    parser.add_argument("--resolution", default="256px")
-    parser.add_argument("--num-frames", default="17", help="frame counts, separated by commas")
-    parser.add_argument("--batch-size", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args()
+    options = parse()
+    wanted, absent = options.methods.split(","), client.missing(options.peers)
+    for name in wanted:
+        if name in absent:
+            print(f"{name} is left out: {absent[name]}", file=sys.stderr)
+    peers = [name for name in wanted if name not in absent]
+    modes = options.modes.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        clips = options.clips.resolve() if options.clips else Path(folder) / "corpus"
-        if options.clips is None:
-            subprocess.run(
-                [sys.executable, str(ROOT / "tools" / "make_corpus.py"), str(clips)],
-                check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ,
-            )  # fmt: skip
-        rows = measure(make_job(Path(folder), clips, options), options.repeats)
+        job = make_job(Path(folder), options)
+        off = measure(job, False, options.repeats, peers) if "off" in modes else {}
+        on = measure(job, True, options.repeats, peers) if "on" in modes else {}
+        pairs = []
+        for number in range(options.pairs):
+            order = (1, 2) if number % 2 else (2, 1)
+            rates = {workers: apart("streamvid fast", job, workers)["samples_per_second"] for workers in order}
+            pairs.append(rates[2] / rates[1])
+    compared = [
+        {**line, "median": statistics.median(line["ratios"]), "interval": interval(line["ratios"])}
+        for line in comparisons(off, on, pairs)
+    ]
     if options.json:
-        print(json.dumps({"workers": options.workers, "repeats": options.repeats, "rows": rows}, indent=2))
-    else:
-        print_table(rows)
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """The figures for people."""
-    print(
-        f"{'method':<12}{'samples':>8}{'samples/s':>11}{'slower':>8}"
-        f"{'CPU s/sample':>14}{'x CPU':>7}{'first batch':>13}{'peak':>11}"
-    )
-    for row in rows:
-        print(
-            f"{row['method']:<12}{row['num_samples']:>8.0f}{row['samples_per_second']:>11.2f}"
-            f"{row['times_slower']:>7.2f}x{row['cpu_seconds_per_sample']:>14.4f}{row['times_cpu']:>7.2f}"
-            f"{row['first_batch_seconds']:>11.2f} s{row['peak_bytes'] / 2**20:>7.0f} MiB"
-        )
+        about: dict[str, Any] = {
+            "machine": platform.platform(),
+            "python": platform.python_version(),
+            "av": version("av"),
+        }
+        about |= {"clips": {"num_samples": job.num_samples, "shape": job.shape, "bucket": job.bucket}}
+        about |= {"peers": client.versions(options.peers), "missing": absent}
+        print(json.dumps({**about, "off": summary(off), "on": summary(on), "compared": compared}, indent=2))
+        return
+    print(f"{job.num_samples} clips of {job.bucket}, batches of {job.batch_size}, {job.workers} workers")
+    for title, runs in (("decode off", off), ("decode on", on)):
+        if runs:
+            print_table(title, runs)
+    print("\ntimes better than the best peer of each repeat: median [95 % of the median] (lowest-highest)")
+    for line in compared:
+        low, high = line["interval"]
+        lowest, highest = min(line["ratios"]), max(line["ratios"])
+        print(f"  {line['line']:<40}{line['median']:>7.2f} [{low:.2f}, {high:.2f}] ({lowest:.2f}-{highest:.2f})")
 
 
 if __name__ == "__main__":
