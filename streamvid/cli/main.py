@@ -20,6 +20,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _VERBS = {
+    "bench": "Measure samples a second on this machine, and what limits them.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
     "shard": "Turn a folder of videos into a sealed dataset.",

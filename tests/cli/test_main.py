@@ -13,7 +13,7 @@ import streamvid
 from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
 
-VERBS = ("demo", "plan", "shard", "stats", "train")
+VERBS = ("bench", "demo", "plan", "shard", "stats", "train")
 
 
 def test_version() -> None:

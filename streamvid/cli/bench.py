@@ -1,0 +1,173 @@
+"""streamvid bench: how many samples a second this machine and this store give, and what limits them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from streamvid.cli.console import Progress, print_json, printable, size, table
+from streamvid.cli.plan import parse_sizes
+from streamvid.errors import LoaderError
+from streamvid.video.picture import Accuracy, Pixels
+
+if TYPE_CHECKING:
+    from streamvid.loader.bench import BenchReport
+    from streamvid.loader.bench_verdict import LoaderRun, Need, StoreRun
+
+_EXAMPLES = """\b
+Examples:
+  streamvid bench ds/ --batch-size 4
+  streamvid bench ds/ --max-tokens-per-batch 60000 --step-seconds 0.8 --local-ranks 8
+  streamvid bench ds/ --num-workers 4,8,16 --device cuda --seconds 20
+  streamvid bench ds/ --json | jq .verdict
+
+\b
+Caches are as they are found: the first pass over the store tells what a first epoch is like, if the
+kernel says that it came from a disk; all else is of warm caches. Nothing is written.
+
+\b
+Exit codes: 0 measured (and the step time, if one is asked for, can be kept), 1 it cannot be kept, or
+the dataset cannot be read, 2 wrong usage."""
+
+_LIMITS = {
+    "decoders": "the decode workers, with cores left for more of them",
+    "cores": "decoding, on all the cores there are",
+    "store": "the store",
+    "main": "the main process",
+    "ring": "how many samples may be under way: neither decoders, nor store, nor main process are always at work",
+}
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    words = [] if value is None else value.split(",")
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
+        raise click.BadParameter(f"{value!r} is no list of numbers of workers; write it as 1,2,4", ctx, param)
+    return tuple(int(word) for word in words)
+
+
+@click.command(epilog=_EXAMPLES, short_help="Measure samples a second on this machine, and what limits them.")
+@click.argument("dataset", type=click.Path())
+@click.option(
+    "--batch-size",
+    "sizes",
+    multiple=True,
+    metavar="N|BUCKET=N",
+    help="Samples a step, as for `streamvid plan`.  [default: 4]",
+)
+@click.option("--max-tokens-per-batch", type=int, help="Instead: as many samples of a bucket as fit.")
+@click.option("--num-workers", callback=_numbers, metavar="LIST", help="Runs to make.  [default: 1,2,4 … all cores]")
+@click.option("--seconds", type=float, default=5.0, show_default=True, help="Of each measurement.")
+@click.option("--split", default="train", show_default=True)
+@click.option("--where", metavar="CONDITION", help="Only samples that meet it, e.g. 'window_num_frames > 100'.")
+@click.option("--pixels", type=click.Choice(get_args(Pixels)), help="As the loader's.  [default: as the loader]")
+@click.option("--accuracy", type=click.Choice(get_args(Accuracy)), help="As the loader's.  [default: as the loader]")
+@click.option("--device", help="Where batches go, e.g. cuda.  [default: they stay in memory]")
+@click.option("--prefetch-bytes", type=int, help="As the loader's.  [default: as the loader]")
+@click.option("--step-seconds", type=float, help="How long your training step takes: how many workers does it need?")
+@click.option(
+    "--local-ranks", type=int, default=1, show_default=True, help="Ranks (GPUs) that share this machine, for that."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def command(dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: bool, **given: Any) -> None:
+    """Measure how many samples a second this machine and this store give, with the real loader, and what limits them.
+
+    The store is read alone first, then a loader runs with each number of workers.
+    """
+    from streamvid.loader.bench import BenchOptions, bench
+
+    options = BenchOptions(batch_size=parse_sizes(sizes) if sizes else None, num_local_ranks=local_ranks, **given)
+    progress = Progress()
+    try:
+        report = bench(dataset, options, progress)
+    finally:
+        progress.close()
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+    if report.need is not None and report.need.obstacles:
+        raise LoaderError(
+            f"steps of {report.need.step_seconds:g} s cannot be fed here: {'; '.join(report.need.obstacles)}. Steps of "
+            f"{report.need.fastest_step_seconds:.3g} s can; for shorter ones: {'; '.join(report.verdict.advice)}"
+        )
+
+
+def _print(report: BenchReport) -> None:
+    setting = report.setting
+    pixels = setting.pixels if setting.pixels == "yuv420p" else f"{setting.pixels}, {setting.accuracy}"
+    click.echo(
+        printable(
+            f"{report.dataset}: {report.num_samples} samples in split {report.split}; clips: {setting.clips}; "
+            f"pixels: {pixels}; {setting.num_cores} core(s)"
+        )
+    )
+    click.echo("\nThe store alone, ranges read and checksums proved, nothing decoded:")
+    headers = ["pass", "samples", "samples/s", "MB/s", "read a sample", "of stored", "from a disk"]
+    click.echo(table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)]))
+    click.echo("\nThe loader, nothing done with its batches:")
+    headers = ["workers", "first batch", "samples/s", "batches/s", "decoders busy", "CPU/sample", "main CPU/batch"]
+    click.echo(table(headers, [_run_row(run) for run in report.runs]))
+    click.echo("\nDecoding alone, what a sample keeps one decoder busy for:")
+    _print_buckets(report)
+    _print_verdict(report)
+    if report.need is not None:
+        _print_need(report.need)
+
+
+def _store_row(name: str, run: StoreRun) -> tuple[object, ...]:
+    of_stored = f"{run.num_bytes / max(1, run.num_stored_bytes):.0%}"
+    disk = "unknown" if run.num_disk_bytes is None else f"{min(1.0, run.num_disk_bytes / max(1, run.num_bytes)):.0%}"
+    mean = size(run.num_bytes // max(1, run.num_samples))
+    rates = f"{run.samples_per_second:.1f}", f"{run.bytes_per_second / 1e6:.1f}"
+    return (name, run.num_samples, *rates, mean, of_stored, disk)
+
+
+def _run_row(run: LoaderRun) -> tuple[object, ...]:
+    cpu = run.worker_cpu_seconds
+    return (
+        run.num_workers,
+        f"{run.first_batch_seconds:.2f} s",
+        f"{run.samples_per_second:.1f}",
+        f"{run.num_steps / run.seconds:.2f}",
+        f"{run.decoders_busy:.0%}",
+        "-" if cpu is None else f"{cpu / run.num_samples * 1000:.1f} ms",
+        "-" if run.main_cpu_a_step is None else f"{run.main_cpu_a_step * 1000:.2f} ms",
+    )
+
+
+def _print_buckets(report: BenchReport) -> None:
+    # Of the run that shared the cores with the fewest others, so with the least waiting for one.
+    run = min(report.runs, key=lambda run: run.num_workers)
+    rows = [
+        (
+            one.bucket_id,
+            report.batch_sizes[one.bucket_id],
+            one.num_samples,
+            f"{one.decode_seconds / one.num_samples:.4f} s",
+        )
+        for one in run.buckets
+    ]
+    click.echo(table(["bucket", "batch", "samples", "a sample"], rows))
+
+
+def _print_verdict(report: BenchReport) -> None:
+    verdict = report.verdict
+    click.echo(f"\nlimit: {_LIMITS[verdict.limit]}")
+    for reason in verdict.reasons:
+        click.echo(f"  {reason}")
+    for number, advice in enumerate(verdict.advice):
+        click.echo(f"{'would help: ' if number == 0 else '       then: '}{advice}")
+    for warning in report.warnings:
+        click.echo(printable(f"warning: {warning}"))
+
+
+def _print_need(need: Need) -> None:
+    whose = f"each of {need.num_local_ranks} ranks needs" if need.num_local_ranks > 1 else "a rank needs"
+    click.echo(f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), {need.margin:.0%} to spare")
+    click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in all")
+    if need.heaviest_workers > need.num_workers:
+        click.echo(f"  many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
+    if need.unmeasured:
+        click.echo(f"  not counted, as no sample came: {', '.join(need.unmeasured)}")
+    click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s and longer")
