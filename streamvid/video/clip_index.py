@@ -43,7 +43,7 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PacketWindow:
-    """The packets that some consecutive frames are decoded from, and the range of the clip that holds them.
+    """The packets that a window of frames is decoded from, and the range of the clip that holds them.
 
     - first_byte, num_bytes: of the range. pieces: (start, end, checksum) of its segments; start and end count from
       the range's first byte.
@@ -108,14 +108,16 @@ class ClipIndex:
         """End of the last packet: what the clip has at least."""
         return int((self.offsets + self.sizes).max())
 
-    def window(self, start: int, num_frames: int) -> PacketWindow:
-        """What frames `start` to `start + num_frames - 1`, counted as shown, are decoded from.
+    def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
+        """What `num_frames` frames from number `start` on, every stride-th as shown, are decoded from.
 
         Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
         """
-        wanted = self._order[start : start + num_frames]
-        if start < 0 or len(wanted) != num_frames:
-            raise DecodeError(f"frames {start} to {start + num_frames - 1} are wanted, the clip has {self.num_frames}")
+        last_frame = start + (num_frames - 1) * stride
+        if start < 0 or stride < 1 or num_frames < 1 or last_frame >= self.num_frames:
+            apart = f", {stride} apart," if stride != 1 else ""
+            raise DecodeError(f"frames {start} to {last_frame}{apart} are wanted, the clip has {self.num_frames}")
+        wanted = self._order[start : last_frame + 1 : stride]
         keys = np.flatnonzero(self.flags & KEY)
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):

@@ -19,6 +19,7 @@ from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
+    from av.video.plane import VideoPlane
 
 MATRIX_NUMBERS = {"rgb": 0, "bt709": 1, "fcc": 4, "bt601": 6, "smpte240m": 7, "bt2020": 9}
 RANGE_NUMBERS = {"limited": 1, "full": 2}
@@ -103,25 +104,28 @@ class FrameConverter:
             frame.colorspace, frame.color_range = self._matrix, self._range
             frame = self._chain.run(frame)
         height, width = self._picture.height, self._picture.width
+        planes = frame.planes  # a call that makes objects for all of them
         if self._picture.pixels == "yuv420p":
             luma = height * width
-            np.copyto(memory[:luma].reshape(height, width), self._plane(frame, 0, 2))
+            np.copyto(memory[:luma].reshape(height, width), self._pixels(planes[0], 1))
             size = (height // 2, width // 2)
-            np.copyto(memory[luma : luma + luma // 4].reshape(size), self._plane(frame, 1, 2, 2))
-            np.copyto(memory[luma + luma // 4 :].reshape(size), self._plane(frame, 2, 2, 2))
+            np.copyto(memory[luma : luma + luma // 4].reshape(size), self._pixels(planes[1], 1, 2))
+            np.copyto(memory[luma + luma // 4 :].reshape(size), self._pixels(planes[2], 1, 2))
         elif self._is_planar:
             pixels = memory.reshape(height, width, 3)
             for plane, channel in _PLANAR_RGB:
-                np.copyto(pixels[:, :, channel], self._plane(frame, plane, 2))
+                np.copyto(pixels[:, :, channel], self._pixels(planes[plane], 1))
         else:
-            np.copyto(memory.reshape(height, width, 3), self._plane(frame, 0, 3))
+            np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
-    def _plane(self, frame: VideoFrame, number: int, dimensions: int, step: int = 1) -> NDArray[np.uint8]:
-        """A plane as it is to be seen: upright, (h, w), or (h, w, 3) for 3 `dimensions`."""
-        plane, depth = frame.planes[number], 3 if dimensions == 3 else 1
-        width, height = self._transform.scale_width // step, self._transform.scale_height // step
-        rows = np.frombuffer(memoryview(plane), dtype=np.uint8).reshape(-1, plane.line_size)[:height, : width * depth]
-        pixels = rows.reshape(height, width, depth) if dimensions == 3 else rows
+    def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
+        """A plane as it is to be seen: upright, (h, w), or (h, w, depth) for more than one byte a pixel."""
+        height, width = self._transform.scale_height // step, self._transform.scale_width // step
+        is_flat = depth == 1
+        shape = (height, width) if is_flat else (height, width, depth)
+        strides = (plane.line_size, 1) if is_flat else (plane.line_size, depth, 1)
+        # One call, where frombuffer, reshape and slicing are three; it refuses what is beyond the plane.
+        pixels: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memoryview(plane), 0, strides)
         if self._transform.flip:
             pixels = pixels[:, ::-1]
         return np.rot90(pixels, k=-self._transform.rotation // 90) if self._turns else pixels

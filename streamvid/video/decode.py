@@ -36,10 +36,11 @@ def decode_into(
     out: NDArray[np.uint8],
     *,
     num_frames: int | None = None,
+    stride: int = 1,
     accuracy: Accuracy = "exact",
     limits: Limits = LIMITS,
 ) -> None:
-    """Decode len(out) consecutive frames, in presentation order from frame number `start`, into `out`.
+    """Decode len(out) frames, in presentation order from frame number `start`, every stride-th, into `out`.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
     out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1; frames are scaled to cover (H, W) and centre-cropped
@@ -47,13 +48,14 @@ def decode_into(
     num_frames: how many frames the video is known to have, None to not check it.
 
     Raises DecodeError if the source has other frames than promised or one does not decode (then what `out` holds is
-    undefined), ConfigError if `start` or `out` cannot be. Damage that a codec has no means to notice (VP9, AV1 and HEVC
-    have few) comes out as damaged pixels: checksums are the guard against that. One thread; nothing is kept between
-    calls.
+    undefined), ConfigError if `start`, `stride` or `out` cannot be. Damage that a codec has no means to notice (VP9,
+    AV1 and HEVC have few) comes out as damaged pixels: checksums are the guard against that. One thread; nothing is
+    kept between calls.
     """
-    _check_arguments(start, out)
+    _check_arguments(start, stride, out)
     picture = PictureFormat(out.shape[1], out.shape[2], accuracy=accuracy)
-    decode_pictures(source, start, out.reshape(len(out), -1), picture, num_frames=num_frames, limits=limits)
+    pictures = out.reshape(len(out), -1)
+    decode_pictures(source, start, pictures, picture, num_frames=num_frames, stride=stride, limits=limits)
 
 
 def decode_pictures(
@@ -63,39 +65,47 @@ def decode_pictures(
     picture: PictureFormat,
     *,
     num_frames: int | None = None,
+    stride: int = 1,
     limits: Limits = LIMITS,
 ) -> PictureColor:
     """`decode_into` for pictures of any format, one a row of `out` (T, picture.num_bytes); the colours they have."""
     try:
         with open_video(source, limits) as video:
-            return _decode_window(video, start, out, picture, num_frames)
+            return _decode_window(video, start, stride, out, picture, num_frames)
     except ProbeError as error:
         raise DecodeError(str(error)) from error
 
 
-def _check_arguments(start: int, out: NDArray[np.uint8]) -> None:
+def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
         raise ConfigError(f"out is {out.dtype} of shape {out.shape}, it must be uint8 of shape (T, H, W, 3), not empty")
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writeable")
     if start < 0:
         raise ConfigError(f"start is {start}, it must be 0 or more")
+    if stride < 1:
+        raise ConfigError(f"stride is {stride}, it must be 1 or more: every stride-th frame is taken")
 
 
 def _decode_window(
-    video: VideoFile, start: int, out: NDArray[np.uint8], picture: PictureFormat, num_frames: int | None
+    video: VideoFile,
+    start: int,
+    stride: int,
+    out: NDArray[np.uint8],
+    picture: PictureFormat,
+    num_frames: int | None,
 ) -> PictureColor:
     table = read_packets(video)
-    stop = start + len(out)
+    numbers = range(start, start + len(out) * stride, stride)
     if num_frames is not None and num_frames != len(table.timestamps):
         raise DecodeError(f"the video has {len(table.timestamps)} frames, {num_frames} were promised")
-    if stop > len(table.timestamps):
-        raise DecodeError(f"frames {start} to {stop - 1} are wanted, the video has {len(table.timestamps)}")
+    if numbers[-1] >= len(table.timestamps):
+        raise DecodeError(f"frames {start} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
     problem: DecodeError | None = None
     try:
-        for key_time, key_ordinal in table.decode_starts(start, stop - 1):
+        for key_time, key_ordinal in table.decode_starts(start, numbers[-1]):
             try:
-                return _decode_from(video, table, (key_time, key_ordinal), start, out, picture)
+                return _decode_from(video, table, (key_time, key_ordinal), numbers, out, picture)
             except DecodeError as error:
                 problem = problem or error
             except ProbeError as error:
@@ -110,12 +120,11 @@ def _decode_from(
     video: VideoFile,
     table: PacketTable,
     key: tuple[int, int],
-    start: int,
+    numbers: range,
     out: NDArray[np.uint8],
     picture: PictureFormat,
 ) -> PictureColor:
     """One attempt at the frames, from a key packet (timestamp, ordinal) on."""
-    numbers = range(start, start + len(out))
     packets = _packets_from(video, table, key[1])
     decoder = video.decoder
     set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
@@ -132,11 +141,12 @@ def _decode_from(
     decode_window(
         decoder,
         ((packet, ordinal in ordinals) for ordinal, packet in packets),
-        {table.timestamps[number]: number - start for number in numbers},
+        {table.timestamps[number]: slot for slot, number in enumerate(numbers)},
         take,
         key_time=key[0],
-        first_frame=start,
+        first_frame=numbers.start,
         may_skip=can_skip(video.codec_name, decoder.extradata or b""),
+        stride=numbers.step,
     )
     return converters[0].color
 

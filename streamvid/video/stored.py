@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +50,13 @@ class StoredDecoder:
         picture: PictureFormat,
         *,
         first_frame: int = 0,
+        stride: int = 1,
         num_threads: int = 1,
     ) -> PictureColor:
         """Decode the frames of a PacketWindow, one a row of `out` (T, picture.num_bytes); the colours they have.
 
-        packets, key_time: of the window; data: its byte range. first_frame: its first frame's number, for messages.
+        packets, key_time: of the window; data: its byte range. first_frame: its first frame's number, and stride: as
+        `ClipIndex.window` was asked, for messages.
         Raises DecodeError where a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)
@@ -63,7 +65,7 @@ class StoredDecoder:
             self._make_room(num_pixels)  # before it takes memory of its own
             decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
         try:
-            color = decoder.decode(packets, data, key_time, out, picture, first_frame)
+            color = decoder.decode(packets, data, key_time, out, picture, first_frame, stride)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
         # After an error nothing is known of its state, so that one is not kept.
@@ -93,6 +95,7 @@ class _OpenDecoder:
         out: NDArray[np.uint8],
         picture: PictureFormat,
         first_frame: int,
+        stride: int,
     ) -> PictureColor:
         begin_decoding(self._decoder, self._info)
         found: list[FrameConverter] = []
@@ -111,6 +114,7 @@ class _OpenDecoder:
             key_time=key_time,
             first_frame=first_frame,
             may_skip=self._may_skip,
+            stride=stride,
         )
         self._decoder.flush_buffers()
         return found[0].color
@@ -131,7 +135,8 @@ def _packets(packets: NDArray[np.int64], data: memoryview) -> Iterator[tuple[Pac
 
     for time, offset, size, slot in packets.tolist():
         # A copy: decoders read a little beyond a packet's end, and threads of theirs may hold it for longer.
+        # Packet(data) would be none.
         packet: Packet[Any] = Packet(size)
-        packet.update(bytes(data[offset : offset + size]))
+        packet.update(cast("bytes", data[offset : offset + size]))
         packet.pts = time
         yield packet, slot >= 0

@@ -7,8 +7,7 @@ stops at the packet of the last frame wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError
@@ -43,10 +42,12 @@ def decode_window(
     key_time: int,
     first_frame: int,
     may_skip: bool,
+    stride: int = 1,
 ) -> None:
     """Feed packets, each with whether its picture is wanted, until all of `wanted` (timestamp → slot) has come out.
 
-    key_time: of the key frame that decoding starts at; first_frame: number of the frame in slot 0, for messages.
+    key_time: of the key frame that decoding starts at; first_frame: number of the frame in slot 0, and stride: from a
+    slot to the next, for messages.
     Raises DecodeError where a wanted frame does not come, or comes damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
@@ -62,14 +63,16 @@ def decode_window(
     if missing:
         _take(decoder, None, missing, take, key_time)
     if missing:
-        numbers = sorted(first_frame + slot for slot in missing.values())
+        numbers = sorted(first_frame + slot * stride for slot in missing.values())
         raise DecodeError(f"frames {_brief(numbers)} do not decode: damaged data, or timestamps that lie")
 
 
 def _take(
     decoder: VideoCodecContext, packet: Packet[Any] | None, missing: dict[int, int], take: Take, key_time: int
 ) -> None:
-    with _decode_errors(packet):
+    import av
+
+    try:
         for frame in decoder.decode(packet):
             time = frame.pts
             # Frames shown before the key frame may lean on pictures before it: broken, but not ours.
@@ -77,14 +80,6 @@ def _take(
                 raise DecodeError(f"the video is damaged: the frame at timestamp {time} does not decode cleanly")
             if time in missing:
                 take(frame, missing.pop(time))
-
-
-@contextmanager
-def _decode_errors(packet: Packet[Any] | None) -> Iterator[None]:
-    import av
-
-    try:
-        yield
     except av.FFmpegError as error:
         place = "its end" if packet is None else f"timestamp {packet.pts}"
         raise DecodeError(f"the video does not decode near {place} ({error.strerror})") from error

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.errors import DecodeError, ProbeError
-from streamvid.video import Limits, probe
+from streamvid.errors import ConfigError, DecodeError, ProbeError
+from streamvid.video import Limits, decode_into, probe
 from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, checksum, index_clip
+from streamvid.video.decode import decode_pictures
+from streamvid.video.picture import PictureFormat, Pixels
+from streamvid.video.stored import StoredDecoder
 from streamvid.video.stream_info import StreamInfo
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
 
@@ -205,3 +208,36 @@ def test_two_packets_of_one_time_are_refused(flags: list[int], num_frames: int) 
     """SAMPLE-2: one of them would be handed on for the other, or a frame would be left as the memory had it."""
     with pytest.raises(DecodeError, match="the same timestamp"):
         packets_of([0, 512, 512], [0, 9, 18], [9, 9, 9], flags).window(0, num_frames)
+
+
+@pytest.mark.parametrize("name", ["h264_open_gop.mp4", "vp9_hidden.webm", "variable_rate.mkv", "turn_90.mp4"])
+@pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
+def test_every_other_frame_is_what_all_frames_have_there(clip: ClipFolder, name: str, pixels: Pixels) -> None:
+    """SAMPLE-2: with a stride, frames are those of the full decode, from the packets and from the container."""
+    data, found = clip(name).read_bytes(), indexed(clip(name))
+    picture = PictureFormat(48, 64, pixels)
+    every = np.zeros((found.num_frames, picture.num_bytes), np.uint8)
+    decode_pictures(data, 0, every, picture)
+    decoder = StoredDecoder()
+    for stride, start in ((2, 1), (3, 4), (7, 0)):
+        numbers = range(start, found.num_frames, stride)
+        window = found.window(start, len(numbers), stride)
+        part = memoryview(data)[window.first_byte : window.first_byte + window.num_bytes]
+        stored, plain = (np.zeros((len(numbers), picture.num_bytes), np.uint8) for _ in range(2))
+        decoder.decode(found.info, window.packets, part, window.key_time, stored, picture)
+        decode_pictures(data, start, plain, picture, stride=stride)
+        assert np.array_equal(stored, every[list(numbers)]) and np.array_equal(plain, stored)
+        with pytest.raises(DecodeError, match=f"{stride} apart, are wanted, the clip has {found.num_frames}"):
+            found.window(start, len(numbers) + 1, stride)
+        with pytest.raises(DecodeError, match=f"the video has {found.num_frames}"):
+            decode_pictures(
+                data, start, np.zeros((len(numbers) + 1, picture.num_bytes), np.uint8), picture, stride=stride
+            )
+
+
+def test_strides_that_are_none_are_refused(clip: ClipFolder) -> None:
+    found, out = indexed(clip("h264_open_gop.mp4")), np.zeros((2, 8, 8, 3), np.uint8)
+    with pytest.raises(DecodeError, match="are wanted"):
+        found.window(5, 2, 0)
+    with pytest.raises(ConfigError, match="stride is 0, it must be 1 or more"):
+        decode_into(clip("h264_open_gop.mp4"), 5, out, stride=0)
