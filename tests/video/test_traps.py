@@ -248,3 +248,12 @@ def test_yuv_pictures_of_deep_and_rgb_sources_keep_their_colours(tmp_path: Path)
         found = np.frombuffer(back.read_bytes(), np.uint8).reshape(rgb.shape)
         assert psnr(float(((found.astype(float) - rgb) ** 2).mean())) > 32
         assert np.abs(found.astype(float).mean((0, 1, 2)) - rgb.mean((0, 1, 2))).max() < 1
+
+
+@pytest.mark.parametrize("matrix", ["bt709", "bt2020nc"])
+def test_what_only_the_container_says_is_heeded(tmp_path: Path, matrix: str) -> None:
+    """SAMPLE-2: FFV1 itself has no word for colours, Matroska has."""
+    tags = f"setparams=colorspace={matrix}"
+    path = make(tmp_path / "tagged.mkv", "-c:v ffv1 -level 3 -pix_fmt yuv420p", f"scale=160:90,setsar=1,{tags}", 12)
+    assert probe(path).color_space == matrix.removesuffix("nc")
+    check_both_ways(path)
