@@ -49,6 +49,25 @@ def test_json_alone_is_on_the_output(tiny: Tiny, tmp_path: Path) -> None:
     assert (tiny.report["num_records"], tiny.report["num_samples"], tiny.report["num_rejected"]) == (3, 2, 1)
 
 
+def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-3: encoded as asked, in the tables, as JSON and in `stats`; a dry run encodes nothing and says so."""
+    native = ("--clips", "native", "--crf", "23", "--gop", "8", "--fps", "30000/1001", "--max-clip-seconds", "0.3")
+    planned = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--dry-run")
+    assert "3 input rows, cut into 5 windows = 4 samples + 1 rejected" in planned.stdout
+    assert "to be encoded: " in planned.stdout and "encode" not in planned.stderr and list(tmp_path.iterdir()) == []
+    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native)
+    assert "encode 4/4\n" in done.stderr
+    assert re.search(r"^96x64-5f +5 x 64 x 96 +2 +1 .* dB +[0-9.]+ dB$", done.stdout, re.MULTILINE)
+    assert re.search(r"^encoded: .* of sources as .* of clips, in [0-9.]+ s of CPU$", done.stdout, re.MULTILINE)
+    value = json.loads(run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, *native, "--json").stdout)
+    assert (value["num_records"], value["num_windows"], value["num_samples"], value["num_rejected"]) == (3, 5, 4, 1)
+    stats = run_streamvid("stats", tmp_path / "ds").stdout
+    assert "clips: native" in stats and "encoded: h264 crf 23, gop 8, fps 30000/1001; PSNR-Y " in stats
+    assert "rejected: 1 of 5 windows of 3 input rows" in stats
+    facts = json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)
+    assert facts["encoding"]["fps"] == "30000/1001" and facts["quality"]["psnr_y"]["min"] > 30
+
+
 @pytest.mark.parametrize("output", [(), ("--json",)])
 def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, output: tuple[str, ...]) -> None:
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--dry-run", *output)
@@ -110,6 +129,13 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--val-fraction", "1"), "allowed is 0 to below 1"),
         (("--workers", "0"), "x>=1"),
         (("--seed", "-1"), "seed=-1"),
+        (("--clips", "raw"), "'copy', 'native'"),
+        (("--crf", "20"), "crf=20 stands beside clips='copy'"),
+        (("--clips", "native", "--crf", "x"), "'x' is no number"),
+        (("--clips", "native", "--codec", "vp9"), "allowed are h264"),
+        (("--clips", "native", "--fps", "1/0"), "write it as 24 or 30000/1001"),
+        (("--clips", "native", "--fps", "2000"), "at most 1000"),
+        (("--clips", "native", "--verify", "probe"), "encoding decodes every frame"),
     ],
 )
 def test_bad_options_are_exit_code_2_with_the_remedy(

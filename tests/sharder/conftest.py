@@ -14,6 +14,7 @@ from tests.clips import encode, frames_of
 
 BUCKETS = parse_buckets("96x64@9,64x96@9,96x64@17,64x64@1")
 OPTIONS = {"buckets": BUCKETS, "shard_size_bytes": 12_000, "val_fraction": 0.3, "seed": 5, "workers": 1}
+NATIVE = {**OPTIONS, "clips": "native"}
 
 Tree = dict[str, bytes]
 
@@ -83,4 +84,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     dest = tmp_path_factory.mktemp("built") / "dataset"
     report = shard(source, dest, ShardOptions(**OPTIONS))  # type: ignore[arg-type]
+    return Built(source, dest, report, tree_of(dest))
+
+
+@pytest.fixture(scope="session")
+def native(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The same source with its clips encoded."""
+    dest = tmp_path_factory.mktemp("native") / "dataset"
+    report = shard(source, dest, ShardOptions(**NATIVE))  # type: ignore[arg-type]
     return Built(source, dest, report, tree_of(dest))

@@ -96,6 +96,38 @@ def test_killed_twenty_times_it_ends_with_the_same_bytes(built: Built, tmp_path:
     assert {path.name for path in dest.iterdir()} == {path.name for path in built.dest.iterdir()}
 
 
+def native_moments(num_shards: int, rng: random.Random, count: int) -> list[tuple[str, int, float]]:
+    """Moments in the order of a run: most while clips are encoded and while shards take them."""
+    at = [("encode", min(13, number * 14 // count)) for number in range(count - count // 3)]
+    at += [("build", number * num_shards // (count // 3)) for number in range(count // 3)]
+    delays = {"encode": [0.0, 0.01, 0.05, 0.3], "build": [0.0, 0.01, 0.05]}
+    return [*((phase, done, rng.choice(delays[phase])) for phase, done in at), ("seal", 1, 0.0)]
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(30, marks=pytest.mark.slow)])
+def test_native_clips_killed_at_any_point_end_with_the_same_bytes(native: Built, tmp_path: Path, count: int) -> None:
+    """SHARD-1, SHARD-2: kill -9 while clips are encoded, and while their shards take them out of the staging folder."""
+    dest, rng = tmp_path / "dataset", random.Random(count)
+    hit = set()
+    for moment in native_moments(native.report.num_shards, rng, count):
+        result = run(native, dest, kill=moment, options={"clips": "native", "workers": rng.choice([1, 2, 3])})
+        assert result.returncode in (0, -signal.SIGKILL), result.stderr
+        if result.returncode:
+            hit.add(result.stdout.rpartition("\n")[0].split()[-3])
+        assert (dest / "manifest.json").exists() == (result.returncode == 0)
+    assert {"encode", "build"} <= hit
+    result = run(native, dest, options={"clips": "native", "workers": 1})
+    assert result.returncode == 0, result.stderr
+    assert tree_of(dest) == native.tree
+
+
+def test_an_encoder_that_is_killed_costs_nothing(native: Built, tmp_path: Path) -> None:
+    """SHARD-1, SHARD-3: its clip is encoded again, not lost and not blamed."""
+    result = run(native, tmp_path / "dataset", kill_worker=["encode", 2], options={"clips": "native", "workers": 2})
+    assert result.returncode == 0, result.stderr
+    assert tree_of(tmp_path / "dataset") == native.tree
+
+
 def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
     """SHARD-1, SHARD-3: the tasks of a worker that is killed are done again, not lost and not blamed."""
     for phase, workers in (("probe", 2), ("build", 3)):
@@ -104,18 +136,28 @@ def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
         assert tree_of(tmp_path / phase) == built.tree
 
 
-@pytest.mark.parametrize("phase", ["probe", "build"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        *(
+            (phase, number)
+            for phase in ("probe", "build")
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        ),
+        ("encode", signal.SIGINT),
+        ("encode", signal.SIGKILL),
+    ],
+)
 def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: signal.Signals) -> None:
     """STOP-1: Ctrl-C, SIGTERM and SIGKILL end the workers too, and what is done stays for the next run."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        command(built, tmp_path / "dataset"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, MARK: mark},
+        command(built, tmp_path / "dataset", options={"clips": "native"} if phase == "encode" else {}),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, MARK: mark},
     )  # fmt: skip
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith(phase + (" 1 " if phase == "probe" else "")):
+        if line.startswith(phase + ("" if phase == "build" else " 1 ")):
             break
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)

@@ -1,0 +1,449 @@
+"""Native clips: what `--clips native` makes of the same source folder that copies are tested with."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import webdataset
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError, SealedError, SourceError, StorageError
+from streamvid.sharder import ShardOptions, dry_run, shard
+from streamvid.sharder.assign import sample_key
+from streamvid.video import decode_into, probe
+from tests.clips import encode, frames_of
+from tests.sharder.conftest import NATIVE, Built, tree_of
+from tests.sharder.test_interop import raw_members
+from tests.video.clips import mean_square_errors, run_ffmpeg
+
+DEFAULTS = ShardOptions(**NATIVE)  # type: ignore[arg-type]
+WIDE = parse_buckets("96x64@9")
+
+
+class Stop(Exception):
+    """Raised in a caller's own callback."""
+
+
+def options(**changes: Any) -> ShardOptions:
+    return replace(DEFAULTS, **changes)
+
+
+def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
+    def progress(now: str, count: int, total: int) -> None:
+        if now == phase and count >= done:
+            raise Stop
+
+    return progress
+
+
+def rows_of(dest: Path) -> list[dict[str, Any]]:
+    return list(open_dataset(dest).samples_table().to_pylist())
+
+
+def reasons_of(dest: Path) -> dict[str, str]:
+    return {row["source"]: row["reason"] for row in open_dataset(dest).rejections_table().to_pylist()}
+
+
+def clip_of(dest: Path, row: dict[str, Any]) -> bytes:
+    tar = dest / "shards" / row["bucket_id"] / f"{row['bucket_id']}-{row['shard']:06d}.tar"
+    data = tar.read_bytes()[row["clip_offset"] :][: row["clip_bytes"]]
+    assert len(data) == row["clip_bytes"]
+    return data
+
+
+def rgb(source: Path | bytes, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    out = np.zeros((probe(source).num_frames, *size, 3), np.uint8)
+    decode_into(source, 0, out)
+    return out
+
+
+def nearest(frames: np.ndarray[Any, Any], candidates: np.ndarray[Any, Any]) -> list[int]:
+    """For each frame, the candidate it looks like most."""
+    return [int(mean_square_errors(candidates, frame).argmin()) for frame in frames]
+
+
+@pytest.fixture
+def long_source(tmp_path: Path) -> Path:
+    """One clip of 40 frames, 24 a second."""
+    (tmp_path / "long").mkdir()
+    (tmp_path / "long" / "clip.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 40), options={"g": "12"}))
+    return tmp_path / "long"
+
+
+def test_every_row_is_in_a_shard_or_in_the_rejections(native: Built) -> None:
+    """SHARD-3."""
+    dataset = open_dataset(native.dest)
+    counts = dataset.manifest.counts
+    assert (counts["records"], counts["samples"], counts["rejections"]) == (19, 14, 5)
+    assert len(rows_of(native.dest)) == native.report.num_samples == 14
+    assert len(reasons_of(native.dest)) == native.report.num_rejected == 5
+    assert dataset.manifest.clips == native.report.clips == "native"
+
+
+def test_a_clip_is_its_source_at_the_buckets_size(native: Built) -> None:
+    """SAMPLE-2 for stored bytes: a plain reader gets the source's frames, all of them, at their times."""
+    for row in rows_of(native.dest):
+        bucket = open_dataset(native.dest).manifest.bucket(row["bucket_id"])
+        source, clip = native.source / row["source"], clip_of(native.dest, row)
+        before, after = probe(source), probe(clip)
+        assert (after.width, after.height) == (row["clip_width"], row["clip_height"]) == (bucket.width, bucket.height)
+        assert (after.codec, row["clip_extension"]) == (("mjpeg", "jpg") if before.is_image else ("h264", "mp4"))
+        assert after.codec == row["codec"] and len(clip) == row["clip_bytes"]
+        times = [[(t - info.timestamps[0]) * info.time_base for t in info.timestamps] for info in (before, after)]
+        assert times[0] == times[1]
+        assert row["window_start"] == 0
+        assert row["window_num_frames"] == row["window_source_frames"] == before.num_frames
+        assert (row["source_width"], row["source_height"]) == (before.width, before.height)
+        assert row["source_bytes"] == source.stat().st_size
+        assert row["fps"] == pytest.approx(after.fps) and row["psnr_y"] > 40
+        with av.open(io.BytesIO(clip)) as container:
+            assert len(list(container.decode(video=0))) == before.num_frames
+        size = (bucket.height, bucket.width)
+        assert nearest(rgb(clip, size), rgb(source, size)) == list(range(before.num_frames))
+
+
+def test_the_loader_delivers_the_sources_frames(native: Built) -> None:
+    """SAMPLE-2 end to end: frame i of a batch is the source's nearest, one after the other."""
+    sources = {row["key"]: row["source"] for row in rows_of(native.dest)}
+    delivered = []
+    for split in ("train", "val"):
+        with streamvid.VideoLoader(native.dest, batch_size=1, num_workers=0, split=split, tail="uneven") as loader:
+            for batch in loader:
+                frames = batch.video[0].permute(1, 2, 3, 0).numpy()
+                found = nearest(frames, rgb(native.source / sources[batch.sample_keys[0]], frames.shape[1:3]))
+                assert found == list(range(found[0], found[0] + len(frames)))
+                delivered.append(batch.sample_keys[0])
+    assert sorted(delivered) == sorted(sources)
+
+
+def test_foreign_readers_get_playable_clips(native: Built) -> None:
+    rows = {row["key"]: row for row in rows_of(native.dest)}
+    num_read = 0
+    for tar in sorted(native.dest.rglob("*.tar")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing a tar to the collector
+            read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
+            gc.collect()
+        for sample in read:
+            row, about = rows[sample["__key__"]], json.loads(sample["json"])
+            with av.open(io.BytesIO(sample[row["clip_extension"]])) as container:
+                frames = list(container.decode(video=0))
+            assert len(frames) == about["num_frames"] == row["window_num_frames"]
+            assert (frames[0].width, frames[0].height) == (about["width"], about["height"])
+            num_read += 1
+        offsets = np.frombuffer(Path(f"{tar}.idx").read_bytes(), "<u8")
+        starts = [tar.read_bytes()[at : at + 100].split(b".")[0].decode() for at in offsets[:-1].tolist()]
+        assert starts == [sample["__key__"] for sample in read]
+        assert len({name.partition(".")[2] for name, _ in raw_members(tar.read_bytes())}) == 3
+    assert num_read == len(rows)
+
+
+def test_bytes_do_not_depend_on_workers_place_or_times(native: Built, tmp_path: Path) -> None:
+    """SHARD-1."""
+    own = shutil.copytree(native.source, tmp_path / "own")
+    for path in own.rglob("*.mp4"):
+        os.utime(path, (1, 1))
+    shard(own, tmp_path / "out", options(workers=3))
+    assert tree_of(tmp_path / "out") == native.tree
+    assert not any(str(tmp_path.parent).encode() in data for data in native.tree.values())
+
+
+def test_the_manifest_says_how_and_how_well(native: Built) -> None:
+    manifest = open_dataset(native.dest).manifest
+    assert manifest.encoding is not None and manifest.quality is not None
+    assert {name: manifest.encoding[name] for name in ("codec", "crf", "gop", "fps")} == {
+        "codec": "h264", "crf": 18, "gop": 16, "fps": None,
+    }  # fmt: skip
+    assert manifest.encoding["versions"]["av"] == av.__version__
+    assert manifest.encoding == manifest.build["options"]["encoding"]
+    values = sorted(row["psnr_y"] for row in rows_of(native.dest))
+    of_all = manifest.quality["psnr_y"]
+    assert (of_all["min"], of_all["p5"], of_all["median"]) == (
+        values[0],
+        values[0],
+        pytest.approx((values[6] + values[7]) / 2, abs=1e-3),
+    )
+    assert of_all["mean"] == pytest.approx(np.mean(values), abs=1e-3)
+    assert set(manifest.quality["psnr_y_by_bucket"]) == {bucket.id for bucket in manifest.buckets}
+
+
+def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Path) -> None:
+    report = native.report
+    assert report.encode_seconds is not None and report.encode_seconds > 0
+    assert shard(native.source, native.dest, DEFAULTS) == replace(report, state="already sealed", encode_seconds=None)
+    value = json.loads(json.dumps(report.to_json()))
+    assert value["source_bytes"] == sum((native.source / row["source"]).stat().st_size for row in rows_of(native.dest))
+    assert all(row["min_psnr_y"] <= row["mean_psnr_y"] for row in value["buckets"])
+    dry = dry_run(native.source, tmp_path / "out", DEFAULTS)
+    assert (dry.num_samples, dry.num_rejected, dry.num_bytes, dry.num_shards) == (14, 5, 0, 0)
+    assert dry.rejections == report.rejections and dry.source_bytes == report.source_bytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_encoding_is_another_dataset(native: Built) -> None:
+    for changes, difference in (({"crf": 23}, "encoding"), ({"clips": "copy"}, "clips: .native. there, .copy. asked")):
+        with pytest.raises(SealedError, match=difference):
+            shard(native.source, native.dest, options(**changes))
+
+
+@pytest.mark.parametrize(
+    ("codec", "video", "image"), [("mjpeg", "mjpeg", "mjpeg"), ("ffv1", "ffv1", "png"), ("av1", "av1", "mjpeg")]
+)
+def test_every_codec_makes_a_dataset_that_loads(
+    native: Built, tmp_path: Path, codec: str, video: str, image: str
+) -> None:
+    """Images stay images, PNG where nothing may be lost."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a/clip_1.5s_a.mp4", "c/still.jpg"):
+        shutil.copy(native.source / name, source)
+    shard(source, tmp_path / "out", options(codec=codec, val_fraction=0.0))
+    rows = {row["source"]: row for row in rows_of(tmp_path / "out")}
+    assert {name: row["codec"] for name, row in rows.items()} == {"clip_1.5s_a.mp4": video, "still.jpg": image}
+    assert rows["still.jpg"]["clip_extension"] == ("png" if image == "png" else "jpg")
+    if codec == "ffv1":
+        assert {row["psnr_y"] for row in rows.values()} == {100.0}
+    with streamvid.VideoLoader(tmp_path / "out", batch_size=1, num_workers=0, tail="uneven") as loader:
+        assert sorted(batch.sample_keys[0] for batch in loader) == sorted(row["key"] for row in rows.values())
+
+
+def test_what_is_below_min_psnr_is_rejected_with_the_figure(native: Built, tmp_path: Path) -> None:
+    """SHARD-3: each clip is a sample or a rejection, by the PSNR-Y that the other run has in its index."""
+    found = {row["source"]: row["psnr_y"] for row in rows_of(native.dest)}
+    least = sorted(found.values())[5]
+    report = shard(native.source, tmp_path / "out", options(min_psnr=least))
+    kept = {row["source"]: row["psnr_y"] for row in rows_of(tmp_path / "out")}
+    assert kept == {source: value for source, value in found.items() if value >= least}
+    reasons = reasons_of(tmp_path / "out")
+    for source in found.keys() - kept.keys():
+        assert f"PSNR-Y of {found[source]:.2f} dB, below min_psnr={least:g}" in reasons[source]
+    assert report.num_records == report.num_samples + report.num_rejected == 19
+
+
+def test_long_sources_become_windows_that_share_a_record(long_source: Path, tmp_path: Path) -> None:
+    """SHARD-3: every frame of the source is in exactly one window, and windows never part in splits."""
+    report = shard(long_source, tmp_path / "out", options(buckets=WIDE, max_clip_seconds=0.6, val_fraction=0.5))
+    rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["window_start"])
+    assert [(row["window_start"], row["window_num_frames"]) for row in rows] == [(0, 13), (13, 13), (26, 14)]
+    assert [row["key"] for row in rows] == [
+        sample_key("clip.mp4", row["window_start"], row["window_num_frames"], "96x64-9f") for row in rows
+    ]
+    assert len({row["record_key"] for row in rows}) == len({row["split"] for row in rows}) == 1
+    source = rgb(long_source / "clip.mp4", (64, 96))
+    shown = [nearest(rgb(clip_of(tmp_path / "out", row), (64, 96)), source) for row in rows]
+    assert [number for numbers in shown for number in numbers] == list(range(40))
+    assert (report.num_records, report.num_windows, report.num_samples) == (1, 3, 3)
+    assert report.source_bytes == (long_source / "clip.mp4").stat().st_size
+    again = shard(long_source, tmp_path / "out", options(buckets=WIDE, max_clip_seconds=0.6, val_fraction=0.5))
+    assert again == replace(report, state="already sealed", encode_seconds=None)
+
+
+def test_a_window_that_is_too_short_for_a_bucket_is_made_longer(long_source: Path, tmp_path: Path) -> None:
+    report = shard(long_source, tmp_path / "out", options(buckets=WIDE, max_clip_seconds=0.3, val_fraction=0.0))
+    assert [row["window_num_frames"] for row in rows_of(tmp_path / "out")] == [10] * 4
+    assert report.num_rejected == 0
+
+
+def test_fps_resamples_before_buckets_are_chosen(long_source: Path, tmp_path: Path) -> None:
+    """SAMPLE-2: at half the rate every other frame; what is too short then is rejected with the reason."""
+    (long_source / "short.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 14)))
+    buckets = parse_buckets("96x64@9,96x64@33")
+    shard(long_source, tmp_path / "out", options(buckets=buckets, fps=12, val_fraction=0.0))
+    (row,) = rows_of(tmp_path / "out")
+    assert (row["bucket_id"], row["fps"], row["window_num_frames"], row["window_source_frames"]) == (
+        "96x64-9f", 12.0, 20, 40,
+    )  # fmt: skip
+    clip = rgb(clip_of(tmp_path / "out", row), (64, 96))
+    assert nearest(clip, rgb(long_source / "clip.mp4", (64, 96))) == list(range(0, 40, 2))
+    assert reasons_of(tmp_path / "out") == {
+        "short.mp4": "has 7 frames, the shortest bucket takes 9 (at fps=12; the source has 14)"
+    }
+    with streamvid.VideoLoader(tmp_path / "out", batch_size=1, num_workers=0) as loader:
+        assert [batch.video.shape[2] for batch in loader] == [9]
+
+
+def test_fps_and_windows_together(long_source: Path, tmp_path: Path) -> None:
+    changes = {"buckets": WIDE, "fps": Fraction(30000, 1001), "max_clip_seconds": 0.7, "val_fraction": 0.0}
+    report = shard(long_source, tmp_path / "out", options(**changes))
+    rows = sorted(rows_of(tmp_path / "out"), key=lambda row: row["window_start"])
+    assert sum(row["window_source_frames"] for row in rows) == 40 and report.num_rejected == 0
+    assert all(row["duration_seconds"] <= 0.75 and row["fps"] == pytest.approx(30000 / 1001) for row in rows)
+    source = rgb(long_source / "clip.mp4", (64, 96))
+    for row in rows:
+        shown = nearest(rgb(clip_of(tmp_path / "out", row), (64, 96)), source)
+        assert set(shown) == set(range(row["window_start"], row["window_start"] + row["window_source_frames"]))
+
+
+@pytest.mark.parametrize("clips", ["copy", "native"])
+def test_hdr_is_refused_or_allowed(tmp_path: Path, clips: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "plain.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 10)))
+    tags = "-c:v libx264 -pix_fmt yuv420p10le -x264-params transfer=smpte2084:colorprim=bt2020:colormatrix=bt2020nc"
+    run_ffmpeg("-i", source / "plain.mp4", *tags.split(), source / "hdr.mp4")
+    changes = {"clips": clips, "buckets": WIDE, "val_fraction": 0.0}
+    shard(source, tmp_path / "refused", options(**changes))
+    assert [row["source"] for row in rows_of(tmp_path / "refused")] == ["plain.mp4"]
+    assert "HDR" in reasons_of(tmp_path / "refused")["hdr.mp4"]
+    shard(source, tmp_path / "allowed", options(**changes, hdr="allow"))
+    assert sorted(row["source"] for row in rows_of(tmp_path / "allowed")) == ["hdr.mp4", "plain.mp4"]
+    with streamvid.VideoLoader(tmp_path / "allowed", batch_size=2, num_workers=0) as loader:
+        assert [batch.video.shape[0] for batch in loader] == [2]
+
+
+def test_frames_that_do_not_decode_are_found_where_that_is_asked(tmp_path: Path) -> None:
+    """SHARD-3: native always, copies with verify="decode"; otherwise such a clip is stored as it is."""
+    source = tmp_path / "source"
+    source.mkdir()
+    data = bytearray(encode(frames_of("bikes", 96, 64, 20)))
+    (source / "good.mp4").write_bytes(data)
+    middle = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 2
+    data[middle : middle + 300] = bytes(300)
+    (source / "bad.mp4").write_bytes(data)
+    found = {}
+    for clips, verify in (("copy", None), ("copy", "decode"), ("native", None)):
+        dest = tmp_path / f"{clips}-{verify}"
+        shard(source, dest, options(clips=clips, verify=verify, buckets=WIDE, val_fraction=0.0))
+        found[clips, verify] = reasons_of(dest)
+    assert found["copy", None] == {}
+    for case in (("copy", "decode"), ("native", None)):
+        assert list(found[case]) == ["bad.mp4"] and "decode" in found[case]["bad.mp4"]
+    for clips, verify in (("copy", "probe"), ("native", "decode")):  # what they do anyway
+        assert options(clips=clips, verify=verify).to_json() == options(clips=clips).to_json()
+
+
+def test_an_unfinished_run_encodes_nothing_twice(native: Built, tmp_path: Path) -> None:
+    """SHARD-1: what is encoded stays, under whatever plan; then the staging folder goes."""
+    dest = tmp_path / "out"
+    with pytest.raises(Stop):
+        shard(native.source, dest, DEFAULTS, stop_at("encode", 6))
+    with pytest.raises(Stop):
+        shard(native.source, dest, options(seed=8), stop_at("encode", 9))
+    first: list[int] = []
+    shard(native.source, dest, DEFAULTS, lambda phase, done, _: first.append(done) if phase == "encode" else None)
+    assert first[0] == 9
+    assert tree_of(dest) == native.tree
+
+
+def test_another_encoding_starts_anew(native: Built, tmp_path: Path) -> None:
+    """SHARD-1: clips left from another crf are not taken for these."""
+    dest = tmp_path / "out"
+    with pytest.raises(Stop):
+        shard(native.source, dest, options(crf=40), stop_at("build", 2))
+    first: list[int] = []
+    shard(native.source, dest, DEFAULTS, lambda phase, done, _: first.append(done) if phase == "encode" else None)
+    assert first[0] == 0
+    assert tree_of(dest) == native.tree
+
+
+def test_staged_clips_go_with_their_shard_and_come_back_where_it_is_lost(native: Built, tmp_path: Path) -> None:
+    """SHARD-1: the disk holds each clip once; a shard that was finished and is lost is encoded again."""
+    dest, waiting = tmp_path / "out", []
+
+    def watch(phase: str, done: int, total: int) -> None:
+        if phase == "build":
+            waiting.append(len(list((dest / ".staging" / "clips").iterdir())))
+        if (phase, done) == ("seal", 1):
+            raise Stop
+
+    with pytest.raises(Stop):
+        shard(native.source, dest, DEFAULTS, watch)
+    assert waiting[0] == 14 and waiting[-1] == 0 and waiting == sorted(waiting, reverse=True)
+    lost = sorted(dest.rglob("*.tar"))[:2]
+    for path in lost:
+        path.unlink()
+    shard(native.source, dest, DEFAULTS)
+    assert tree_of(dest) == native.tree
+
+
+def test_a_clip_that_rots_while_it_waits_is_never_stored(native: Built, tmp_path: Path) -> None:
+    dest = tmp_path / "out"
+
+    def damage(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("build", 0):
+            path = sorted((dest / ".staging" / "clips").iterdir())[0]
+            path.write_bytes(bytes(path.stat().st_size))
+
+    with pytest.raises(StorageError, match="was damaged on the disk; run the same command again"):
+        shard(native.source, dest, DEFAULTS, damage)
+    shard(native.source, dest, DEFAULTS)
+    assert tree_of(dest) == native.tree
+
+
+def test_a_file_that_changes_before_it_is_encoded_is_never_stored_unseen(native: Built, tmp_path: Path) -> None:
+    own = shutil.copytree(native.source, tmp_path / "own")
+    victim = own / "more" / "3.mp4"
+
+    def change(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("encode", 0):
+            victim.write_bytes(victim.read_bytes() + b"\0")
+
+    with pytest.raises(SourceError, match=r"more/3.mp4 changed after it was probed; run the same command again"):
+        shard(own, tmp_path / "out", DEFAULTS, change)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    shard(own, tmp_path / "out", DEFAULTS)
+    sizes = {row["source"]: row["source_bytes"] for row in rows_of(tmp_path / "out")}
+    assert sizes["more/3.mp4"] == victim.stat().st_size
+
+
+def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: Path) -> None:
+    (long_source / "meta.csv").write_text("path,caption\nclip.mp4,one\nclip.mp4,two\n")
+    totals = set()
+    report = shard(
+        long_source / "meta.csv", tmp_path / "out", options(buckets=WIDE, shard_size_bytes=1000),
+        lambda phase, done, total: totals.add(total) if phase == "encode" else None,
+    )  # fmt: skip
+    assert totals == {1} and (report.num_samples, report.num_shards) == (2, 2)
+    rows = rows_of(tmp_path / "out")
+    assert {row["text"] for row in rows} == {"one", "two"} and len({row["clip_sha256"] for row in rows}) == 1
+
+
+def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_path: Path) -> None:
+    """SHARD-3: encoding has a wall clock for each clip."""
+    run = options(buckets=WIDE, encode_timeout_seconds=0.0001)
+    with pytest.raises(SourceError, match=r"all 1 records are rejected.*longer than encode_timeout_seconds=0.0001"):
+        shard(long_source, tmp_path / "out", run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clips": "raw"}, "clips='raw': allowed are copy, native"),
+        ({"clips": "copy", "codec": "h264"}, "codec='h264' stands beside clips='copy'"),
+        ({"clips": "copy", "crf": 20}, "crf=20 stands beside"),
+        ({"clips": "copy", "gop": 8}, "gop=8 stands beside"),
+        ({"clips": "copy", "fps": 8}, "fps=8 stands beside"),
+        ({"clips": "copy", "max_clip_seconds": 8}, "max_clip_seconds=8 stands beside"),
+        ({"clips": "copy", "min_psnr": 30}, "min_psnr=30 stands beside"),
+        ({"verify": "probe"}, "verify='probe' stands beside clips='native'"),
+        ({"verify": "hash"}, "verify='hash': allowed are decode, probe"),
+        ({"hdr": "tonemap"}, "hdr='tonemap': allowed are refuse, allow"),
+        ({"codec": "vp9"}, "codec is 'vp9', allowed are h264"),
+        ({"crf": 99}, "crf is 99"),
+        ({"gop": -1}, "gop is -1"),
+        ({"fps": 0}, "fps is 0"),
+        ({"fps": "many"}, "fps is many"),
+        ({"max_clip_seconds": 0}, "max_clip_seconds=0"),
+        ({"min_psnr": 101}, "min_psnr=101"),
+        ({"encode_timeout_seconds": 0}, "encode_timeout_seconds=0"),
+        ({"buckets": parse_buckets("8x16@9", multiple=8)}, "sides of native clips are even"),
+    ],
+)
+def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(**changes)
