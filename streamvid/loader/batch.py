@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,6 +29,14 @@ _DIGEST_PIXELS = 4096
 _DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: places spread evenly over clips of any shape
 
 
+def profiled(name: str) -> AbstractContextManager[Any]:
+    """A span of torch's profiler, where one runs: else it would cost a batch as much as all the rest."""
+    from torch.autograd import profiler
+
+    # A torch that says it otherwise gets the span in any case.
+    return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else nullcontext()
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Planes:
     """yuv420p video that becomes RGB where and when it is asked for: what `yuv420p_to_rgb` takes."""
@@ -44,11 +53,9 @@ class Planes:
 
     def rgb(self) -> torch.Tensor:
         """The video, on the device where the planes are."""
-        import torch
-
         from streamvid.loader.color import yuv420p_to_rgb
 
-        with torch.profiler.record_function("streamvid.yuv420p_to_rgb"):
+        with profiled("streamvid.yuv420p_to_rgb"):
             return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 
 

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamvid.errors import ConfigError
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch import Batch, profiled
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +50,9 @@ class DeviceStage:
         hand_over: called just before a batch goes to the caller with (pending, seconds that the caller waited for it,
         seconds that making it took); what was copied ahead and never came so far has not been handed over.
         """
-        from torch.profiler import record_function
 
         def wait() -> P | None:
-            with record_function("streamvid.wait"):
+            with profiled("streamvid.wait"):
                 return next_pending()
 
         pendings = iter(wait, None)
@@ -75,20 +74,18 @@ class DeviceStage:
         return pending, batch, event, perf_counter() - before
 
     def _copied(self, pending: P, make: Callable[[P], Batch]) -> tuple[Batch, Any]:
-        from torch.profiler import record_function
-
         if self.device is None:
             return make(pending), None
         if self.device.type != "cuda":
             host = make(pending)
-            with record_function("streamvid.copy"):
+            with profiled("streamvid.copy"):
                 is_host = self.device.type == "cpu"
                 return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
         stream = self._side_stream()
         # The host batch is made and dies on the side stream: its place in the ring waits for that stream alone.
         with _cuda().stream(stream):
             host = make(pending)
-            with record_function("streamvid.copy"):
+            with profiled("streamvid.copy"):
                 batch = host.map_tensors(lambda tensor: _send(tensor, stream.device))
             event = stream.record_event()
             del host

@@ -22,6 +22,7 @@ from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
 
 _DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
 _SEED_MASK = (1 << 63) - 1
+_KEPT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,17 @@ class MixPart:
     caption_prefix: str = ""
     caption_dropout: float = 0.0
     name: str = "0"
+    _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
+
+    def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
+        """A shard of `shards`; the last ones asked for are kept, as making one out of the table takes a while."""
+        name = (bucket_id, number)
+        found = self._recent.get(name)
+        if found is None:
+            if len(self._recent) >= _KEPT_SHARDS:
+                self._recent.clear()
+            found = self._recent[name] = self.shards[bucket_id][number]
+        return found
 
     @property
     def num_samples(self) -> int:
@@ -137,7 +149,7 @@ class SampleRequest:
 
     @property
     def shard_info(self) -> ShardInfo:
-        return self.part.shards[self.bucket_id][self.shard]
+        return self.part.shard_info(self.bucket_id, self.shard)
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamvid.loader.arena import Arena, Block
-from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values
+from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values, profiled
 from streamvid.loader.color import color_table
 from streamvid.loader.encoded import EncodedClip
 from streamvid.loader.pending import PendingBatch, StoredClip
@@ -101,7 +101,7 @@ def make_batch(
     import numpy as np
     import torch
 
-    with torch.profiler.record_function("streamvid.make_batch"):
+    with profiled("streamvid.make_batch"):
         request, rows = pending.request, pending.rows
         memory = np.ndarray((pending.num_bytes,), np.uint8, pending.block.memory, pending.block.offset)
         slot = RingSlot(pending.block)

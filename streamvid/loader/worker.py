@@ -175,7 +175,8 @@ def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pid
         answers.send(Answer(os.getpid(), -1, "ready").to_json())
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             task = parse_task(message)
-            answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
+            if isinstance(task, DecodeTask):  # others are over as soon as anybody could make use of knowing
+                answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
             answers.send(runner.run(task).to_json())
     except (BrokenPipeError, ConnectionResetError):
         pass
