@@ -8,6 +8,7 @@ import click
 
 from streamvid.cli.console import Progress, print_json, printable, size, table
 from streamvid.cli.plan import parse_sizes
+from streamvid.cli.shard import ByteSize
 from streamvid.errors import LoaderError
 from streamvid.video.picture import Accuracy, Pixels
 
@@ -35,7 +36,7 @@ _LIMITS = {
     "cores": "decoding, on all the cores there are",
     "store": "the store",
     "main": "the main process",
-    "ring": "how many samples may be under way: neither decoders, nor store, nor main process are always at work",
+    "ring": "memory: prefetch_bytes has no room for as many samples under way as the workers could decode",
 }
 
 
@@ -59,11 +60,11 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 @click.option("--num-workers", callback=_numbers, metavar="LIST", help="Runs to make.  [default: 1,2,4 … all cores]")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="Of each measurement.")
 @click.option("--split", default="train", show_default=True)
-@click.option("--where", metavar="CONDITION", help="Only samples that meet it, e.g. 'window_num_frames > 100'.")
+@click.option("--where", metavar="CONDITION", help="Only samples that meet it, e.g. 'duration_seconds > 10'.")
 @click.option("--pixels", type=click.Choice(get_args(Pixels)), help="As the loader's.  [default: as the loader]")
 @click.option("--accuracy", type=click.Choice(get_args(Accuracy)), help="As the loader's.  [default: as the loader]")
 @click.option("--device", help="Where batches go, e.g. cuda.  [default: they stay in memory]")
-@click.option("--prefetch-bytes", type=int, help="As the loader's.  [default: as the loader]")
+@click.option("--prefetch-bytes", type=ByteSize(), help="As the loader's.  [default: as the loader]")
 @click.option("--step-seconds", type=float, help="How long your training step takes: how many workers does it need?")
 @click.option(
     "--local-ranks", type=int, default=1, show_default=True, help="Ranks (GPUs) that share this machine, for that."
@@ -76,6 +77,8 @@ def command(dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: boo
     """
     from streamvid.loader.bench import BenchOptions, bench
 
+    if given["prefetch_bytes"] is None:
+        del given["prefetch_bytes"]
     options = BenchOptions(batch_size=parse_sizes(sizes) if sizes else None, num_local_ranks=local_ranks, **given)
     progress = Progress()
     try:

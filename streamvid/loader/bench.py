@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
+from streamvid.loader.arguments import memory_options
 from streamvid.loader.bench_store import NUM_FETCH_THREADS, Clock, Progress, measure_store
 from streamvid.loader.bench_verdict import (
     FEW_STEPS,
@@ -24,16 +25,16 @@ from streamvid.loader.bench_verdict import (
     Verdict,
     judge,
     need_of,
-    slowest,
     warnings_of,
 )
-from streamvid.loader.loader import VideoLoader
+from streamvid.loader.limits import usable_cores
+from streamvid.loader.loader import _DEFAULT_PREFETCH_BYTES, VideoLoader
 from streamvid.loader.mix import Mix, as_configs, open_mix
 from streamvid.loader.requests import Selection
 from streamvid.loader.stats import LoaderStats
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import default_costs
-from streamvid.video.picture import Accuracy, Pixels
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 DEFAULT_BATCH_SIZE = 4
 
@@ -64,7 +65,7 @@ class BenchOptions:
     pixels: Pixels | None = None
     accuracy: Accuracy | None = None
     device: str | None = None
-    prefetch_bytes: int | None = None
+    prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES
     step_seconds: float | None = None
     num_local_ranks: int = 1
 
@@ -127,15 +128,15 @@ def bench(
     store = measure_store(selection, options.seconds, progress)
     with _loader(opened, options, 0, selection.batch_sizes) as loader:
         next(iter(loader))  # imports what the first batch of a process needs: no part of what is measured
+    setting = _setting(opened, options, selection.mix, num_cores)
     numbers = options.num_workers or _numbers_of_workers(num_cores)
-    runs = tuple(_measure_loader(opened, options, number, selection.batch_sizes, progress) for number in numbers)
-    setting = _setting(opened, options, num_cores)
+    runs = tuple(_measure_loader(opened, options, number, selection, setting, progress) for number in numbers)
     need = None
     if options.step_seconds is not None:
         sizes = selection.batch_sizes
         need = need_of(
             runs,
-            slowest(store),
+            store,
             steps={name: number / sizes[name] for name, number in samples.items()},
             batch_sizes=sizes,
             step_seconds=options.step_seconds,
@@ -156,26 +157,21 @@ def bench(
     )
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
     if sys.platform != "linux":
         return (0,)  # no workers there
     return tuple(sorted({2**power for power in range(num_cores.bit_length())} | {num_cores}))
 
 
-def _setting(dataset: Dataset, options: BenchOptions, num_cores: int) -> Setting:
-    on_cuda = (options.device or "").startswith("cuda")
+def _setting(dataset: Dataset, options: BenchOptions, mix: Mix, num_cores: int) -> Setting:
     clips = dataset.manifest.clips
+    can_yuv = all(bucket.height % 2 == bucket.width % 2 == 0 for bucket in mix.buckets.values())
+    on_cuda = (options.device or "").startswith("cuda")
     return Setting(
         num_cores=num_cores,
         clips=clips,
-        pixels=options.pixels or ("yuv420p" if on_cuda else "rgb24"),
+        pixels=options.pixels or ("yuv420p" if on_cuda and can_yuv else "rgb24"),
         accuracy=options.accuracy or ("exact" if clips == "copy" else "fast"),
-        on_cuda=on_cuda,
     )
 
 
@@ -202,22 +198,26 @@ def _select(dataset: Dataset, options: BenchOptions) -> Selection:
 
 
 def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int]) -> VideoLoader:
-    memory: dict[str, Any] = {} if options.prefetch_bytes is None else {"prefetch_bytes": options.prefetch_bytes}
     # One rank, whatever launcher this runs under: others are no part of what is measured. Whole batches of all buckets,
     # however few samples they have.
     return VideoLoader(
         dataset, batch_size=sizes, world=World(), num_epochs=None, tail="pad", seed=options.seed, split=options.split,
         where=options.where, device=options.device, pixels=options.pixels, accuracy=options.accuracy,
-        num_workers=num_workers, **memory,
+        num_workers=num_workers, prefetch_bytes=options.prefetch_bytes,
     )  # fmt: skip
 
 
 def _measure_loader(
-    dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int], progress: Progress
+    dataset: Dataset,
+    options: BenchOptions,
+    num_workers: int,
+    selection: Selection,
+    setting: Setting,
+    progress: Progress,
 ) -> LoaderRun:
     clock = Clock(options.seconds, f"{num_workers} worker{'s' if num_workers != 1 else ''}", progress)
     since = time.perf_counter()
-    with _loader(dataset, options, num_workers, sizes) as loader:
+    with _loader(dataset, options, num_workers, selection.batch_sizes) as loader:
         batches = iter(loader)
         next(batches)
         first_batch_seconds = time.perf_counter() - since
@@ -234,7 +234,22 @@ def _measure_loader(
             num_steps += 1
         end = _Mark.of(loader)
     clock.end()
-    return _run_between(start, end, num_workers, first_batch_seconds, buckets)
+    run = _run_between(start, end, num_workers, first_batch_seconds, buckets)
+    return replace(run, room=_room(run, selection, options.prefetch_bytes, setting.pixels))
+
+
+def _room(run: LoaderRun, selection: Selection, prefetch_bytes: int, pixels: Pixels) -> float:
+    """Samples that may be under way, of the mean size of those that came: frames in the ring, clips read ahead."""
+    mix = selection.mix
+    memory = memory_options(
+        prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, tuple(mix.buckets.values()), pixels
+    )
+    frame_bytes = 0
+    for one in run.buckets:
+        bucket = mix.buckets[one.bucket_id]
+        size = bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+        frame_bytes += one.num_samples * size
+    return run.num_samples * min(memory["frame_bytes"] / frame_bytes, memory["clip_bytes"] / run.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +281,7 @@ def _run_between(
         num_fetch_threads=NUM_FETCH_THREADS,
         first_batch_seconds=first_batch_seconds,
         seconds=end.clock - start.clock,
+        room=0.0,
         num_steps=spent.num_steps,
         num_samples=spent.num_samples,
         num_bytes=spent.num_bytes_fetched,

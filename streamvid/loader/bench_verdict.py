@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from streamvid.video.picture import Pixels
+
 MARGIN = 0.2
 """More than the mean that workers are asked to do: steps differ in cost, and machines have other things to do."""
 
@@ -14,11 +16,13 @@ FEW_STEPS = 10
 """Batches: fewer say little."""
 
 _BUSY = 0.85  # of the time: what is at work as much as this is what the rest waits for
+_ROOM = 2  # samples for each decoder: one that it decodes, and one that waits for it
+_TELLING_SECONDS = 0.5  # of a pass over a store: a shorter one mostly opens files
 _ALIKE = 0.95  # of a rate: less is slower
 _STARVED = 0.7  # CPU seconds for each second that decoders were at work: less, and others had the cores
 
 # decoders: the workers there are, with cores left for more; cores: the workers have them all; main: the caller's
-# process; ring: none of them is at work all the time, so too few samples are under way.
+# process; ring: there is no room for as many samples under way as decoders could be at work on.
 Limit = Literal["decoders", "cores", "store", "main", "ring"]
 
 
@@ -59,8 +63,10 @@ class BucketRun:
 class LoaderRun:
     """A loader with so many workers, its caller doing nothing but take batches.
 
-    first_batch_seconds: from making the loader to its first batch. All else is of the time after a warm-up:
-    decode_seconds, fetch_seconds: on the clock, summed over the decoders and the threads that read.
+    first_batch_seconds: from making the loader, of a dataset that is open, to its first batch.
+    All else is of the time after a warm-up. decode_seconds, fetch_seconds: on the clock, summed over the decoders and
+    over the threads that read.
+    room: samples of this mean size that prefetch_bytes let be under way at a time.
     worker_cpu_seconds, main_cpu_seconds: of the workers and of this process; None where they cannot be told apart.
     """
 
@@ -68,6 +74,7 @@ class LoaderRun:
     num_fetch_threads: int
     first_batch_seconds: float
     seconds: float
+    room: float
     num_steps: int
     num_samples: int
     num_bytes: int
@@ -121,9 +128,8 @@ class Setting:
 
     num_cores: int
     clips: str
-    pixels: str
+    pixels: Pixels
     accuracy: str | None
-    on_cuda: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +167,9 @@ class Need:
 
 def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
     """What everything else waited for. store: a pass with as much in the cache as the run had."""
+    decoding: Limit = "cores" if max(1, run.num_workers) >= num_cores else "decoders"
     if run.decoders_busy >= _BUSY:
-        return "cores" if max(1, run.num_workers) >= num_cores else "decoders"
+        return decoding
     if run.cpu_seconds is not None and run.cpu_seconds >= _BUSY * num_cores * run.seconds:
         return "cores"
     shares: dict[Limit, float] = {
@@ -171,7 +178,10 @@ def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
         "main": run.main_busy or 0.0,
     }
     busiest = max(shares, key=lambda name: shares[name])
-    return busiest if shares[busiest] >= _BUSY else "ring"
+    if shares[busiest] >= _BUSY:
+        return busiest
+    # With work waiting for them all the time, what decoders do between two samples is their cost too.
+    return "ring" if run.room < _ROOM * max(1, run.num_workers) else decoding
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
@@ -214,6 +224,8 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
         )
     if num_substituted := sum(run.num_substituted for run in runs):
         found.append(f"{num_substituted} bad samples were replaced by others meanwhile")
+    if passes[0].seconds < _TELLING_SECONDS:
+        found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to tell what the store gives uncached")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
         found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): rough figures; measure for more seconds")
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
@@ -223,8 +235,9 @@ def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_id
 
 
 def slowest(passes: Sequence[StoreRun]) -> StoreRun:
-    """The pass that says what the store gives where it has cached least."""
-    return min(passes, key=lambda one: one.samples_per_second)
+    """The pass that says what the store gives where it has cached least, of those that took long enough to tell."""
+    telling = [one for one in passes if one.seconds >= _TELLING_SECONDS]
+    return min(telling or passes, key=lambda one: one.samples_per_second)
 
 
 def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
@@ -232,7 +245,7 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
         "shard with --clips native: clips of the bucket's size, made for decoding, a fraction of the work and bytes"
     )
     cheaper = [native] if setting.clips != "native" else []
-    if setting.pixels == "rgb24" and not setting.on_cuda:
+    if setting.pixels == "rgb24":
         cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU makes RGB of half the bytes")
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if 1 to 3 levels too dark is good enough")
@@ -252,10 +265,10 @@ def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
     return ("more prefetch_bytes, so that more samples are under way", f"no more than {enough} worker(s) had work")
 
 
-def decoder_seconds(run: LoaderRun) -> dict[str, float]:
+def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
     """Bucket id → seconds that a sample keeps one decoder; where decoders limit, with what lies between two samples."""
     # Decoders that wait for the store or the ring would make this dearer than it is.
-    between = 1 / run.decoders_busy if run.decoders_busy >= _BUSY else 1.0
+    between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
 
 
@@ -267,7 +280,7 @@ def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN
 
 def need_of(
     runs: Sequence[LoaderRun],
-    store: StoreRun,
+    passes: Sequence[StoreRun],
     *,
     steps: Mapping[str, float],
     batch_sizes: Mapping[str, int],
@@ -283,7 +296,8 @@ def need_of(
     """
     # With more workers than cores they wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])
-    costs = decoder_seconds(run)
+    store, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
+    costs = decoder_seconds(run, limit_of(run, fast, num_cores))
     busy = {name: batch_sizes[name] * costs[name] for name, number in steps.items() if number and name in costs}
     num_steps = sum(steps[name] for name in busy)
     mean_busy = _share(sum(steps[name] * busy[name] for name in busy), num_steps)

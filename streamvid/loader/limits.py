@@ -1,8 +1,9 @@
-"""What memory this process may take: the machine's, or less where a control group limits it (containers, Slurm)."""
+"""What memory and cores this process may take: the machine's, or less in a control group (containers, Slurm)."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _GROUPS = Path("/proc/self/cgroup")
@@ -23,6 +24,33 @@ def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
         elif "memory" in controllers.split(","):
             limits += _limits(root / "memory", path, "memory.limit_in_bytes")
     return min(limits)
+
+
+def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
+    """Whole cores that this process may keep busy, at least 1: those it may run on, or fewer where a quota says so."""
+    cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:  # no Linux, or no /proc
+        return int(cores)
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            cores = min([cores, *_quotas(root, path)])
+    return max(1, int(cores))
+
+
+def _quotas(root: Path, path: str) -> list[float]:
+    found = []
+    group = Path(path.lstrip("/"))
+    for place in (group, *group.parents):
+        try:
+            quota, period = (root / place / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota.isdecimal() and period.isdecimal() and int(period):  # else "max"
+            found.append(int(quota) / int(period))
+    return found
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.loader.limits import usable_bytes
+from streamvid.loader.limits import usable_bytes, usable_cores
 
+CORES = len(os.sched_getaffinity(0))
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -36,3 +37,25 @@ def test_the_tightest_group_counts(tmp_path: Path, groups: str, files: dict[str,
 
 def test_no_groups_at_all(tmp_path: Path) -> None:
     assert usable_bytes(tmp_path / "nothing", tmp_path) == MACHINE
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, CORES),
+        ("0::/\n", {"cpu.max": "max 100000"}, CORES),
+        ("0::/\n", {"cpu.max": "100000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),  # half a core is still one to use
+        ("0::/job/step\n", {"job/step/cpu.max": "max 100000", "job/cpu.max": "150000 100000"}, 1),
+        ("0::/\n", {"cpu.max": "100000000 100000"}, CORES),
+        ("0::/\n", {"cpu.max": "nonsense"}, CORES),
+        ("4:memory:/x\n", {"cpu.max": "100000 100000"}, CORES),
+    ],
+)
+def test_a_quota_counts_as_cores(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text + "\n")
+    assert usable_cores(tmp_path / "groups", tmp_path / "fs") == expected
+    assert usable_cores(tmp_path / "nothing", tmp_path) == CORES
