@@ -36,7 +36,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     staging.clips.mkdir(exist_ok=True)
     _remove_all_but({_name(key) for key in wanted}, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
-    todo = [key for key in wanted if key not in journal.findings]
+    todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
     done = len(wanted) - len(todo)
     progress("encode", done, len(wanted))
     with journal:
@@ -97,6 +97,8 @@ def _run(
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
         for number, answer in pool.run(len(samples), task):
             finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
+            if "rejected" in finding:
+                finding["worker_limits"] = _worker_limits(options)
             yield task_key(samples[number]), finding
 
 
@@ -179,9 +181,17 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
     """The rules that findings depend on."""
-    limits = [options.encode_timeout_seconds, options.worker_memory_bytes]
-    rules = {"hdr": options.hdr, "limits": asdict(options.limits), "worker_limits": limits}
-    return {"encode_version": ENCODE_VERSION, "encoding": options.encoding_json(), **rules}
+    rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
+    return {"encode_version": ENCODE_VERSION, **rules}
+
+
+def _holds(finding: dict[str, Any] | None, options: ShardOptions) -> bool:
+    """Whether a clip need not be encoded again. What was rejected under other limits is tried once more."""
+    return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
+
+
+def _worker_limits(options: ShardOptions) -> list[float]:
+    return [options.encode_timeout_seconds, options.worker_memory_bytes]
 
 
 def task_key(sample: PlannedSample) -> Key:

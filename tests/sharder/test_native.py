@@ -297,9 +297,9 @@ def test_hdr_is_refused_or_allowed(tmp_path: Path, clips: str) -> None:
     tags = "-c:v libx264 -pix_fmt yuv420p10le -x264-params transfer=smpte2084:colorprim=bt2020:colormatrix=bt2020nc"
     run_ffmpeg("-i", source / "plain.mp4", *tags.split(), source / "hdr.mp4")
     changes = {"clips": clips, "buckets": WIDE, "val_fraction": 0.0}
-    shard(source, tmp_path / "refused", options(**changes))
-    assert [row["source"] for row in rows_of(tmp_path / "refused")] == ["plain.mp4"]
-    assert "HDR" in reasons_of(tmp_path / "refused")["hdr.mp4"]
+    refused = dry_run(source, tmp_path / "refused", options(**changes))
+    assert refused.num_samples == 1
+    assert [(row.source, "HDR" in row.reason) for row in refused.rejections] == [("hdr.mp4", True)]
     shard(source, tmp_path / "allowed", options(**changes, hdr="allow"))
     assert sorted(row["source"] for row in rows_of(tmp_path / "allowed")) == ["hdr.mp4", "plain.mp4"]
     with streamvid.VideoLoader(tmp_path / "allowed", batch_size=2, num_workers=0) as loader:
@@ -315,14 +315,15 @@ def test_frames_that_do_not_decode_are_found_where_that_is_asked(tmp_path: Path)
     middle = data.index(b"mdat") + (len(data) - data.index(b"mdat")) // 2
     data[middle : middle + 300] = bytes(300)
     (source / "bad.mp4").write_bytes(data)
-    found = {}
-    for clips, verify in (("copy", None), ("copy", "decode"), ("native", None)):
-        dest = tmp_path / f"{clips}-{verify}"
-        shard(source, dest, options(clips=clips, verify=verify, buckets=WIDE, val_fraction=0.0))
-        found[clips, verify] = reasons_of(dest)
-    assert found["copy", None] == {}
-    for case in (("copy", "decode"), ("native", None)):
-        assert list(found[case]) == ["bad.mp4"] and "decode" in found[case]["bad.mp4"]
+    probed = {
+        verify: dry_run(source, tmp_path / "out", options(clips="copy", verify=verify, buckets=WIDE)).rejections
+        for verify in (None, "decode")
+    }
+    assert probed[None] == ()
+    shard(source, tmp_path / "out", options(buckets=WIDE, val_fraction=0.0))
+    encoded = reasons_of(tmp_path / "out")
+    for reasons in (encoded, {row.source: row.reason for row in probed["decode"]}):
+        assert list(reasons) == ["bad.mp4"] and "decode" in reasons["bad.mp4"]
     for clips, verify in (("copy", "probe"), ("native", "decode")):  # what they do anyway
         assert options(clips=clips, verify=verify).to_json() == options(clips=clips).to_json()
 
@@ -414,10 +415,18 @@ def test_the_same_file_in_two_rows_is_encoded_once(long_source: Path, tmp_path: 
 
 
 def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_path: Path) -> None:
-    """SHARD-3: encoding has a wall clock for each clip."""
+    """SHARD-3: encoding has a wall clock for each clip; with more time it is tried again, and nothing else is."""
     run = options(buckets=WIDE, encode_timeout_seconds=0.0001)
     with pytest.raises(SourceError, match=r"all 1 records are rejected.*longer than encode_timeout_seconds=0.0001"):
         shard(long_source, tmp_path / "out", run)
+    with pytest.raises(Stop):
+        shard(long_source, tmp_path / "out", options(buckets=WIDE), stop_at("build", 0))
+    first: list[int] = []
+    shard(
+        long_source, tmp_path / "out", options(buckets=WIDE, encode_timeout_seconds=100),
+        lambda phase, done, _: first.append(done) if phase == "encode" else None,
+    )  # fmt: skip
+    assert first == [1] and len(rows_of(tmp_path / "out")) == 1
 
 
 @pytest.mark.parametrize(
