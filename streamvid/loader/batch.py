@@ -79,7 +79,8 @@ class Batch(Mapping[str, Any]):
     def __init__(self, fields: Mapping[str, Any], on_copy: Callable[[torch.device], None] | None = None) -> None:
         """`on_copy` is told the device whenever `to` has queued copies from this batch's memory to it."""
         object.__setattr__(self, "_fields", dict(fields))
-        self._fields.setdefault("layout", "BCTHW")
+        if "video" in self._fields:
+            self._fields.setdefault("layout", "BCTHW")
         object.__setattr__(self, "_on_copy", on_copy)
 
     _fields: dict[str, Any]

@@ -115,6 +115,8 @@ def make_batch(
             "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
             "loss_weight": request.loss_weight,
         }
+        if "video" in fields:
+            fields["layout"] = layout
         for name in columns:
             fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
         return Batch(fields, slot.copied)
@@ -128,9 +130,9 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[
         pictures = memory.view(num_samples, num_frames, picture.num_bytes)
         matrices, ranges, sitings = zip(*(pending.colors[slot] for slot in range(num_samples)), strict=True)
         table = color_table(matrices, ranges, sitings)
-        return {"video": Planes(pictures, table, picture.height, picture.width, layout), "layout": layout}
+        return {"video": Planes(pictures, table, picture.height, picture.width, layout)}
     video = memory.view(num_samples, num_frames, picture.height, picture.width, 3)
-    return {"video": video.permute(*(RING_LAYOUT.index(name) for name in layout)), "layout": layout}
+    return {"video": video.permute(*(RING_LAYOUT.index(name) for name in layout))}
 
 
 def _clip(stored: StoredClip, memory: torch.Tensor, num_frames: int) -> EncodedClip:

@@ -58,11 +58,53 @@ class PacketWindow:
     key_time: int
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Facts:
+    """What follows from a clip's packets.
+
+    - segments: number of each packet's segment. num_bytes: end of the last packet.
+    - is_sequential: every packet is a frame, in the order of time.
+    """
+
+    segments: Int64s
+    num_bytes: int
+    is_sequential: bool
+
+
+def facts_of(
+    times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
+) -> list[Facts | None]:
+    """Of several clips at once, whose packets stand end to end: clip i has those from edges[i] up to edges[i + 1].
+
+    None for packets that no clip has, or for none.
+    """
+    number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
+    is_first = np.zeros(len(flags), np.bool_)
+    is_first[starts[counts > 0]] = True
+    keys = np.maximum.accumulate(np.where((flags & KEY) > 0, number, 0))
+    segments = np.cumsum(is_first | ((number - keys) % _SEGMENT_PACKETS == 0)) - 1
+    is_right = (sizes >= 1) & (sizes < _MAX_BYTES) & (offsets >= 0) & (offsets < _MAX_BYTES)
+    is_right &= ~is_first | ((flags & KEY) > 0)
+    is_next = is_first | (np.diff(times, prepend=times[:1]) > 0)
+    is_next &= (flags & SHOWN) > 0
+    ends = offsets + sizes
+    found: list[Facts | None] = []
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        mine = slice(start, start + count)
+        if count and is_right[mine].all():
+            own = segments[mine] - segments[start]
+            found.append(Facts(own, int(ends[mine].max()), bool(is_next[mine].all())))
+        else:
+            found.append(None)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class ClipIndex:
     """All packets of a clip in decode order: timestamps, offsets and sizes in bytes, flags (KEY, SHOWN).
 
-    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range.
+    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range. facts: what `facts_of` says
+    of these packets, for whoever has it of many clips at once; they are proved by that.
     Raises DecodeError for packets that no clip has.
     """
 
@@ -72,26 +114,23 @@ class ClipIndex:
     sizes: Int64s
     flags: npt.NDArray[np.uint8]
     checksums: npt.NDArray[np.uint8]
+    facts: Facts | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(self.times), len(self.offsets), len(self.sizes), len(self.flags)}
-        is_whole = len(lengths) == 1 and len(self.times) and self.checksums.shape == (self.num_segments, CHECKSUM_BYTES)
-        if (
-            not is_whole
-            or not (1 <= self.sizes.min() <= self.sizes.max() < _MAX_BYTES)
-            or not (0 <= self.offsets.min() <= self.offsets.max() < _MAX_BYTES)
-            or not self.flags[0] & KEY
-        ):
+        facts = self.facts
+        if facts is None:
+            lengths = {len(self.times), len(self.offsets), len(self.sizes), len(self.flags)}
+            whole = np.array([0, len(self.times)])
+            facts = facts_of(self.times, self.offsets, self.sizes, self.flags, whole)[0] if len(lengths) == 1 else None
+            object.__setattr__(self, "facts", facts)
+        if facts is None or self.checksums.shape != (int(facts.segments[-1]) + 1, CHECKSUM_BYTES):
             raise DecodeError("the packet index is no packet index of a clip; copy the dataset again")
 
-    @cached_property
+    @property
     def segments(self) -> Int64s:
         """Number of each packet's segment."""
-        return _segments(self.flags)
-
-    @property
-    def num_segments(self) -> int:
-        return int(self.segments[-1]) + 1 if len(self.flags) else 0
+        assert self.facts is not None
+        return self.facts.segments
 
     @cached_property
     def _order(self) -> Int64s:
@@ -101,12 +140,14 @@ class ClipIndex:
     @property
     def num_frames(self) -> int:
         """Frames of the clip."""
-        return len(self._order)
+        assert self.facts is not None
+        return len(self.times) if self.facts.is_sequential else len(self._order)
 
     @property
     def num_bytes(self) -> int:
         """End of the last packet: what the clip has at least."""
-        return int((self.offsets + self.sizes).max())
+        assert self.facts is not None
+        return self.facts.num_bytes
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
         """What `num_frames` frames from number `start` on, every stride-th as shown, are decoded from.
@@ -117,23 +158,32 @@ class ClipIndex:
         if start < 0 or stride < 1 or num_frames < 1 or last_frame >= self.num_frames:
             apart = f", {stride} apart," if stride != 1 else ""
             raise DecodeError(f"frames {start} to {last_frame}{apart} are wanted, the clip has {self.num_frames}")
+        first, last, wanted = self._span(start, last_frame, stride)
+        pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
+        packets = np.empty((last + 1 - first, 4), np.int64)
+        packets[:, 0] = self.times[first : last + 1]
+        packets[:, 1] = self.offsets[first : last + 1] - low
+        packets[:, 2] = self.sizes[first : last + 1]
+        packets[:, 3] = -1
+        packets[wanted, 3] = np.arange(num_frames)
+        return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
+
+    def _span(self, start: int, last_frame: int, stride: int) -> tuple[int, int, slice | Int64s]:
+        """The first and the last packet that are decoded, and which of those, counted from the first, are wanted."""
+        assert self.facts is not None
+        keys = np.flatnonzero(self.flags[: last_frame + 1 if self.facts.is_sequential else None] & KEY)
+        if self.facts.is_sequential:
+            first = int(keys[np.searchsorted(keys, start, "right") - 1])
+            return first, last_frame, slice(start - first, None, stride)
         wanted = self._order[start : last_frame + 1 : stride]
-        keys = np.flatnonzero(self.flags & KEY)
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
             raise DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
         first, last = int(usable[-1]), int(wanted.max())
-        pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
-        packets = np.empty((last + 1 - first, 4), np.int64)
-        packets[:, 0] = self.times[first : last + 1]
-        if len(np.unique(packets[:, 0])) < len(packets):
+        if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
             # The loop of window.py knows frames by their times alone.
             raise DecodeError("two packets have the same timestamp in the packet index; copy the dataset again")
-        packets[:, 1] = self.offsets[first : last + 1] - low
-        packets[:, 2] = self.sizes[first : last + 1]
-        packets[:, 3] = -1
-        packets[wanted - first, 3] = np.arange(num_frames)
-        return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
+        return first, last, wanted - first
 
     def _pieces(self, first: int, last: int) -> tuple[tuple[tuple[int, int, bytes], ...], int, int]:
         edges = np.searchsorted(self.segments, np.arange(first, last + 2))
@@ -203,20 +253,15 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
     # What comes before the first key packet is never decoded.
     first = table.keys[0][1]
     parts = (times[first:], offsets[first:], sizes[first:], flags[first:])
-    segments = _segments(parts[3])
-    edges = np.searchsorted(segments, np.arange(int(segments[-1]) + 1))
+    facts = facts_of(*parts, np.array([0, len(parts[0])]))[0]
+    assert facts is not None
+    edges = np.flatnonzero(np.diff(facts.segments, prepend=-1))
     lows, highs = np.minimum.reduceat(parts[1], edges), np.maximum.reduceat(parts[1] + parts[2], edges)
     if (highs - lows).sum() > 2 * len(data):
         return None  # packets lie so that what a segment spans is mostly something else
     view = memoryview(data)
     digests = b"".join(checksum(view[low:high]) for low, high in zip(lows.tolist(), highs.tolist(), strict=True))
-    return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES))
-
-
-def _segments(flags: npt.NDArray[np.uint8]) -> Int64s:
-    number = np.arange(len(flags))
-    keys = np.maximum.accumulate(np.where(flags & KEY, number, 0))
-    return np.cumsum((number - keys) % _SEGMENT_PACKETS == 0) - 1
+    return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES), facts)
 
 
 def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:

@@ -206,11 +206,12 @@ CHANGES: dict[str, Callable[[dict[str, list[Any]]], None]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_numbers_that_no_clip_has_are_refused(name: str) -> None:
-    """SAFE-1: naming the row; the one beside it is as it was."""
+    """SAFE-1: naming the row, beside which others are as they were; or the table, where its columns do not fit."""
     data = rewritten(CHANGES[name])
-    assert_equal(tables(data, 2).clip(0), SMALL)
-    with pytest.raises(IntegrityError, match=f"{WHERE}, row 1: "):
+    with pytest.raises(IntegrityError, match=f"{WHERE}(, row 1: | cannot be read )"):
         tables(data, 2).clip(1)
+    if name not in {"fewer sizes", "fewer flags", "fewer times", "null for a list", "null in a list", "null among flags"}:
+        assert_equal(tables(data, 2).clip(0), SMALL)
 
 
 def stream_text(**values: Any) -> str:

@@ -115,8 +115,8 @@ def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: in
     shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
     shard.unlink()
     os.mkfifo(shard)
-    options = {"num_workers": num_workers, "sample_timeout_seconds": 1.0}
-    says = rf"{root}: sample 96x64-5f-2 \(number 0 of .*-000001.tar.*reading its clip.*sample_timeout_seconds=1;"
+    options = {"num_workers": num_workers, "sample_timeout_seconds": 4.0}  # longer than workers take to start
+    says = rf"{root}: sample 96x64-5f-2 \(number 0 of .*-000001.tar.*reading its clip.*sample_timeout_seconds=4;"
     with opened(open_dataset(root), [(0, 0), (0, 1), (1, 0), (0, 0)], **options) as (pipeline, run):
         assert read_until(pipeline, run, SampleError, says) == ["96x64-5f-0", "96x64-5f-1"]
         assert pipeline.substituted == []

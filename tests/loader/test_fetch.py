@@ -27,7 +27,7 @@ def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> N
             for (shard, place), expected in zip(places, everything, strict=True):
                 row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False))
                 assert row.pop("columns") == {"score": expected["user.score"], "where": expected["user.place"]}
-                assert row.pop("packets") is None
+                assert row.pop("place") is None and row.pop("row") == place
                 assert row == {name: expected[name] for name in row} and "clip_sha256" in row
                 largest = max(largest, rows.num_bytes)
         assert 0 < largest <= max(cached_bytes, 4 * 200), (cached_bytes, largest)
@@ -40,7 +40,7 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     mix_part, bucket = part_of(source)
     sample = SampleRequest(mix_part, bucket.id, 0, 0, 0, False)
     row = IndexRows().row(sample)
-    part = clip_part(row, sample, 1)
+    part = clip_part(row, None, 0, 1)
     block = memoryview(bytearray(part.block_bytes))
     good = read_part(source, shard, row, part, block)
     assert good.problem is None and good.num_bytes == len(block) == row["clip_bytes"]
