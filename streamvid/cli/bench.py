@@ -14,7 +14,8 @@ from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
     from streamvid.loader.bench import BenchReport
-    from streamvid.loader.bench_verdict import LoaderRun, Need, StoreRun
+    from streamvid.loader.bench_figures import LoaderRun, StoreRun
+    from streamvid.loader.bench_verdict import Need
 
 _EXAMPLES = """\b
 Examples:

@@ -14,19 +14,9 @@ from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arguments import memory_options
+from streamvid.loader.bench_figures import BucketRun, LoaderRun, Setting, StoreRun
 from streamvid.loader.bench_store import NUM_FETCH_THREADS, Clock, Progress, measure_store
-from streamvid.loader.bench_verdict import (
-    FEW_STEPS,
-    BucketRun,
-    LoaderRun,
-    Need,
-    Setting,
-    StoreRun,
-    Verdict,
-    judge,
-    need_of,
-    warnings_of,
-)
+from streamvid.loader.bench_verdict import FEW_STEPS, Need, Verdict, judge, need_of, warnings_of
 from streamvid.loader.limits import usable_cores
 from streamvid.loader.loader import _DEFAULT_PREFETCH_BYTES, VideoLoader
 from streamvid.loader.mix import Mix, as_configs, open_mix
@@ -38,7 +28,7 @@ from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 DEFAULT_BATCH_SIZE = 4
 
-_WARM_UP = 0.2  # of each measurement's seconds
+_WARM_UP, _MOST_WARM_UP = 0.2, 1.0  # in each measurement's seconds, before they begin
 _MOST = 2.0  # of these seconds, where batches are few
 _MAX_SECONDS = 3600.0
 
@@ -222,8 +212,10 @@ def _measure_loader(
         next(batches)
         first_batch_seconds = time.perf_counter() - since
         clock.start()
-        while clock.share < _WARM_UP:
+        # Batches that lie ready were made before: handed over within the time they would count as made in it.
+        while clock.share < _WARM_UP or (loader.stats().queue_depth and clock.share < _MOST_WARM_UP):
             next(batches)
+        clock.start()
         start, buckets = _Mark.of(loader), dict[str, tuple[int, float]]()
         num_steps = 0
         while not (clock.share >= 1 and (num_steps >= FEW_STEPS or clock.share >= _MOST)) or not num_steps:

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from streamvid.loader.bench_verdict import StoreRun
+from streamvid.loader.bench_figures import StoreRun
 from streamvid.loader.fetch import (
     TABLE_BYTES,
     ClipPart,

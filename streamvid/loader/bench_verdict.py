@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from streamvid.video.picture import Pixels
+from streamvid.loader.bench_figures import LoaderRun, Setting, StoreRun, share
 
 MARGIN = 0.2
 """More than the mean that workers are asked to do: steps differ in cost, and machines have other things to do."""
@@ -24,112 +24,6 @@ _STARVED = 0.7  # CPU seconds for each second that decoders were at work: less, 
 # decoders: the workers there are, with cores left for more; cores: the workers have them all; main: the caller's
 # process; ring: there is no room for as many samples under way as decoders could be at work on.
 Limit = Literal["decoders", "cores", "store", "main", "ring"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreRun:
-    """One pass over ranges of clips, each read and proved by its checksum, nothing decoded.
-
-    num_bytes: read; num_stored_bytes: of the whole clips. num_bad: samples whose checksum was wrong.
-    num_disk_bytes: what the kernel fetched from a disk meanwhile; None where it does not say.
-    """
-
-    num_samples: int
-    num_bytes: int
-    num_stored_bytes: int
-    seconds: float
-    num_bad: int = 0
-    num_disk_bytes: int | None = None
-
-    @property
-    def samples_per_second(self) -> float:
-        return _share(self.num_samples, self.seconds)
-
-    @property
-    def bytes_per_second(self) -> float:
-        return _share(self.num_bytes, self.seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketRun:
-    """What samples of one bucket took to decode, in seconds of decoders, within a LoaderRun."""
-
-    bucket_id: str
-    num_samples: int
-    decode_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRun:
-    """A loader with so many workers, its caller doing nothing but take batches.
-
-    first_batch_seconds: from making the loader, of a dataset that is open, to its first batch.
-    All else is of the time after a warm-up. decode_seconds, fetch_seconds: on the clock, summed over the decoders and
-    over the threads that read.
-    room: samples of this mean size that prefetch_bytes let be under way at a time.
-    worker_cpu_seconds, main_cpu_seconds: of the workers and of this process; None where they cannot be told apart.
-    """
-
-    num_workers: int
-    num_fetch_threads: int
-    first_batch_seconds: float
-    seconds: float
-    room: float
-    num_steps: int
-    num_samples: int
-    num_bytes: int
-    num_substituted: int
-    decode_seconds: float
-    fetch_seconds: float
-    buckets: tuple[BucketRun, ...]
-    worker_cpu_seconds: float | None = None
-    main_cpu_seconds: float | None = None
-
-    @property
-    def samples_per_second(self) -> float:
-        return _share(self.num_samples, self.seconds)
-
-    @property
-    def decoders_busy(self) -> float:
-        """The share of their time that decoders were at work: 0..1."""
-        return min(1.0, _share(self.decode_seconds, max(1, self.num_workers) * self.seconds))
-
-    @property
-    def readers_busy(self) -> float:
-        """The share of their time that threads read: 0..1."""
-        return min(1.0, _share(self.fetch_seconds, self.num_fetch_threads * self.seconds))
-
-    @property
-    def main_busy(self) -> float | None:
-        """The share of one core that this process took: 0..1."""
-        return None if self.main_cpu_seconds is None else min(1.0, _share(self.main_cpu_seconds, self.seconds))
-
-    @property
-    def main_cpu_a_step(self) -> float | None:
-        """CPU seconds of this process a batch."""
-        return None if self.main_cpu_seconds is None else _share(self.main_cpu_seconds, self.num_steps)
-
-    @property
-    def cpu_seconds(self) -> float | None:
-        """CPU seconds of all its processes."""
-        if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
-            return None
-        return self.worker_cpu_seconds + self.main_cpu_seconds
-
-    @property
-    def cpu_a_decode(self) -> float | None:
-        """CPU seconds of the workers for each second that they were at work: below 1 where others had the cores."""
-        return None if self.worker_cpu_seconds is None else _share(self.worker_cpu_seconds, self.decode_seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the runs were made with, as far as advice depends on it. clips: how the dataset holds them."""
-
-    num_cores: int
-    clips: str
-    pixels: Pixels
-    accuracy: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +68,7 @@ def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
         return "cores"
     shares: dict[Limit, float] = {
         # A store whose reads overlap gives no more alone than here, however little each thread waits.
-        "store": max(run.readers_busy, min(1.0, _share(run.samples_per_second, store.samples_per_second))),
+        "store": max(run.readers_busy, min(1.0, share(run.samples_per_second, store.samples_per_second))),
         "main": run.main_busy or 0.0,
     }
     busiest = max(shares, key=lambda name: shares[name])
@@ -189,12 +83,17 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     limit = limit_of(best, fast, setting.num_cores)
+    more = max((run for run in runs if run.num_workers > best.num_workers), key=_rate, default=None)
+    if more is not None and limit == "decoders":
+        limit = "cores"  # more workers were tried, and found no core that was free
     reasons = [
         f"{best.num_workers} worker(s) gave {best.samples_per_second:.1f} samples/s; decoders were at work "
         f"{best.decoders_busy:.0%} of the time",
         f"the store alone gave {fast.samples_per_second:.1f} samples/s; the threads that read were at work "
         f"{best.readers_busy:.0%} of the time",
     ]
+    if more is not None:
+        reasons.append(f"{more.num_workers} workers gave less, {more.samples_per_second:.1f} samples/s")
     if limit != "store" and slow.samples_per_second < best.samples_per_second:
         reasons.append(
             f"but its slowest pass gave {slow.samples_per_second:.1f} samples/s: what is not cached yet comes no faster"
@@ -207,6 +106,10 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
             "container's limit or a host that is shared took the rest"
         )
     return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
+
+
+def _rate(run: LoaderRun) -> float:
+    return run.samples_per_second
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
@@ -300,8 +203,8 @@ def need_of(
     costs = decoder_seconds(run, limit_of(run, fast, num_cores))
     busy = {name: batch_sizes[name] * costs[name] for name, number in steps.items() if number and name in costs}
     num_steps = sum(steps[name] for name in busy)
-    mean_busy = _share(sum(steps[name] * busy[name] for name in busy), num_steps)
-    mean_samples = _share(sum(steps[name] * batch_sizes[name] for name in busy), num_steps)
+    mean_busy = share(sum(steps[name] * busy[name] for name in busy), num_steps)
+    mean_samples = share(sum(steps[name] * batch_sizes[name] for name in busy), num_steps)
     heaviest = max(busy, key=lambda name: busy[name])
     num_workers = workers_for(mean_busy, step_seconds, margin)
     main_seconds = run.main_cpu_a_step or 0.0
@@ -309,7 +212,7 @@ def need_of(
     rate = num_local_ranks * mean_samples / step_seconds
     fastest = {
         "cores": cores * step_seconds / num_cores,
-        "store": (1 + margin) * _share(num_local_ranks * mean_samples, store.samples_per_second),
+        "store": (1 + margin) * share(num_local_ranks * mean_samples, store.samples_per_second),
         "main": (1 + margin) * main_seconds,
     }
     obstacles = []
@@ -334,7 +237,3 @@ def need_of(
         unmeasured=tuple(sorted(name for name, number in steps.items() if number and name not in costs)),
         obstacles=tuple(obstacles),
     )
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole > 0 else 0.0
