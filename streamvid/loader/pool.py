@@ -35,7 +35,7 @@ _START += "main(*map(int, sys.argv[1:6]))"
 _END_SECONDS = 5.0
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
-_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
 
 class Decoder(Protocol):
