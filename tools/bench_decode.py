@@ -1,162 +1,389 @@
-"""What decoding 16 frames costs: whole-file decode, plain PyAV seek, and streamvid, on the same windows.
+"""What decoding costs: streamvid on clips as they are and on native ones, its peers, and the decoder alone.
 
-    python tools/bench_decode.py CLIPS... [--repeats 5] [--json]
+    python -m tools.bench_decode [--clips FILES_OR_FOLDERS...] [--peers PYTHON] [--sizes 192x336,480x848]
+        [--num-frames 16,49,97] [--strides 1,2] [--windows 2] [--repeats 5] [--json]        (from the checkout's root)
 
-CLIPS are video files or folders of them. Methods take turns within each repeat, so that a noisy machine hurts all
-alike; CPU milliseconds a sample (one core), the median of the repeats, ratios of paired runs.
+Without --clips, those of tools/bench_clips.py: real footage of 1080p and 720p. Any other clips will do as well; nothing
+is tuned to these. --peers is the Python of the peers' environment (`make peers`, .peers/bin/python); without it, only
+what PyAV can do is compared. Native clips (crf 18) are made once, into .cache/bench_clips/native.
+
+Figures are CPU milliseconds a sample, of the whole process that decodes, one decoding thread, for random windows. The
+same windows for all; in each repeat methods take turns in random order. Files are in memory. Opening a file is part of
+a peer's cost; of ours, `window()` of the packet index and the checksums of the byte range. Outputs are read within the
+measured part, a byte of each cache line. RGB "fast" is swscale's default, as the peers have it; "exact" is streamvid's
+default. Methods:
+
+- opensora, pyav_seek, torchcodec, decord: see tools/peers/decode.py. Open-Sora's costs minutes and does not hang on the
+  window: one window a repeat, of the first --num-frames and --strides only. torchcodec is the cheapest of its three
+  ways, the approximate one only where its pixels are those of the exact one. best_peer: the cheapest of PyAV seek,
+  torchcodec and decord, anew in each repeat.
+- ours_*: the source from its packet index; native_*: the native clip. *_aligned starts at a key frame.
+- native_plain: plain PyAV on the same native clip, to_ndarray("rgb24").
+- decode_only, native_decode_only: the same packets through a decoder that is kept; nothing is converted.
+
+Per cell (clip, size, frames, stride): medians over repeats of paired ratios. Over cells: geometric means, the worst
+cell, and in brackets the geometric mean in the lowest and highest repeat. A clip that a peer fails on is named, with
+the reason, and counts in none of that peer's ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import logging
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
-import av
-import numpy as np
-from numpy.typing import NDArray
+from streamvid.video.encoding import Encoding, encoder_versions
+from tools.bench_clips import FOLDER, corpus_sources, find_clips, make_clips
+from tools.bench_native import machine
+from tools.bench_ratios import Cell, Costs, Line, check, ratio
+from tools.peers.client import PYTHON, Answer, PeerFailure, decode_ours, decode_peers
 
-from streamvid.errors import ProbeError, StreamvidError
-from streamvid.video import VideoInfo, decode_into, probe
+OURS = ("ours_fast", "ours_exact", "ours_yuv", "decode_only")
+NATIVE = {"native_fast": "ours_fast", "native_exact": "ours_exact", "native_yuv": "ours_yuv"}
+ALIGNED = {f"{name}_aligned": method for name, method in NATIVE.items()}
+NATIVE_OTHERS = {"native_plain": "plain", "native_decode_only": "decode_only"}
+TORCHCODEC = ("torchcodec", "torchcodec_approximate", "torchcodec_torch")
+PEERS = ("pyav_seek", *TORCHCODEC, "decord")
+BEST_OF = ("pyav_seek", "torchcodec", "decord")
+ORDER = (
+    *("opensora", "torchcodec", "decord", "pyav_seek", "best_peer", *OURS),
+    *("native_plain", *NATIVE, *ALIGNED, "native_decode_only"),
+)
 
-SIZES = {"256px 192x336": (192, 336), "480p 480x848": (480, 848)}
-SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".ts"}
-Method = Callable[[bytes, VideoInfo, int, NDArray[np.uint8]], None]
-
-
-class _Bytes:
-    """A file over bytes, for PyAV."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = memoryview(data), 0
-
-    def read(self, size: int) -> bytes:
-        piece = bytes(self._data[self._at : self._at + size])
-        self._at += len(piece)
-        return piece
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, len(self._data))[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+_LOG = logging.getLogger(__name__)
 
 
-def whole_file(data: bytes, info: VideoInfo, start: int, out: NDArray[np.uint8]) -> None:
-    """Every frame to RGB at full size, then the wanted ones resized: what training code often does."""
-    with av.open(_Bytes(data), "r") as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    for picture, pixels in zip(out, frames[start : start + len(out)], strict=True):
-        _cover(av.VideoFrame.from_ndarray(pixels, format="rgb24"), picture)
+class Asked(Protocol):
+    def ask(self, **request: object) -> Answer: ...
 
 
-def plain_seek(data: bytes, info: VideoInfo, start: int, out: NDArray[np.uint8]) -> None:
-    """Seek by timestamp, decode from the key frame on, convert the wanted frames; one thread."""
-    wanted = info.timestamps[start : start + len(out)]
-    with av.open(_Bytes(data), "r") as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        stream.codec_context.thread_type = av.codec.context.ThreadType(0)
-        container.seek(wanted[0], stream=stream)
-        slot = 0
-        for frame in container.decode(stream):
-            if frame.pts is not None and frame.pts >= wanted[slot]:
-                _cover(frame, out[slot])
-                slot += 1
-                if slot == len(out):
-                    return
+@dataclass(frozen=True)
+class Job:
+    """A clip at a size, and the windows to take of it."""
+
+    path: Path
+    native: Path
+    source_height: int
+    clip_frames: int
+    height: int
+    width: int
+    num_frames: int
+    stride: int
+    has_opensora: bool
+
+    def starts(self, repeat: int, windows: int) -> list[int]:
+        """Of a repeat's windows: the same for a clip, whatever the size."""
+        draw = random.Random(f"{self.path.name} {self.num_frames} {self.stride} {repeat}")
+        return [draw.randint(0, self.clip_frames - 1 - self.reach) for _ in range(windows)]
+
+    @property
+    def reach(self) -> int:
+        return (self.num_frames - 1) * self.stride
 
 
-def streamvid(data: bytes, info: VideoInfo, start: int, out: NDArray[np.uint8]) -> None:
-    """decode_into."""
-    decode_into(data, start, out, num_frames=info.num_frames)
+@dataclass
+class Machines:
+    """Who is asked: a process of ours, and the peers' if there is one."""
+
+    ours: Asked
+    peers: Asked | None
+    failed: dict[str, str]
+
+    def calls(self, job: Job, start: int, with_opensora: bool) -> dict[str, tuple[Asked, str, Path, int]]:
+        """Method → who is asked, its name there, the file, the window's start."""
+        aligned = start // Encoding().gop * Encoding().gop
+        calls = {name: (self.ours, name, job.path, start) for name in OURS}
+        calls |= {name: (self.ours, method, job.native, start) for name, method in (NATIVE | NATIVE_OTHERS).items()}
+        calls |= {name: (self.ours, method, job.native, aligned) for name, method in ALIGNED.items()}
+        if self.peers is None:
+            return calls | {"pyav_seek": (self.ours, "seek", job.path, start)}
+        peers = (*PEERS, "opensora") if with_opensora else PEERS
+        return calls | {name: (self.peers, name, job.path, start) for name in peers if name not in self.failed}
 
 
-METHODS: dict[str, Method] = {"whole file": whole_file, "plain seek": plain_seek, "streamvid": streamvid}
+@contextmanager
+def machines(python: Path | None) -> Iterator[Machines]:
+    """Both processes; they end with the block."""
+    with ExitStack() as stack:
+        ours = stack.enter_context(decode_ours())
+        peers = stack.enter_context(decode_peers(python)) if python is not None else None
+        failed = dict(peers.ask(method="versions")["missing"]) if peers is not None else {}
+        yield Machines(ours, peers, failed)
 
 
-def _cover(frame: av.VideoFrame, picture: NDArray[np.uint8]) -> None:
-    height, width = picture.shape[:2]
-    scale = max(height / frame.height, width / frame.width)
-    full_height, full_width = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
-    pixels = frame.reformat(full_width, full_height, "rgb24", interpolation="AREA").to_ndarray()
-    top, left = (full_height - height) // 2, (full_width - width) // 2
-    picture[:] = pixels[top : top + height, left : left + width]
+def prepare(ours: Asked, paths: list[Path], sizes: list[tuple[int, int]], folder: Path) -> dict[Path, Any]:
+    """Facts of each clip that can be compared, native clips made; what cannot is named."""
+    found = {}
+    for path in paths:
+        facts = ours.ask(method="facts", path=str(path))
+        for height, width in sizes:
+            target = native_path(path, height, width, folder)
+            if "error" not in facts and not target.exists():
+                _LOG.info("making %s", target)
+                made = ours.ask(method="encode", path=str(path), height=height, width=width, save=str(target))
+                facts |= {"error": made["error"]} if "error" in made else {}
+        if "error" in facts:
+            _LOG.warning("left out: %s: %s", path, facts["error"])
+        else:
+            found[path] = facts
+    return found
 
 
-def start_of(info: VideoInfo, repeat: int, num_frames: int) -> int:
-    """The window that a repeat takes of a clip."""
-    return random.Random(f"{repeat} {info.timestamps[-1]}").randint(0, info.num_frames - num_frames)
+def native_path(path: Path, height: int, width: int, folder: Path) -> Path:
+    """Where a native clip is kept: another one if the source, the encoding or the encoder is another."""
+    stat = path.stat()
+    about = (str(path.resolve()), stat.st_size, stat.st_mtime_ns, Encoding().encoder_options(), encoder_versions())
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{path.stem}-{height}x{width}-{digest}.mp4"
 
 
-def load(path: Path, repeats: int, num_frames: int) -> tuple[bytes, VideoInfo] | None:
-    """A clip that every window of decodes; None, with a line on standard error, for one that cannot be compared."""
-    data, out = path.read_bytes(), np.empty((num_frames, 64, 64, 3), np.uint8)
-    try:
-        info = probe(data)
-        if info.num_frames < num_frames:
-            raise ProbeError(f"has {info.num_frames} frames, {num_frames} are wanted")
-        for repeat in range(repeats):
-            decode_into(data, start_of(info, repeat, num_frames), out)
-    except StreamvidError as error:
-        print(f"left out: {path}: {error}", file=sys.stderr)
+def make_jobs(facts: dict[Path, Any], options: argparse.Namespace) -> list[Job]:
+    """All cells that the clips are long enough for."""
+    jobs = []
+    for path, fact in facts.items():
+        for height, width in options.sizes:
+            for num_frames in options.num_frames:
+                for stride in options.strides:
+                    is_first = (num_frames, stride) == (options.num_frames[0], options.strides[0])
+                    job = Job(
+                        *(path, native_path(path, height, width, options.native), fact["height"], fact["num_frames"]),
+                        *(height, width, num_frames, stride, is_first and not options.no_opensora),
+                    )
+                    if job.reach < job.clip_frames:
+                        jobs.append(job)
+                    else:
+                        _LOG.warning(
+                            "left out: %s has %d frames: no %d by %d", path, job.clip_frames, num_frames, stride
+                        )
+    return jobs
+
+
+def measure(machines: Machines, jobs: list[Job], repeats: int, windows: int) -> list[Cell]:
+    """All cells; repeats are outermost, so that what comes and goes on a machine hurts all alike."""
+    cells = [_cell(job) for job in jobs]
+    for repeat in range(-1, repeats):  # the first warms up: decoders, graphs, pages, files
+        for job, cell in zip(jobs, cells, strict=True):
+            starts = job.starts(repeat, windows if repeat >= 0 else 1)
+            samples = [
+                _sample(machines, job, cell, start, job.has_opensora and repeat >= 0 and start is starts[0])
+                for start in starts
+            ]
+            if repeat >= 0:
+                _enter(cell, samples)
+        _LOG.info("repeat %d of %d is done", repeat + 1, repeats)
+    for cell in cells:
+        for method in cell.failures:
+            cell.costs.pop(method, None)
+    return cells
+
+
+def _cell(job: Job) -> Cell:
+    size = f"{job.height}x{job.width}"
+    return Cell(job.path.stem, job.source_height, size, job.num_frames, job.stride, {}, {})
+
+
+def _sample(machines: Machines, job: Job, cell: Cell, start: int, with_opensora: bool) -> dict[str, float]:
+    """CPU seconds of each method for one window; failures are entered into the cell."""
+    calls = machines.calls(job, start, with_opensora)
+    size = {"height": job.height, "width": job.width, "num_frames": job.num_frames, "stride": job.stride}
+    answers = {}
+    for name in random.Random(f"{start} {cell.name}").sample(sorted(calls), len(calls)):
+        whom, method, path, begin = calls[name]
+        if name not in cell.failures:
+            answers[name] = whom.ask(method=method, path=str(path), start=begin, **size)
+    for name, answer in answers.items():
+        problem = answer.get("error") or _other_frames(answer, answers.get("pyav_seek"))
+        if problem:
+            cell.failures[name] = problem
+    good = {name: answer for name, answer in answers.items() if name not in cell.failures}
+    costs = {name: float(answer["cpu_seconds"]) for name, answer in good.items()}
+    if "torchcodec" in good:
+        approximate = good.get("torchcodec_approximate")
+        if approximate and approximate["checksum"] != good["torchcodec"]["checksum"]:
+            del costs["torchcodec_approximate"]
+        costs["torchcodec"] = min(costs.pop(name) for name in TORCHCODEC if name in costs)
+    return {name: cost for name, cost in costs.items() if name not in TORCHCODEC[1:]}
+
+
+def _other_frames(answer: Answer, right: Answer | None) -> str | None:
+    found, wanted = answer.get("pts_seconds"), (right or {}).get("pts_seconds")
+    if not found or not wanted or len(wanted) < 2:
         return None
-    return data, info
+    slack = min(b - a for a, b in pairwise(wanted)) / 2
+    wrong = sum(abs(a - b) > slack for a, b in zip(found, wanted, strict=True))
+    return f"{wrong} of {len(wanted)} frames are other ones, by their timestamps" if wrong else None
 
 
-def measure(clips: list[tuple[bytes, VideoInfo]], repeats: int, num_frames: int) -> list[dict[str, object]]:
-    """One row a size and method: cpu_ms (median over repeats of the mean a sample), and ratios to streamvid."""
-    rows: list[dict[str, object]] = []
-    for size, (height, width) in SIZES.items():
-        out = np.empty((num_frames, height, width, 3), np.uint8)
-        costs: dict[str, list[float]] = {name: [] for name in METHODS}
-        for repeat in range(repeats):
-            draw = random.Random(repeat)
-            starts = [start_of(info, repeat, num_frames) for _, info in clips]
-            spent = dict.fromkeys(METHODS, 0.0)
-            for (data, info), start in zip(clips, starts, strict=True):
-                for name in draw.sample(sorted(METHODS), len(METHODS)):
-                    begin = time.process_time()
-                    METHODS[name](data, info, start, out)
-                    spent[name] += time.process_time() - begin
-            for name, seconds in spent.items():
-                costs[name].append(1000 * seconds / len(clips))
-        for name, values in costs.items():
-            ratio = statistics.median(a / b for a, b in zip(values, costs["streamvid"], strict=True))
-            row = {"size": size, "method": name, "cpu_ms": statistics.median(values), "times_streamvid": ratio}
-            rows.append(row)
-    return rows
+def _enter(cell: Cell, samples: list[dict[str, float]]) -> None:
+    """One repeat's mean a sample of each method, and of the best peer."""
+    means: dict[str, float] = {}
+    for name in {name for sample in samples for name in sample}:
+        means[name] = statistics.fmean(sample[name] for sample in samples if name in sample)
+    if "pyav_seek" in means:
+        means["best_peer"] = min(means[name] for name in BEST_OF if name in means and name not in cell.failures)
+    for name, mean in means.items():
+        cell.costs.setdefault(name, []).append(mean)
 
 
-def main() -> None:
-    """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clips", nargs="+", type=Path, help="video files, or folders of them")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--num-frames", type=int, default=16, help="frames a sample")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args()
-    paths = [file for path in options.clips for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    found = (load(path, options.repeats, options.num_frames) for path in paths if path.suffix.lower() in SUFFIXES)
-    clips = [clip for clip in found if clip is not None]
-    if not clips:
-        parser.error(f"no clip with {options.num_frames} frames or more among {len(paths)} files")
-    rows = measure(clips, options.repeats, options.num_frames)
-    if options.json:
-        print(json.dumps({"num_clips": len(clips), "repeats": options.repeats, "rows": rows}, indent=2))
-        return
-    print(f"{len(clips)} clips, {options.repeats} repeats, {options.num_frames} frames a sample, CPU ms")
-    for row in rows:
-        print(
-            f"{row['size']:<16} {row['method']:<12} {row['cpu_ms']:>9.1f}  {row['times_streamvid']:>6.2f} x streamvid"
+def lines() -> list[Line]:
+    """The promises that these figures are held against."""
+
+    def large(cell: Cell) -> bool:
+        return (cell.source_height, cell.size) == (720, "480x848")
+
+    def small(cell: Cell) -> bool:
+        return (cell.source_height, cell.size) == (1080, "192x336")
+
+    def at(size: str) -> Any:
+        return lambda cell: cell.size == size
+
+    def every(cell: Cell) -> bool:
+        return True
+
+    found = []
+    for text, cheap, of, least in (
+        ("copy, 720p to 480p: 20 x Open-Sora", "ours_fast", large, 20),
+        ("copy, 1080p to 256px: 30 x Open-Sora", "ours_fast", small, 30),
+        ("native, 720p to 480p: 90 x Open-Sora", "native_fast", large, 90),
+        ("native, 1080p to 256px: 1100 x Open-Sora", "native_fast", small, 1100),
+    ):
+        found.append(Line(text, "opensora", cheap, least, of))
+    found += [
+        Line("copy, RGB: 1.2 x the best peer, no cell below 1", "best_peer", "ours_fast", 1.2, every, 1.0),
+        Line("copy, YUV: 1.35 x the best peer", "best_peer", "ours_yuv", 1.35, every),
+        Line("native, 720p to 480p: 4.5 x the best peer", "best_peer", "native_fast", 4.5, large),
+        Line("native, 1080p to 256px: 40 x the best peer", "best_peer", "native_fast", 40, small),
+        Line("native, 256px: 1.3 x plain PyAV on it", "native_plain", "native_fast", 1.3, at("192x336")),
+        Line("native, 480p: 1.15 x plain PyAV on it", "native_plain", "native_fast", 1.15, at("480x848")),
+        Line("native, YUV: within 10 % of decoding", "native_decode_only", "native_yuv", 1 / 1.1, every),
+        Line("copy, YUV: within 20 % of decoding", "decode_only", "ours_yuv", 1 / 1.2, every),
+    ]
+    return [line for one in found for line in (one, *_beside(one))]
+
+
+def _beside(line: Line) -> list[Line]:
+    """The same for the exact RGB, and for other ways to ask for native clips."""
+    others = {"ours_fast": ("ours_exact",), "native_fast": ("native_exact", "native_yuv", "native_fast_aligned")}
+    return [Line(f"   beside it, {name}", line.dear, name, line.least, line.of) for name in others.get(line.cheap, ())]
+
+
+def rows(cells: list[Cell]) -> list[dict[str, object]]:
+    """A row a source height, size, window and method."""
+    found: list[dict[str, object]] = []
+    for key in sorted({(cell.source_height, cell.size, cell.num_frames, cell.stride) for cell in cells}):
+        group = [cell for cell in cells if (cell.source_height, cell.size, cell.num_frames, cell.stride) == key]
+        for method in ORDER:
+            costs = [cell.costs[method] for cell in group if cell.costs.get(method)]
+            if costs:
+                repeats = [1000 * statistics.fmean(values) for values in zip(*costs, strict=True)]
+                about = dict(zip(("source_height", "size", "num_frames", "stride"), key, strict=True))
+                told = {"cpu_ms": statistics.median(repeats), "cpu_ms_low": min(repeats), "cpu_ms_high": max(repeats)}
+                against = {f"times_{dear}": ratio(group, dear, method) for dear in ("opensora", "best_peer")}
+                means = {name: value.mean for name, value in against.items() if value is not None}
+                found.append({**about, "method": method, "num_clips": len(costs), **told, **means})
+    return found
+
+
+def report(cells: list[Cell]) -> dict[str, object]:
+    """All figures, as JSON has them."""
+    return {
+        "rows": rows(cells),
+        "lines": [check(line, cells) for line in lines()],
+        "cells": [{**asdict(cell), "cpu_ms": _medians(cell.costs)} for cell in cells],
+        "failures": [f"{cell.name}: {name}: {why}" for cell in cells for name, why in cell.failures.items()],
+    }
+
+
+def _medians(costs: Costs) -> dict[str, float]:
+    return {name: 1000 * statistics.median(values) for name, values in costs.items()}
+
+
+def print_report(found: dict[str, Any]) -> None:
+    """For people."""
+    print(", ".join(f"{name} {value}" for name, value in found["machine"].items()))
+    title = None
+    for row in found["rows"]:
+        key = (row["source_height"], row["size"], row["num_frames"], row["stride"])
+        if key != title:
+            title = key
+            print(f"\n{key[0]} lines to {key[1]}, {key[2]} frames, stride {key[3]}")
+            print(f"{'':22}{'clips':>6}{'CPU ms':>10}{'(low to high)':>22}{'x Open-Sora':>13}{'x best peer':>13}")
+        spread = f"({row['cpu_ms_low']:.2f} to {row['cpu_ms_high']:.2f})"
+        against = "".join(
+            f"{row[name]:>13.2f}" if name in row else f"{'':13}" for name in ("times_opensora", "times_best_peer")
         )
+        print(f"{row['method']:22}{row['num_clips']:>6}{row['cpu_ms']:>10.2f}{spread:>22}{against}")
+    print("\nLines: geometric mean over cells (lowest to highest repeat), the worst cell")
+    for line in found["lines"]:
+        if line["met"] is None:
+            print(f"  not measured  {line['line']}")
+            continue
+        met = "" if line["line"].startswith(" ") else ("met" if line["met"] else "MISSED")
+        figures = f"{line['mean']:.3f} ({line['low']:.3f} to {line['high']:.3f}), worst {line['worst']:.3f}"
+        print(f"  {met:7}{line['line']:52}{figures} at {line['worst_cell']}; wanted {line['least']:.3f}")
+    for failure in found["failures"]:
+        print(f"left out: {failure}")
+
+
+def sizes_of(text: str) -> list[tuple[int, int]]:
+    """HxW,HxW."""
+    return [(int(height), int(width)) for height, width in (size.split("x") for size in text.split(","))]
+
+
+def numbers_of(text: str) -> list[int]:
+    """1,2,3."""
+    return [int(number) for number in text.split(",")]
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", nargs="+", type=Path, default=[], help="video files, or folders of them")
+    parser.add_argument("--peers", type=Path, default=PYTHON if PYTHON.exists() else None, help="the peers' Python")
+    parser.add_argument("--sizes", type=sizes_of, default="192x336,480x848", help="heights x widths")
+    parser.add_argument("--num-frames", type=numbers_of, default="16,49,97", help="frames a sample")
+    parser.add_argument("--strides", type=numbers_of, default="1,2", help="every how many-th frame")
+    parser.add_argument("--windows", type=int, default=2, help="windows of a clip in a repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--no-opensora", action="store_true", help="leave out what takes longest by far")
+    parser.add_argument("--native", type=Path, default=FOLDER / "native", help="where native clips are kept")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    options = arguments()
+    paths = find_clips(options.clips) if options.clips else make_clips(corpus_sources(), FOLDER)
+    try:
+        with machines(options.peers) as asked:
+            jobs = make_jobs(prepare(asked.ours, paths, options.sizes, options.native), options)
+            if not jobs:
+                sys.exit(f"none of {len(paths)} files can be used")
+            cells = measure(asked, jobs, options.repeats, options.windows)
+            versions = asked.peers.ask(method="versions")["versions"] if asked.peers else {}
+    except PeerFailure as error:
+        sys.exit(f"a process that decodes ended: {error}")
+    about = {"machine": machine(), "peers": versions, "missing_peers": asked.failed, "repeats": options.repeats}
+    found = {**about, "windows": options.windows, **report(cells)}
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_report(found)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,15 @@ def decode_peers(python: Path = PYTHON) -> Iterator[DecodePeers]:
         )
         with process:  # closes its input, which ends it, and waits
             yield DecodePeers(process)
+
+
+@contextmanager
+def decode_ours() -> Iterator[DecodePeers]:
+    """Starts tools.decode_ours in this environment: streamvid, asked as the peers are."""
+    command = [sys.executable, "-m", "tools.decode_ours"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with process:
+        yield DecodePeers(process)
 
 
 def convert(dataset: Path, out: Path, *, bucket: str | None = None, python: Path = PYTHON) -> Answer:
