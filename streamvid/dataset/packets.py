@@ -11,6 +11,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from streamvid.dataset.arrow import numbers_of
 from streamvid.errors import DecodeError, IntegrityError, StreamvidError
 from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, facts_of
 from streamvid.video.stream_info import StreamInfo
@@ -93,15 +94,15 @@ class PacketTables:
         import numpy as np
 
         self._texts, self._checksums = columns["stream"], columns["checksums"]
-        edges = columns["size"].offsets.to_numpy().astype(np.int64)
+        edges = numbers_of(columns["size"].offsets).astype(np.int64)
         for name in ("time_step", "gap", "flags"):
-            if not np.array_equal(columns[name].offsets.to_numpy(), edges):
+            if not np.array_equal(numbers_of(columns[name].offsets), edges):
                 raise ValueError(f"{name} has other lengths than size")
         start = int(edges[0])
         self._edges = edges - start
 
         def numbers(name: str) -> Any:
-            return columns[name].values.to_numpy()[start : int(edges[-1])]
+            return numbers_of(columns[name].values)[start : int(edges[-1])]
 
         def summed(steps: Any) -> Any:
             sums = np.cumsum(steps)

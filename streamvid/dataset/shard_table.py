@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.dataset.arrow import array_of, numbers_of, texts_of
 from streamvid.dataset.manifest import ShardInfo, shard_path
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.storage import check_relative
@@ -193,7 +194,7 @@ class ShardTableBuilder:
             for name in _NAMES:
                 rows[name][:] = self._codes(name, batch.column(name))
             for name in _NUMBERS:
-                rows[name][:] = batch.column(name).to_numpy()
+                rows[name][:] = numbers_of(batch.column(name))
             for name in _DIGESTS:
                 rows[name][:] = _digests(name, batch.column(name))
             wrong = np.flatnonzero((rows["num_samples"] < 1) | (rows["number"] < 0))
@@ -217,7 +218,7 @@ class ShardTableBuilder:
             if text not in known and name in _PATHS:
                 check_relative(_PATHS[name](text))
             codes.append(known.setdefault(text, len(known)))
-        of_rows: Int32s = np.array(codes, np.int32).take(encoded.indices.to_numpy())
+        of_rows: Int32s = np.array(codes, np.int32).take(numbers_of(encoded.indices))
         return of_rows
 
 
@@ -225,7 +226,7 @@ def _digests(name: str, column: pa.Array) -> Digests:
     import pyarrow.compute as pc
 
     text = data = b""
-    if (np.asarray(pc.binary_length(column)) == 2 * _DIGEST_BYTES).all():
+    if (numbers_of(pc.binary_length(column)) == 2 * _DIGEST_BYTES).all():
         text = _joined([column])
         with contextlib.suppress(binascii.Error):
             data = binascii.unhexlify(text)
@@ -235,15 +236,13 @@ def _digests(name: str, column: pa.Array) -> Digests:
 
 
 def _taken(column: Names, rows: slice, form: str) -> pa.Array:
-    import pyarrow as pa
-
-    return pa.array([form.format(name) for name in column.names], pa.string()).take(pa.array(column.codes[rows]))
+    return texts_of([form.format(name) for name in column.names]).take(array_of(column.codes[rows]))
 
 
 def _decimals(values: npt.NDArray[Any]) -> pa.Array:
     import pyarrow as pa
 
-    return pa.array(values).cast(pa.string())
+    return array_of(values).cast(pa.string())
 
 
 def _joined(texts: Iterable[pa.Array | str]) -> bytes:
