@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= demo
 
-.PHONY: demo test test-slow check install peers clean
+.PHONY: demo test test-slow check bench-smoke install peers clean
 
 $(VENV)/.installed-demo: pyproject.toml tools/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ test: check                       ## everything that CI runs
 
 test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, more ranks
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+bench-smoke: $(VENV)/.installed-dev ## has it become slower? CPU ratios against tools/bench_reference.json; minutes
+	$(BIN)/python -m tools.bench_smoke
 
 peers:                            ## what the benchmarks compare with, into an environment of its own, .peers
 	$(PYTHON) tools/peers/install.py --dir .peers
