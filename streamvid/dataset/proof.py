@@ -72,7 +72,7 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
         with _named(where):
             parquet = pq.ParquetFile(pa.BufferReader(data))
             # Before the rows, so that a file without any is looked at too.
-            _add_shards(builder, parquet.schema_arrow.empty_table(), where)
+            _add_shards(builder, pa.Table.from_batches([], schema=parquet.schema_arrow), where)
             builder.expect(min(parquet.metadata.num_rows, len(data)))  # a footer may say any number
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=_SHARD_COLUMNS, use_threads=False):
                 _add_shards(builder, pa.Table.from_batches([batch]), where)

@@ -249,7 +249,7 @@ def _joined(texts: Iterable[pa.Array | str]) -> bytes:
     """Texts of arrays of equal length, row by row, as one run of bytes."""
     import pyarrow.compute as pc
 
-    rows = pc.binary_join_element_wise(*texts, "")
+    rows = pc.binary_join_element_wise(*(texts_of([t])[0] if isinstance(t, str) else t for t in [*texts, ""]))
     if not len(rows):
         return b""
     first, last = np.frombuffer(rows.buffers()[1], np.int32)[[rows.offset, rows.offset + len(rows)]].tolist()
