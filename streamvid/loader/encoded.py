@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import StorageError, StreamvidError
-from streamvid.loader.worker import GENERATION, Answer
+from streamvid.loader.worker import GENERATION, MAX_MESSAGE_BYTES, Answer
 from streamvid.video.stream_info import StreamInfo
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class EncodedClip:
         """The same with `function` of its tensors."""
         packets = None if self.packets is None else function(self.packets)
         return replace(self, data=function(self.data), packets=packets)
+
+    def __reduce__(self) -> Any:
+        # A tensor is pickled with all of the memory that it is a part of: the whole batch's, for each of its clips.
+        own = self.map_tensors(lambda tensor: tensor.clone())
+        return EncodedClip, (own.data, own.packets, self.stream_json, self.start, self.num_frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class ClipReader:
                 if problem is None:
                     return ("done", "", len(table), num_bytes, stream, num_retries)
         except StreamvidError as error:
-            return ("error", str(error), 0, 0, "", 0)
+            return ("error", str(error)[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
         return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", 1)
 
     def _part(

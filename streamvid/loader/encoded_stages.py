@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,12 @@ from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, St
 from streamvid.loader.repair import add_read
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.stages import Stages
-from streamvid.loader.worker import Answer
+from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer
 
 _CLIPS_A_TASK = 16
 _ALIGN = 64
 _PACKET_BYTES = 32
+_SLOT_BYTES = 1024  # of a clip and its place in a message, but for the paths
 
 
 class EncodedStages(Stages):
@@ -43,19 +44,21 @@ class EncodedStages(Stages):
         return PendingBatch(request, None, block, len(request.samples), rows=rows)
 
     def begin(self, batch: PendingBatch, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
-        offset, slots, places = 0, [], dict[Place, int]()
+        offset, slots = 0, []
         for number, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
             work = self._new_work(run, batch, number, row["part"], None)
             work.stored = StoredClip(row["part"].start, offset)
             reason = self._repairs.reason(sample)
             if reason is None:
-                slots.append((work, _slot(work, batch.block.offset + offset, places)))
+                slots.append((work, batch.block.offset + offset))
             else:
                 self._is_bad(work, reason)
             offset += _room(row)
-        for first in range(0, len(slots), _CLIPS_A_TASK):
-            part = slots[first : first + _CLIPS_A_TASK]
-            task = ReadTask(part[0][0].number, run, tuple(places), tuple(slot for _, slot in part))
+        at_once = _clips_at_once(work for work, _ in slots)
+        for first in range(0, len(slots), at_once):
+            part, places = slots[first : first + at_once], dict[Place, int]()
+            clips = tuple(_slot(work, out_offset, places) for work, out_offset in part)
+            task = ReadTask(part[0][0].number, run, tuple(places), clips)
             self._together[task.task_id] = works = [work for work, _ in part]
             for work in works:
                 work.enter(QUEUED)
@@ -104,8 +107,10 @@ class EncodedStages(Stages):
             return
         works = self._together.pop(answer.task_id)
         results: list[Any] = answer.results or [None] * len(works)
-        for work, result in zip(works, results, strict=True):
-            work.stats.fetch_seconds += answer.seconds / len(works)
+        if len(results) < len(works):  # others come in messages of their own
+            self._together[answer.task_id] = works[len(results) :]
+        for work, result in zip(works, results, strict=False):
+            work.stats.fetch_seconds += answer.seconds / len(results)
             if result is None:
                 self._finish(work)
             else:
@@ -130,6 +135,12 @@ def _room(row: dict[str, Any]) -> int:
     """Bytes for a clip and, where it has an index, a table of about as many packets as it has frames."""
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * row["window_num_frames"] + 64)) if row["place"] else 0
     return -(-(int(row["clip_bytes"]) + table) // _ALIGN) * _ALIGN
+
+
+def _clips_at_once(works: Iterable[Work]) -> int:
+    """How many clips one message may name. A character of a path is six in JSON at most."""
+    longest = max((len(w.sample.part.dataset.url) + len(w.sample.shard_info.path) for w in works), default=0)
+    return max(1, min(_CLIPS_A_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 6 * longest)))
 
 
 def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:

@@ -18,7 +18,8 @@ import struct
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamvid.errors import DecodeError, ProbeError
@@ -85,6 +86,16 @@ class Answer:
 
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
+
+    def messages(self) -> Iterator[bytes]:
+        """It as JSON: where its results are too long for one message, some of them in each of several."""
+        data, results = self.to_json(), self.results or []
+        if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
+            yield data
+            return
+        half = len(results) // 2
+        for part in (results[:half], results[half:]):
+            yield from replace(self, seconds=self.seconds * len(part) / len(results), results=part).messages()
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
@@ -177,7 +188,8 @@ def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pid
             task = parse_task(message)
             if isinstance(task, DecodeTask):  # others are over as soon as anybody could make use of knowing
                 answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
-            answers.send(runner.run(task).to_json())
+            for answer in runner.run(task).messages():
+                answers.send(answer)
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.

@@ -1,0 +1,530 @@
+"""decode=False: clips as they are stored, which decode to what the loader's own decoders would have made of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
+from streamvid.loader.encoded import EncodedClip
+from streamvid.sharder import ShardOptions, shard
+from streamvid.video.decode import decode_pictures
+from streamvid.video.limits import STORED_LIMITS
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
+from streamvid.video.stored import StoredDecoder
+from tests.clips import encode, frames_of
+from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.test_bad import LAYOUT, damaged, expected_substitute
+from tests.loader.test_packets import flip, rows_of
+from tests.loader.test_stop import loader_threads, shared_maps, wait_for_end, wait_for_threads
+
+pytestmark = pytest.mark.timeout(120)
+
+BUCKETS = parse_buckets("96x64@5,64x96@5,64x64@1")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Long and short clips, with and without a packet index, and a still."""
+    folder = tmp_path_factory.mktemp("source")
+    wide, tall = frames_of("bikes", 192, 128, 40), frames_of("carphone_pristine", 64, 96, 12)
+    still = frames_of("bigbuckbunny", 64, 64, 1)
+    files = {
+        "long.mp4": encode(wide),
+        "long.mkv": encode(wide[3:], container="matroska"),
+        "plain.ts": encode(wide[5:30], container="mpegts"),
+        "plain.avi": encode(wide[6:20], codec="mpeg4", container="avi"),
+        "vp9.webm": encode(wide[:11], codec="libvpx-vp9", container="webm"),
+        "tall0.mp4": encode(tall),
+        "tall1.mp4": encode(tall[2:]),
+        "still.jpg": encode(still, codec="mjpeg", container="image2pipe", options={"strict": "-1"}),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["copy", "native"])
+def built(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp(request.param) / "dataset"
+    shard(source, root, ShardOptions(buckets=BUCKETS, clips=request.param, shard_size_bytes=40_000, workers=1))
+    return root
+
+
+@pytest.fixture(params=["with packets", "without packets"])
+def any_root(request: pytest.FixtureRequest, built: Path, dataset: Path) -> Path:
+    """A dataset of each kind: a copy, a native one, and one of before packets were indexed."""
+    return built if request.param == "with packets" else dataset
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a batch says, but for its pictures."""
+
+    keys: list[str]
+    text: list[str]
+    bucket: str
+    fps: list[str]
+    is_repeat: list[bool]
+    loss_weight: float
+    state: str
+
+
+def given(batch: streamvid.Batch, loader: streamvid.VideoLoader) -> Given:
+    fps = [str(value) for value in batch.fps.tolist()]  # NaN is not equal to itself
+    repeats, state = batch.is_repeat.tolist(), json.dumps(loader.state_dict())
+    return Given(batch.sample_keys, batch.text, batch.bucket.id, fps, repeats, batch.loss_weight, state)
+
+
+def pictures(clip: EncodedClip, bucket: Bucket, pixels: Pixels = "rgb24", accuracy: Accuracy = "exact") -> Any:
+    """A clip's frames (T, bytes), decoded as its docstring says that it can be."""
+    picture = PictureFormat(bucket.height, bucket.width, pixels, accuracy)
+    out, data = np.zeros((clip.num_frames, picture.num_bytes), np.uint8), memoryview(clip.data.numpy())
+    if clip.packets is None:
+        assert clip.stream is None and clip.stream_json == ""
+        decode_pictures(data, clip.start, out, picture, limits=STORED_LIMITS)
+    else:
+        assert clip.stream is not None
+        packets = clip.packets.numpy()
+        key_time = int(packets[0, 0])
+        StoredDecoder().decode(clip.stream, packets, data, key_time, out, picture, first_frame=clip.start)
+    return out
+
+
+def decoded(batch: streamvid.Batch) -> bytes:
+    """What the batch's `video` would be, channels last."""
+    return b"".join(pictures(clip, batch.bucket).tobytes() for clip in batch.clips)
+
+
+def loader_of(root: Path, **options: Any) -> streamvid.VideoLoader:
+    return streamvid.VideoLoader(root, **{"batch_size": 2, "num_workers": 0, "num_epochs": 2, **options})
+
+
+def undecoded(root: Path, skip: int = 0, **options: Any) -> list[tuple[Given, bytes]]:
+    """Batches of decode=False with their clips decoded; from a state of another loader on after `skip` batches."""
+    found = []
+    with loader_of(root, decode=False, **options) as loader:
+        if skip:
+            with loader_of(root) as other:
+                for _ in zip(range(skip), other, strict=False):
+                    pass
+                loader.load_state_dict(json.loads(json.dumps(other.state_dict())))
+        for batch in loader:
+            found.append((given(batch, loader), decoded(batch)))
+    return found
+
+
+def with_decode(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
+    with loader_of(root, layout="BTHWC", accuracy="exact", **options) as loader:
+        return [(given(batch, loader), batch.video.numpy().tobytes()) for batch in loader]
+
+
+def test_clips_decode_to_what_the_loader_would_have_decoded(any_root: Path) -> None:
+    """PLAN-5, SAMPLE-1, SAMPLE-2: pixels, keys, texts and states, with any number of workers and from a state on."""
+    expected = with_decode(any_root)
+    assert len(expected) >= 6
+    for num_workers in (0, 1, 2):
+        assert undecoded(any_root, num_workers=num_workers) == expected, num_workers
+    assert undecoded(any_root, 3, num_workers=1) == expected[3:]
+
+
+def test_packets_are_there_where_the_dataset_has_them(built: Path) -> None:
+    """FETCH: of long clips only the range that the wanted frames need; others are whole files of their container."""
+    rows = {row["key"]: (row, index) for row, index, _ in rows_of(open_dataset(built))}
+    indexed = 0
+    with loader_of(built, decode=False, num_epochs=1) as loader:
+        for batch in loader:
+            for key, clip in zip(batch.sample_keys, batch.clips, strict=True):
+                row, index = rows[key]
+                assert clip.num_frames == batch.bucket.num_frames and clip.data.dtype == torch.uint8
+                if index is None:
+                    assert clip.packets is None and len(clip.data) == row["clip_bytes"]
+                    continue
+                window = index.window(clip.start, clip.num_frames)
+                assert clip.packets is not None and clip.packets.dtype == torch.int64
+                assert np.array_equal(clip.packets.numpy(), window.packets) and len(clip.data) == window.num_bytes
+                assert clip.stream == index.info
+                indexed += 1
+    assert indexed >= 5
+
+
+def test_columns_come_with_clips(dataset: Path) -> None:
+    options: dict[str, Any] = {"columns": ("score", "place"), "num_epochs": 1}
+    with loader_of(dataset, **options) as plain, loader_of(dataset, decode=False, **options) as loader:
+        for batch, other in zip(loader, plain, strict=True):
+            assert batch.place == other.place
+            assert torch.equal(batch.score.nan_to_num(-1), other.score.nan_to_num(-1))
+            assert set(other) - set(batch) == {"video", "layout"} and set(batch) - set(other) == {"clips"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_of_many_messages(dataset: Path, num_workers: int) -> None:
+    """SAMPLE-2: more clips than one message names, in their order."""
+    options: dict[str, Any] = {"batch_size": 40, "tail": "pad", "num_workers": num_workers, "num_epochs": 4}
+    found = undecoded(dataset, **options)
+    assert {len(batch.keys) for batch, _ in found} == {40}
+    assert found == with_decode(dataset, **options)
+
+
+def read_by_workers(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
+    """Batches of decode=False, all read by workers."""
+    found = []
+    with loader_of(root, decode=False, num_workers=1, prefetch_bytes=0, **options) as loader:
+        for batch in until_workers_read(loader):
+            found.append((given(batch, loader), decoded(batch)))
+    return found
+
+
+def test_a_dataset_whose_address_is_very_long(dataset: Path, tmp_path: Path) -> None:
+    """A message names each clip's dataset: however long that is, messages are of a size that is read whole."""
+    root = Path(shutil.copytree(dataset, tmp_path.joinpath(*["\u6570" * 80] * 10, "dataset")))
+    options: dict[str, Any] = {"batch_size": 16, "tail": "pad", "num_epochs": 2}
+    assert read_by_workers(root, **options) == with_decode(root, **options)
+
+
+def test_clips_with_long_headers(tmp_path: Path) -> None:
+    """x265 writes its settings into each clip's header: those of one message's clips are more than one answer holds."""
+    (tmp_path / "source").mkdir()
+    frames = frames_of("bikes", 96, 64, 20)
+    for number in range(16):
+        clip = encode(frames[number % 8 :][:8], codec="libx265", options={"x265-params": "log-level=none"})
+        (tmp_path / "source" / f"{number}.mp4").write_bytes(clip)
+    root = tmp_path / "dataset"
+    shard(tmp_path / "source", root, ShardOptions(buckets=parse_buckets("96x64@5"), workers=1))
+    options: dict[str, Any] = {"batch_size": 16, "tail": "pad", "num_epochs": 2}
+    found = read_by_workers(root, **options)
+    assert found == with_decode(root, **options)
+
+
+# BAD-1.
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_clips_are_replaced_counted_and_quarantined(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: by the substitutes that decode=True gives; damage that a checksum sees, and a tar that is cut."""
+    bad = {"96x64-5f-2": "flip", "64x96-9f-9": "zero", "96x64-5f-11": "cut"}
+    root = damaged(tmp_path / "dataset", LAYOUT, bad)
+    options: dict[str, Any] = {"num_workers": num_workers, "max_bad_fraction": 1.0}
+    assert undecoded(root, **options) == with_decode(root, **options)
+    with loader_of(root, decode=False, num_epochs=1, quarantine=tmp_path / "bad", **options) as loader:
+        keys = {key for batch in loader for key in batch.sample_keys}
+        records = loader.substituted
+        assert loader.stats().num_substituted == 3 and not keys & set(bad)
+    assert {(r.key, r.substitute_key) for r in records} == {(key, expected_substitute(key, bad)) for key in bad}
+    assert {r.key: "checksum" in r.reason or "its tar ends" in r.reason for r in records} == dict.fromkeys(bad, True)
+    lines = (tmp_path / "bad" / "quarantine-rank00000.jsonl").read_text().splitlines()
+    assert lines == [record.to_json() for record in records]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_damage_in_a_range_is_seen_and_other_damage_is_not_read(built: Path, tmp_path: Path, num_workers: int) -> None:
+    """BAD-1, SAMPLE-2: pieces are checked by the packet index, and the clip's own checksum then decides."""
+    root = Path(shutil.copytree(built, tmp_path / "dataset"))
+    row, index, path = next(found for found in rows_of(open_dataset(root)) if found[1] and found[1].num_frames >= 37)
+    assert index is not None
+    with loader_of(root, decode=False, num_epochs=1) as loader:
+        (start,) = (
+            clip.start
+            for batch in loader
+            for key, clip in zip(batch.sample_keys, batch.clips, strict=True)
+            if key == row["key"]
+        )
+    window = index.window(start, 5)
+    flip(root / path, row["clip_offset"] + window.first_byte + window.num_bytes // 2)
+    options: dict[str, Any] = {"num_workers": num_workers, "num_epochs": 1}
+    found = undecoded(root, **options)
+    assert found == with_decode(root, **options)
+    assert all(row["key"] not in batch.keys for batch, _ in found)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_substitute_that_is_larger_than_its_slot(tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: room in the ring is that of the plan's samples; what takes their place is as large as it is."""
+    layout = {SMALL: [4]}
+    damage = {"96x64-5f-0": encode(frames_of("bikes", 96, 64, 24)[:24], options={"crf": "51", "g": "24"})}
+    root = build_dataset(tmp_path / "dataset", layout, damage=damage)
+    rows = {row["key"]: row["clip_bytes"] for row in open_dataset(root).samples_table().to_pylist()}
+    assert rows["96x64-5f-0"] < rows["96x64-5f-1"] / 2
+    row, path = next((row, path) for row, _, path in rows_of(open_dataset(root)) if row["key"] == "96x64-5f-0")
+    flip(root / path, row["clip_offset"] + 100)
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 1, "shuffle": "none", "prefetch_bytes": 0}
+    found = undecoded(root, **options)
+    assert [batch.keys for batch, _ in found[:2]] == [["96x64-5f-1"]] * 2
+    assert found == with_decode(root, **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shard_that_is_gone_is_an_error(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: and no substitute, since nothing is proved."""
+    root = Path(shutil.copytree(dataset, tmp_path / "dataset"))
+    (root / open_dataset(root).shards[0].path).unlink()
+    with loader_of(root, decode=False, num_workers=num_workers) as loader:
+        with pytest.raises(SampleError, match="No such file"):
+            for _ in loader:
+                pass
+        assert loader.stats().num_substituted == 0
+
+
+# BATCH-1.
+
+
+def test_kept_batches_stay_what_they_were(built: Path) -> None:
+    """BATCH-1: several are held while others come; a clone is in memory of its own, and the ring's is free."""
+    with loader_of(built, decode=False, num_epochs=4, num_workers=1) as loader:
+        held, before = [], []
+        for batch in loader:
+            held.append(batch)
+            before.append(decoded(batch))
+            if len(held) > 3:
+                assert decoded(held.pop(0)) == before.pop(0)
+        del batch
+        clones = [one.clone() for one in held]
+        held.clear()
+    assert [decoded(clone) for clone in clones] == before
+    ends = [clip.data.untyped_storage().nbytes() == len(clip.data) for clone in clones for clip in clone.clips]
+    assert all(ends)
+
+
+def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
+    """BATCH-1: a tensor of one clip holds the whole batch's place, and no more than that."""
+    with loader_of(dataset, decode=False, prefetch_bytes=0, num_epochs=6) as loader:
+        iterator = iter(loader)
+        kept = next(iterator).clips[1].data
+        before = bytes(kept.numpy())
+        num_batches = sum(1 for _ in iterator)
+        assert num_batches > 40 and bytes(kept.numpy()) == before
+        pipeline = loader._pipeline
+        assert pipeline is not None and pipeline.ring.num_allocated == 1
+        del kept
+        assert pipeline.ring.num_allocated == 0
+
+
+def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:
+    """What goes to another process is the batch, not once for each of its clips the ring's place that they share."""
+    with loader_of(built, decode=False, num_epochs=1, batch_size=8, tail="pad") as loader:
+        for batch in loader:
+            data = pickle.dumps(batch)
+            num_bytes = sum(
+                len(clip.data) + (0 if clip.packets is None else clip.packets.nbytes) for clip in batch.clips
+            )
+            assert len(data) < num_bytes + 4000 * len(batch.clips), (len(data), num_bytes)
+            again = pickle.loads(data)
+            assert decoded(again) == decoded(batch) and again.sample_keys == batch.sample_keys
+            assert [clip.stream for clip in again.clips] == [clip.stream for clip in batch.clips]
+
+
+def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
+    with loader_of(dataset, decode=False) as loader:
+        batch = next(iter(loader))
+        assert batch.bucket.id in repr(batch) and "2 samples" in repr(batch)
+        with pytest.raises(AttributeError, match="no field 'video'; it has clips"):
+            _ = batch.video
+        moved = batch.to("cpu")
+        assert moved.clips[0].data.data_ptr() == batch.clips[0].data.data_ptr()
+        assert {tensor.device.type for tensor in batch.to("meta").tensors()} == {"meta"}
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("device", "cpu"),
+        ("layout", "BTCHW"),
+        ("pixels", "yuv420p"),
+        ("pixels", "rgb24"),
+        ("accuracy", "fast"),
+        ("shared_group", object()),
+    ],
+)
+def test_what_is_about_pictures_is_refused(dataset: Path, name: str, value: Any) -> None:
+    """API: with its name and what to do."""
+    with pytest.raises(ConfigError, match=rf"decode=False leaves nothing for {name}: leave it out, or decode"):
+        loader_of(dataset, decode=False, world=streamvid.World(0, 1), **{name: value})
+
+
+@pytest.mark.parametrize("value", [None, 0, "no"])
+def test_decode_is_true_or_false(dataset: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match="allowed are True and False"):
+        loader_of(dataset, decode=value)
+
+
+# Ranks, workers and the end.
+
+
+def test_two_ranks_take_what_two_ranks_of_pictures_take(dataset: Path) -> None:
+    """PLAN-2."""
+    worlds = [{"world": streamvid.World(rank, 2), "num_epochs": 1} for rank in range(2)]
+    found = [undecoded(dataset, **world) for world in worlds]
+    assert found == [with_decode(dataset, **world) for world in worlds]
+    keys = [{key for batch, _ in mine for key in batch.keys} for mine in found]
+    assert keys[0] and keys[1] and not keys[0] & keys[1]
+
+
+def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
+    """The caller's own threads read while workers, here stopped before they are up, start."""
+    for _ in range(20):
+        with loader_of(dataset, decode=False, num_workers=2, num_epochs=1, prefetch_bytes=0) as loader:
+            iter(loader)  # opens what a loop needs
+            pids = loader.worker_pids
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                time.sleep(0.3)
+                if not is_worker_up(loader):  # else this process was too late to stop them
+                    num_batches = len(loader)
+                    assert sum(1 for _ in loader) == num_batches > 5
+                    return
+            finally:
+                for pid in pids:
+                    os.kill(pid, signal.SIGCONT)
+    raise AssertionError("workers are up before they can be stopped")
+
+
+def is_worker_up(loader: streamvid.VideoLoader) -> bool:
+    assert loader._pipeline is not None
+    return loader._pipeline._stages._decoder.is_ready
+
+
+def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
+    """A loop begun anew once a worker is up."""
+    iter(loader)
+    until = time.monotonic() + 30
+    while not is_worker_up(loader):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return iter(loader)
+
+
+@pytest.mark.parametrize("when", ["starting", "reading"])
+def test_killed_workers_are_an_error(dataset: Path, when: str) -> None:
+    """STOP-1."""
+    before = loader_threads()
+    loader = loader_of(dataset, decode=False, num_workers=2, num_epochs=None)
+    iterator = iter(loader) if when == "starting" else until_workers_read(loader)
+    next(iterator)
+    for pid in loader.worker_pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        for _ in iterator:
+            pass
+    del loader, iterator
+    gc.collect()
+    wait_for_threads(before)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_end_leaves_nothing(dataset: Path, num_workers: int) -> None:
+    """STOP-1: the end, a break, an error of the caller's, Ctrl-C's, another loop, and close from within the loop."""
+    me = psutil.Process()
+    options: dict[str, Any] = {"decode": False, "num_workers": num_workers}
+    with loader_of(dataset, **options) as loader:
+        expected = [batch.sample_keys for batch in loader]
+    gc.collect()
+    threads, files, maps = set(threading.enumerate()), me.num_fds(), shared_maps()
+    for then in ("end", "break", ZeroDivisionError, KeyboardInterrupt, "iter", "close"):
+        with loader_of(dataset, **options) as loader:
+            run_until(loader, then, expected)
+            pids = loader.worker_pids
+        gc.collect()
+        assert set(threading.enumerate()) == threads, then
+        assert wait_for_end(list(pids)) == [] and me.children(recursive=True) == [], then
+        assert me.num_fds() == files and shared_maps() == maps, then
+
+
+def run_until(loader: streamvid.VideoLoader, then: Any, expected: list[list[str]]) -> None:
+    """A loop that ends in this way, and after it one that begins anew where the loader still can."""
+    try:
+        for number, batch in enumerate(loader):
+            assert batch.sample_keys == expected[number]
+            if number < 2:
+                continue
+            if then == "break":
+                break
+            if isinstance(then, type):
+                raise then
+            if then in ("iter", "close"):
+                iter(loader) if then == "iter" else loader.close()
+    except (ZeroDivisionError, KeyboardInterrupt):
+        assert isinstance(then, type)
+    except LoaderError:
+        assert then in ("iter", "close")
+    if then not in ("end", "close"):
+        assert [batch.sample_keys for batch in loader] == expected
+
+
+CTRL_C = """
+import gc, random, signal, sys, threading, time
+import psutil, streamvid
+
+def left():
+    me = psutil.Process()
+    return [t.name for t in threading.enumerate()][1:], me.children(), me.num_fds()
+
+def make(prefetch_bytes):
+    return streamvid.VideoLoader(
+        sys.argv[1], batch_size=1, num_workers=int(sys.argv[2]), prefetch_bytes=prefetch_bytes, decode=False
+    )
+
+choose = random.Random(1)
+with make(0) as loader:
+    expected = [batch.sample_keys[0] for batch in loader]
+gc.collect()
+before = left()
+signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
+for _ in range(15):
+    loader = make(choose.choice([0, 1 << 22]))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.3)]))
+        for _ in range(3):
+            got = []
+            try:
+                for batch in loader:
+                    got.append(batch.sample_keys[0])
+            except KeyboardInterrupt:
+                pass
+            assert got == expected[:len(got)], (got, expected)
+            loader.set_epoch(0)
+        loader.close()
+    except KeyboardInterrupt:
+        pass
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    loader.close()
+batch = None
+gc.collect()
+until = time.monotonic() + 10
+while left() != before and time.monotonic() < until:
+    time.sleep(0.02)
+assert left() == before, (left(), before)
+print("clean")
+"""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int) -> None:
+    """STOP-1."""
+    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout == "clean\n", result.stderr
