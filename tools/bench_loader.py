@@ -334,8 +334,10 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+        # What is imported when it is first used: imports are not counted, of no method.
         import pyarrow.parquet  # noqa: F401
 
+        assert streamvid.VideoLoader
         print(json.dumps(run_ours(*json.loads(sys.stdin.readline()))))
         return
     options = parse()

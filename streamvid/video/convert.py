@@ -79,14 +79,12 @@ class FrameConverter:
 
     def _filters(self) -> list[tuple[str, str]]:
         transform, picture, color = self._transform, self._picture, self.color
-        # swscale takes chroma to lie in the middle whatever a frame's tag says, unless it is told.
-        siting = f":in_chroma_loc={'center' if self._format.has_centered_chroma else 'left'}"
-        scale, pixels = transform.scale_options(picture.accuracy), str(picture.pixels)
-        if picture.pixels == "yuv420p":
-            scale += f"{siting}:out_color_matrix={color.matrix}:out_range={color.color_range}"
-            scale += f":out_chroma_loc={color.siting}"
-        elif self._is_planar:
-            scale, pixels = scale + siting, "gbrp"  # straight to rgb24 takes longer
+        if picture.pixels == "yuv420p":  # nothing is summed up over channels, so that "fast" is right to 0.1 level
+            scale = f"{transform.scale_options('fast')}:in_chroma_loc={transform.chroma_siting}"
+            scale += f":out_chroma_loc={color.siting}:out_color_matrix={color.matrix}:out_range={color.color_range}"
+        else:
+            scale = transform.scale_options(picture.accuracy)
+        pixels = "gbrp" if self._is_planar else str(picture.pixels)  # straight to rgb24 takes longer
         crop = [("crop", transform.crop_options)] if transform.crop_options else []
         return [*crop, ("scale", scale), ("format", pixels)]
 

@@ -27,6 +27,8 @@ class VideoInfo:
     - is_color_guessed: the file names no matrix. Then images, JPEG and VP8 are BT.601 by their definition; of all
       others, frames with a longer side of 1280 or more or a shorter side of 720 or more (as coded) are taken for
       BT.709 and smaller ones for BT.601. An unnamed range is "limited" but for the formats that are full by definition.
+    - has_centered_chroma: where one colour sample stands for 2 x 2 pixels, it lies in their middle, by the codec's
+      definition; else at the left, between the rows.
     - keyframes: frame numbers of the key frames. max_keyframe_distance: the most frames from one key frame up to the
       next, or to the end.
     - is_interlaced: the decoder called the first frame interlaced. Frames are used as they are, not deinterlaced.
@@ -49,6 +51,7 @@ class VideoInfo:
     color_space: str
     color_range: str
     is_color_guessed: bool
+    has_centered_chroma: bool
     is_interlaced: bool
     num_keyframes: int
     max_keyframe_distance: int

@@ -123,6 +123,7 @@ def _make_info(
         color_space=frame.color_space,
         color_range=frame.color_range,
         is_color_guessed=frame.is_color_guessed,
+        has_centered_chroma=frame.has_centered_chroma,
         is_interlaced=is_interlaced,
         num_keyframes=len(keyframes),
         max_keyframe_distance=max((b - a for a, b in pairwise(starts)), default=num_frames),

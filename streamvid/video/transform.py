@@ -34,6 +34,8 @@ class Geometry(Protocol):
     def color_space(self) -> str: ...
     @property
     def color_range(self) -> str: ...
+    @property
+    def has_centered_chroma(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Transform:
 
     - source_width, source_height: of the decoded frame; crop_left, crop_top, crop_width, crop_height: the box in it.
     - scale_width, scale_height: what the box is scaled to, before the turn: (width, height), or swapped for a quarter
-      turn. flip, rotation, color_space, color_range: as in VideoInfo.
+      turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
     """
 
     source_width: int
@@ -57,6 +59,7 @@ class Transform:
     flip: bool
     color_space: str
     color_range: str
+    has_centered_chroma: bool = False
 
     def __post_init__(self) -> None:
         inside = (
@@ -96,6 +99,7 @@ class Transform:
             flip=source.flip,
             color_space=source.color_space,
             color_range=source.color_range,
+            has_centered_chroma=source.has_centered_chroma,
         )
 
     @property
@@ -105,9 +109,17 @@ class Transform:
             return ""
         return f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1"
 
+    @property
+    def chroma_siting(self) -> str:
+        """FFmpeg's name for where a frame's colour samples lie."""
+        return "center" if self.has_centered_chroma else "left"
+
     def scale_options(self, accuracy: Accuracy = "exact") -> str:
         """Options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
-        flags = "area+accurate_rnd+full_chroma_int" if accuracy == "exact" else "area"
+        flags = "area"
+        if accuracy == "exact":
+            # swscale takes chroma to lie in the middle whatever a frame's tag says, unless it is told.
+            flags = f"area+accurate_rnd+full_chroma_int:in_chroma_loc={self.chroma_siting}"
         colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
         return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 

@@ -21,6 +21,7 @@ class Source:
     flip: bool = False
     color_space: str = "bt709"
     color_range: str = "limited"
+    has_centered_chroma: bool = False
 
 
 _SIDES = st.integers(1, 8192)
@@ -70,24 +71,24 @@ def test_a_frame_of_the_right_shape_is_not_cropped() -> None:
         (
             Source(),
             (192, 336),
-            "crop=1890:1080:14:0:exact=1,scale=336:192:flags=area+accurate_rnd+full_chroma_int:in_color_matrix=bt709:in_range=limited,"
+            "crop=1890:1080:14:0:exact=1,scale=336:192:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt709:in_range=limited,"
             "format=rgb24,setsar=1",
         ),
         (
             Source(rotation=90, color_space="bt601", color_range="full"),
             (480, 480),
-            "crop=1080:1080:420:0:exact=1,scale=480:480:flags=area+accurate_rnd+full_chroma_int:in_color_matrix=bt601:in_range=full,"
+            "crop=1080:1080:420:0:exact=1,scale=480:480:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt601:in_range=full,"
             "format=rgb24,transpose=clock,setsar=1",
         ),
         (
             Source(640, 480, flip=True, rotation=270, color_space="rgb"),
             (320, 240),
-            "scale=320:240:flags=area+accurate_rnd+full_chroma_int,format=rgb24,hflip,transpose=cclock,setsar=1",
+            "scale=320:240:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left,format=rgb24,hflip,transpose=cclock,setsar=1",
         ),
         (
             Source(720, 576, (16, 15), rotation=180),
             (576, 576),
-            "crop=540:576:90:0:exact=1,scale=576:576:flags=area+accurate_rnd+full_chroma_int:in_color_matrix=bt709:in_range=limited,"
+            "crop=540:576:90:0:exact=1,scale=576:576:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt709:in_range=limited,"
             "format=rgb24,hflip,vflip,setsar=1",
         ),
     ],
