@@ -1,0 +1,223 @@
+"""pixels and accuracy: what the ring holds, and that `batch.video` is the same RGB whichever way it came about."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.buckets.bucket import Bucket
+from streamvid.errors import ConfigError
+from streamvid.loader.batch import Planes
+from streamvid.sharder import ShardOptions, shard
+from tests.clips import real_clip
+from tests.loader.conftest import build_dataset
+from tests.video.clips import run_ffmpeg
+
+pytestmark = pytest.mark.timeout(120)
+
+NUM_CLIPS = 5
+BUCKETS = parse_buckets("96x64@5,64x64@1")
+# Decibels at least, by clips: planes that were scaled on their own, and planes as they are stored, where only rounding
+# differs. Native stills keep all of their chroma, of which planes have a quarter.
+QUALITY = {"copy-": 45, "native-": 55, "native-still": 43}
+# Where black is 0, the default of swscale is not too dark.
+FULL_RANGE = ("copy-b", "copy-still", "native-b", "native-still")
+
+
+def make_source(folder: Path, prefix: str = "") -> Path:
+    """Clips of three matrices and both ranges, one of them turned, and a still: all but that for one bucket."""
+    folder.mkdir()
+    for name, size, matrix, tag, color_range in (
+        ("a.mp4", "192:128", "bt709", "bt709", "tv"),
+        ("b.mp4", "192:128", "bt601", "smpte170m", "pc"),
+        ("c.mkv", "96:64", "bt2020", "bt2020nc", "tv"),
+        ("d.mp4", "144:96", "bt601", "bt470bg", "tv"),
+        ("tall.mp4", "128:192", "bt709", "bt709", "tv"),
+    ):
+        scale = f"scale={size}:out_color_matrix={matrix}:out_range={color_range},format=yuv420p"
+        tags = f"setsar=1,setparams=colorspace={tag}:range={color_range}"
+        made = ("-frames:v", 16, "-vf", f"{scale},{tags}", "-an", "-c:v", "libx264", "-crf", 12, "-g", 8)
+        run_ffmpeg("-i", real_clip("bikes"), *made, folder / f"{prefix}{name}")
+    tall = folder / f"{prefix}tall.mp4"
+    run_ffmpeg("-display_rotation", 90, "-i", tall, "-c", "copy", folder / f"{prefix}turned.mp4")
+    tall.unlink()
+    run_ffmpeg("-i", real_clip("bigbuckbunny"), "-vf", "scale=64:64", "-frames:v", 1, folder / f"{prefix}still.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A copy and a native dataset of the same clips under other names."""
+    found = {}
+    for clips in ("copy", "native"):
+        folder = tmp_path_factory.mktemp(clips)
+        source = make_source(folder / "source", f"{clips}-")
+        shard(source, folder / "dataset", ShardOptions(buckets=BUCKETS, clips=clips, workers=1))
+        found[clips] = folder / "dataset"
+    return found
+
+
+def loader_of(root: Any, **options: Any) -> streamvid.VideoLoader:
+    sizes = {"96x64@5": NUM_CLIPS, "64x64@1": 1}
+    return streamvid.VideoLoader(
+        root, **{"batch_size": sizes, "num_workers": 0, "num_epochs": 1, "layout": "BTHWC", **options}
+    )
+
+
+def videos(root: Any, **options: Any) -> dict[str, torch.Tensor]:
+    """Key → its video in the loader's layout."""
+    with loader_of(root, **options) as loader:
+        return {
+            key: video for batch in loader for key, video in zip(batch.sample_keys, batch.clone().video, strict=True)
+        }
+
+
+def psnr(one: torch.Tensor, other: torch.Tensor) -> float:
+    error = float(((one.double() - other.double()) ** 2).mean())
+    return 10 * np.log10(255**2 / max(error, 1e-9))
+
+
+@pytest.mark.parametrize("clips", ["copy", "native"])
+def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips: str) -> None:
+    """YUV-1: of clips of all colours together; the same with any number of workers and in any layout."""
+    exact = videos(roots[clips], accuracy="exact")
+    found = videos(roots[clips], pixels="yuv420p")
+    assert set(found) == set(exact) and len(found) == NUM_CLIPS + 1
+    quality = {key: psnr(found[key], exact[key]) for key in exact}
+    for key, found_quality in quality.items():
+        assert found_quality >= [least for name, least in QUALITY.items() if key.startswith(name)][-1], quality
+    again = videos(roots[clips], pixels="yuv420p", num_workers=2)
+    assert all(torch.equal(again[key], found[key]) for key in found)
+    for layout, order in (("BCTHW", (3, 0, 1, 2)), ("BTCHW", (0, 3, 1, 2))):
+        other = videos(roots[clips], pixels="yuv420p", layout=layout)
+        assert all(torch.equal(other[key], found[key].permute(*order)) for key in found)
+
+
+def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
+    """YUV-1: the test above is about matrices, ranges and sitings that differ within a batch."""
+    with loader_of(roots["copy"], pixels="yuv420p") as loader:
+        (table,) = (
+            batch._fields["video"].table for batch in loader if batch.bucket.num_frames == 5 and len(batch.text) == 5
+        )
+    assert len({tuple(row[:6]) for row in table.tolist()}) >= 4
+
+
+def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Path]) -> None:
+    """ACCURACY: exact for clips that are scaled anyway, fast for native ones, sample by sample in a mix of both."""
+    for clips in ("copy", "native"):
+        fast, exact = (videos(roots[clips], accuracy=accuracy) for accuracy in ("fast", "exact"))
+        for key in fast:
+            darker = float((exact[key].double() - fast[key].double()).mean())
+            least, most = (-1, 1) if key.startswith(FULL_RANGE) else (0.8, 3)
+            assert least < darker < most and psnr(fast[key], exact[key]) > 38, (key, darker)
+            assert torch.equal(fast[key], exact[key]) == key.startswith("native-still"), key
+        default = videos(roots[clips])
+        assert all(torch.equal(default[key], (exact if clips == "copy" else fast)[key]) for key in fast)
+    both, sizes = [roots["copy"], roots["native"]], {"batch_size": {"96x64@5": 2, "64x64@1": 1}}
+    fast, exact, default = (videos(both, **sizes, accuracy=accuracy) for accuracy in ("fast", "exact", None))
+    assert len(default) == 2 * NUM_CLIPS + 2
+    for key, video in default.items():
+        assert torch.equal(video, (exact if key.startswith("copy") else fast)[key])
+
+
+def test_batches_on_a_device_are_those_of_the_ring(roots: dict[str, Path]) -> None:
+    """BATCH-1: with device="cpu" planes are copied out of the ring, and RGB is made of the copy."""
+    plain = videos(roots["copy"], pixels="yuv420p")
+    with loader_of(roots["copy"], pixels="yuv420p", device="cpu", num_epochs=2) as loader:
+        kept = list(loader)
+    assert all(isinstance(batch._fields["video"], Planes) for batch in kept)
+    for batch in kept:
+        assert batch.is_repeat.logical_not().all() and batch.video.device.type == "cpu"
+    first = {key: video for batch in kept[:2] for key, video in zip(batch.sample_keys, batch.video, strict=True)}
+    assert all(torch.equal(first[key], plain[key]) for key in plain)
+    assert videos(roots["copy"], device="cpu").keys() == plain.keys()  # rgb24: the default of all but CUDA
+
+
+def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
+    """BATCH-1: copied, cloned, pickled or mapped, before and after its RGB was made, in any layout."""
+    digests = set()
+    for layout in ("BCTHW", "BTCHW", "BTHWC"):
+        with loader_of(roots["copy"], pixels="yuv420p", layout=layout, shuffle="none", num_workers=1) as loader:
+            batch = next(iter(loader))
+            ways: list[Any] = [
+                lambda one: one.clone(),
+                lambda one: one.to("cpu"),
+                lambda one: pickle.loads(pickle.dumps(one)),
+                copy.copy,
+                copy.deepcopy,
+                lambda one: one.map_tensors(lambda tensor: tensor + 0),
+                lambda one: streamvid.Batch(dict(one)),
+            ]
+            before = [way(batch) for way in ways[:-1]]
+            assert isinstance(batch._fields["video"], Planes)
+            video = batch.video
+            assert batch.video is video and batch["video"] is video and dict(batch)["video"] is video
+            assert video.is_contiguous() and batch.layout == layout
+            for one in [*before, *(way(batch) for way in ways)]:
+                assert torch.equal(one.video, video) and one.layout == layout and one.sample_keys == batch.sample_keys
+                assert one.digest() == batch.digest()
+                assert torch.equal(one.normalized(torch.float32), batch.normalized(torch.float32))
+            assert torch.equal(batch.normalized(torch.float64, (0, 255)), video.double())
+            digests.add(batch.digest())
+    assert len(digests) == 1
+
+
+def test_the_ring_holds_half(roots: dict[str, Path]) -> None:
+    """YUV-1: 1.5 bytes a pixel where RGB has 3, in the ring and in what the loader says that it takes."""
+    with (
+        loader_of(roots["copy"], pixels="yuv420p", prefetch_bytes=0) as half,
+        loader_of(roots["copy"], pixels="rgb24", prefetch_bytes=0) as whole,
+    ):
+        largest = NUM_CLIPS * 5 * 64 * 96 * 3
+        assert whole.ring_bytes - half.ring_bytes == 3 * largest // 2
+        assert half.shapes == whole.shapes
+        for batch in half:
+            planes = next(batch.tensors())
+            assert planes.dtype == torch.uint8 and 2 * planes.numel() == batch.video.numel()
+
+
+def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path]) -> None:
+    """BATCH-1: with the batch, or once its RGB, which has memory of its own, was made of them."""
+    with loader_of(roots["copy"], pixels="yuv420p", batch_size=2, prefetch_bytes=0, num_epochs=16) as loader:
+        iterator = iter(loader)
+        held = [next(iterator)]
+        video, before = held[0].video, held[0].video.clone()
+        # A ring with room for three batches: all that come go through it while this one's RGB is kept.
+        count = sum(1 for _ in iterator)
+        assert count > 20 and torch.equal(video, before)
+        pipeline = loader._pipeline
+        assert pipeline is not None and pipeline.ring.num_allocated == 0
+    with loader_of(roots["copy"], pixels="yuv420p", batch_size=2, prefetch_bytes=0) as loader:
+        iterator = iter(loader)
+        batch = next(iterator)
+        assert sum(1 for _ in iterator) >= 1
+        pipeline = loader._pipeline
+        assert pipeline is not None and pipeline.ring.num_allocated == 1
+        del batch
+        gc.collect()
+        assert pipeline.ring.num_allocated == 0
+
+
+def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None:
+    """API: a chroma sample stands for 2 x 2 pixels."""
+    root = build_dataset(tmp_path / "dataset", {Bucket(5, 63, 95): [2], Bucket(5, 64, 96): [1]})
+    with pytest.raises(ConfigError, match=r"pixels='yuv420p'.* 95x63: both sides must be even.*take pixels='rgb24'"):
+        streamvid.VideoLoader(root, batch_size=1, pixels="yuv420p")
+    with streamvid.VideoLoader(root, batch_size=1, num_workers=0, device="cpu") as loader:
+        sizes = {tuple(batch.video.shape[-2:]) for batch in loader}
+    assert sizes == {(63, 95), (64, 96)}
+
+
+@pytest.mark.parametrize(("name", "value"), [("pixels", "yuv444p"), ("accuracy", "best"), ("pixels", 3)])
+def test_unknown_names_are_refused(dataset: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}={value!r}; allowed are"):
+        streamvid.VideoLoader(dataset, batch_size=1, **{name: value})
