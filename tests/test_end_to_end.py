@@ -80,7 +80,7 @@ def check_windows(corpus: Corpus, dataset: Path) -> int:
         frames, height, width = bucket.shape
         assert sample["clip"] == path.read_bytes(), f"{path}: copied clips are the original bytes"
         info = probe(sample["clip"])
-        reference = decode_with_ffmpeg(path, Transform.cover(info, height, width).ffmpeg_filter(), height, width)
+        reference = decode_with_ffmpeg(path, Transform.cover(info, height, width).ffmpeg_filter, height, width)
         assert info.num_frames == len(reference) == sample["window_num_frames"], path
         if not info.is_image:
             ours = np.array(info.timestamps) * float(info.time_base)

@@ -114,7 +114,7 @@ class Transform:
         """FFmpeg's name for where a frame's colour samples lie."""
         return "center" if self.has_centered_chroma else "left"
 
-    def scale_options(self, accuracy: Accuracy = "exact") -> str:
+    def scale_options(self, accuracy: Accuracy) -> str:
         """Options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
         flags = "area"
         if accuracy == "exact":
@@ -123,14 +123,15 @@ class Transform:
         colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
         return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 
-    def ffmpeg_filter(self, accuracy: Accuracy = "exact") -> str:
-        """The same as a filter of the ffmpeg program, for anyone who wants to check a tensor.
+    @property
+    def ffmpeg_filter(self) -> str:
+        """The exact conversion as a filter of the ffmpeg program (7.1 or newer), to check a tensor with.
 
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
         height, width, RGB) bytes. The turn costs nothing there either: it follows the scaling.
         """
         steps = [f"crop={self.crop_options}"] if self.crop_options else []
-        steps += [f"scale={self.scale_options(accuracy)}", "format=rgb24"]
+        steps += [f"scale={self.scale_options('exact')}", "format=rgb24"]
         steps += ["hflip"] if self.flip else []
         return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
 

@@ -32,7 +32,7 @@ def test_windows_are_the_frames_of_a_full_decode(clip: ClipFolder, name: str) ->
     """SAMPLE-2: whatever the codec, container, GOP, rate or turn, frame i is frame i of the whole, and no other."""
     path = clip(name)
     info = probe(path)
-    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter(), HEIGHT, WIDTH)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
     assert info.num_frames == len(reference)
     data, draw = path.read_bytes(), random.Random(name)
     starts = {0, info.num_frames - 6, *(draw.randint(0, info.num_frames - 6) for _ in range(5))}
@@ -50,7 +50,7 @@ def test_an_image_is_a_video_of_one_frame(clip: ClipFolder, name: str) -> None:
     """SAMPLE-2 for still images, of every pixel format."""
     path = clip(name)
     info = probe(path)
-    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter(), HEIGHT, WIDTH)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
     out = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
     decode_into(path.read_bytes(), 0, out, num_frames=1)
     assert (info.is_image, info.num_frames) == (True, 1)

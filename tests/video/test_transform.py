@@ -94,7 +94,7 @@ def test_a_frame_of_the_right_shape_is_not_cropped() -> None:
     ],
 )
 def test_the_equivalent_filter(source: Source, target: tuple[int, int], expected: str) -> None:
-    assert Transform.cover(source, *target).ffmpeg_filter() == expected
+    assert Transform.cover(source, *target).ffmpeg_filter == expected
 
 
 def test_transforms_that_cannot_be_are_refused() -> None:

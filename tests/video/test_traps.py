@@ -58,7 +58,7 @@ def by_packets(data: bytes, index: ClipIndex, start: int, num_frames: int) -> np
 def check_both_ways(path: Path, *, has_packets: bool = True, limits: Limits = HDR) -> np.ndarray:
     """Windows at both ends and in the middle are ffmpeg's frames of the same numbers; all frames of the clip."""
     data, info = path.read_bytes(), probe(path, limits)
-    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter(), HEIGHT, WIDTH)
+    reference = decode_with_ffmpeg(path, Transform.cover(info, HEIGHT, WIDTH).ffmpeg_filter, HEIGHT, WIDTH)
     assert info.num_frames == len(reference)
     index = index_clip(data, limits)
     assert (index is not None) is has_packets
