@@ -47,7 +47,7 @@ def test_all_ways_of_ours_decode_the_window_that_decode_into_does(clips: Path, t
             wanted = np.empty_like(found)
             decode_into(path, 13, wanted, stride=3, accuracy="exact" if method == "ours_exact" else "fast")
             error = np.abs(found.astype(int) - wanted).mean()
-            assert error == 0 if method.startswith("ours") else error < 3, method
+            assert error == 0 if method.startswith("ours") else error < 4, (method, error)
         assert ours.ask(method="ours_yuv", path=source, **WINDOW)["sum"] > 0
         for path in (source, str(native)):
             assert ours.ask(method="decode_only", path=path, **WINDOW)["sum"] == 0
