@@ -29,7 +29,14 @@ ROOMS_OF = {
     "click": {"cli"},
     "tqdm": {"cli", "trainer"},
     "pydantic": {"config.py"},
-    "torch": {"trainer", "loader/batch.py", "loader/exchange.py", "loader/ring.py", "loader/device.py", "loader/color.py"},
+    "torch": {
+        "trainer",
+        "loader/batch.py",
+        "loader/exchange.py",
+        "loader/ring.py",
+        "loader/device.py",
+        "loader/color.py",
+    },
 }
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "_shipped" not in path.parts)
 

@@ -210,7 +210,14 @@ def test_numbers_that_no_clip_has_are_refused(name: str) -> None:
     data = rewritten(CHANGES[name])
     with pytest.raises(IntegrityError, match=f"{WHERE}(, row 1: | cannot be read )"):
         tables(data, 2).clip(1)
-    if name not in {"fewer sizes", "fewer flags", "fewer times", "null for a list", "null in a list", "null among flags"}:
+    if name not in {
+        "fewer sizes",
+        "fewer flags",
+        "fewer times",
+        "null for a list",
+        "null in a list",
+        "null among flags",
+    }:
         assert_equal(tables(data, 2).clip(0), SMALL)
 
 
