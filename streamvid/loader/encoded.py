@@ -42,7 +42,8 @@ class EncodedClip:
     - data: uint8 (n,), in the loader's ring. With `packets` the range of the clip's bytes that the wanted frames need;
       without, the whole clip, a file of its container's format.
     - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and the place among the wanted frames, -1 for a
-      packet that only others need; in the order of decoding, from a key frame on. None for a whole clip.
+      packet that only others need; in the order of decoding, from a key frame on, whose frame has the first timestamp.
+      None for a whole clip.
     - stream_json: what a decoder must be told, see `stream`; "" for a whole clip.
     - start, num_frames: the first wanted frame's number in the clip, and how many are wanted.
     """

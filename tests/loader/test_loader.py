@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -335,3 +337,11 @@ def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
         from accelerate import Accelerator
 
         assert Accelerator(cpu=True).prepare(loader) is loader
+
+
+def test_a_first_batch_imports_no_pandas(dataset: Path) -> None:
+    """pyarrow's own ways to numpy import it, which takes four times as long as all else."""
+    code = "import sys, streamvid\n"
+    code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader: next(iter(loader))\n"
+    code += "assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(dataset)], check=True, timeout=100)
