@@ -1,13 +1,16 @@
 """The packet index: a table a shard with a row a clip, so that a loader reads and decodes parts of clips.
 
-A table is an Arrow stream, its buffers compressed with zstd; a file holds the tables of many shards end to end. A
-reader takes one table with one ranged read and proves it by the checksum that the samples index has of it.
+A table is an Arrow stream, compressed with zstd, after its length (uint64, little-endian); a file holds the tables of
+many shards end to end. A reader takes one table with one ranged read and proves it by the checksum that the samples
+index has of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_TABLE_BYTES = 2**31 - 1
+_SIZE_BYTES = 8
+#: Unpacked: of a table, and of a clip in it, which has 500,000 packets of 25 bytes at most.
+_MAX_STREAM_BYTES, _MAX_CLIP_BYTES = 2**29, 2**24
 
 
 def _schema() -> pa.Schema:
@@ -64,10 +70,17 @@ def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
     schema = _schema()
     columns = {field.name: pa.array([row.get(field.name) for row in rows], field.type) for field in schema}
     sink = io.BytesIO()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+    with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_table(pa.table(columns, schema=schema))
-    return sink.getvalue()
+    return pack_stream(sink.getvalue())
+
+
+def pack_stream(stream: bytes) -> bytes:
+    """A table as it is stored, of its Arrow stream."""
+    import pyarrow as pa
+
+    packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)
+    return len(stream).to_bytes(_SIZE_BYTES, "little") + packed
 
 
 class PacketTables:
@@ -80,7 +93,7 @@ class PacketTables:
         if hashlib.sha256(data).digest() != sha256:
             raise IntegrityError(f"{where} differs from what the samples index says; copy the dataset again")
         try:
-            table = pa.ipc.open_stream(pa.BufferReader(data)).read_all().combine_chunks()
+            table = pa.ipc.open_stream(unpack_stream(data, num_clips)).read_all().combine_chunks()
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(f"{table.num_rows} rows of {table.schema.names}")
@@ -134,8 +147,50 @@ class PacketTables:
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
             return ClipIndex(info, *packets, checksums, facts)
-        except (StreamvidError, ValueError, TypeError, AttributeError) as error:
+        except (StreamvidError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise IntegrityError(f"{self._where}, row {row}: {error}") from error
+
+
+def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
+    """The Arrow stream; ValueError for one that says to be larger than any of so many clips (SAFE-1)."""
+    import pyarrow as pa
+
+    size, limit = (
+        int.from_bytes(data[:_SIZE_BYTES], "little"),
+        min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES),
+    )
+    if not 0 < size <= limit:
+        raise ValueError(f"it unpacks to {size} bytes, {limit} are allowed")
+    stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
+    messages = pa.ipc.MessageReader.open_stream(stream)
+    with contextlib.suppress(StopIteration):
+        while True:
+            message = messages.read_next_message()
+            if message.type not in ("schema", "record batch") or _is_compressed(message):
+                raise ValueError("it holds more than plain rows")
+    return stream
+
+
+def _is_compressed(message: pa.Message) -> bool:
+    """Whether a record batch says that its buffers are compressed, which pyarrow unpacks without a limit.
+
+    Its metadata is a flatbuffer: field 2 of a Message is its header, field 3 of a RecordBatch the compression.
+    """
+    data = bytes(message.metadata)
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", data, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
+            return 0
+        place: int = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
+        return table + place if place else 0
+
+    try:
+        header = field(struct.unpack_from("<I", data)[0], 2)
+        batch = header + struct.unpack_from("<I", data, header)[0]
+        return message.type == "record batch" and field(batch, 3) > 0
+    except struct.error as error:
+        raise ValueError("its messages are damaged") from error
 
 
 def _chunk(column: pa.ChunkedArray) -> pa.Array:

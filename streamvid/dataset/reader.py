@@ -91,14 +91,28 @@ class Dataset:
             )
         return table
 
-    def packets(self, shard: ShardInfo, offset: int, num_bytes: int, sha256: bytes) -> PacketTables:
-        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
+    def check_place(
+        self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
+    ) -> tuple[int, int, bytes]:
+        """Where the samples index says that a shard's packet table lies; IntegrityError for where none can (SAFE-1)."""
         file = self.manifest.packet_file(shard.index_path)
-        if file is None or not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
+        is_known = file is not None and offset is not None and num_bytes is not None and sha256 is not None
+        if (
+            not is_known
+            or not 0 < num_bytes <= MAX_TABLE_BYTES  # type: ignore[operator]
+            or not 0 <= offset <= file.num_bytes - num_bytes  # type: ignore[operator,union-attr]
+        ):
             raise IntegrityError(
                 f"{self.url}: the index says that packets of {shard.path} are {num_bytes} bytes at {offset} of "
                 f"{'a file that the manifest does not name' if file is None else file.path}; copy the dataset again"
             )
+        return offset, num_bytes, sha256  # type: ignore[return-value]
+
+    def packets(self, shard: ShardInfo, offset: int, num_bytes: int, sha256: bytes) -> PacketTables:
+        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
+        self.check_place(shard, offset, num_bytes, sha256)
+        file = self.manifest.packet_file(shard.index_path)
+        assert file is not None
         data = bytearray(num_bytes)
         self.store.read_into(file.path, offset, memoryview(data))
         where = f"{self.url}: the packets of {shard.path} in {file.path}"

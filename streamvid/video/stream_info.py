@@ -71,7 +71,7 @@ class StreamInfo:
             value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
             value["extradata"] = bytes.fromhex(value["extradata"])
             return cls(**value)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.dataset.packets import PacketTables, encode_packets
+from streamvid.dataset.packets import PacketTables, encode_packets, pack_stream, unpack_stream
 from streamvid.errors import DecodeError, IntegrityError
 from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, index_clip
 from streamvid.video.stream_info import StreamInfo
@@ -123,7 +123,7 @@ def test_another_table_than_the_one_promised_is_refused() -> None:
 
 @pytest.mark.parametrize("num_clips", [0, 1, 3])
 def test_a_table_of_another_number_of_clips_is_refused(num_clips: int) -> None:
-    with pytest.raises(IntegrityError, match="2 rows of"):
+    with pytest.raises(IntegrityError, match="2 rows of|it unpacks to"):
         tables(encode_packets([SMALL, None]), num_clips)
 
 
@@ -134,18 +134,18 @@ def rewritten(
     change: Callable[[dict[str, list[Any]]], None], clips: Sequence[ClipIndex | None] = (SMALL, SMALL)
 ) -> bytes:
     """The table of these clips with other values in its columns."""
-    with pa.ipc.open_stream(encode_packets(clips)) as reader:
+    with pa.ipc.open_stream(unpack_stream(encode_packets(clips), len(clips))) as reader:
         table = reader.read_all()
     columns = table.to_pydict()
     change(columns)
     return written(pa.table(columns, schema=table.schema))
 
 
-def written(table: pa.Table, compression: str | None = "zstd") -> bytes:
+def written(table: pa.Table, compression: str | None = None) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_table(table)
-    return sink.getvalue()
+    return pack_stream(sink.getvalue())
 
 
 def every_clip(data: bytes, num_clips: int = 2) -> list[ClipIndex | None]:
@@ -168,7 +168,7 @@ def every_clip(data: bytes, num_clips: int = 2) -> list[ClipIndex | None]:
 
 def test_foreign_tables_are_refused() -> None:
     """SAFE-1: columns that are missing, too many, renamed, or of another type."""
-    with pa.ipc.open_stream(encode_packets([SMALL, None])) as reader:
+    with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, None]), 2)) as reader:
         table = reader.read_all()
     foreign = [
         table.drop_columns(["flags"]),
@@ -267,14 +267,15 @@ def test_streams_that_no_video_has_are_refused(name: str) -> None:
 @given(st.data())
 def test_rubbish_with_a_right_checksum_is_an_error_or_an_index(data: st.DataObject) -> None:
     """SAFE-1: bytes changed anywhere in a table, compressed or not, cut or made longer."""
-    compression = data.draw(st.sampled_from(["zstd", None]))
-    with pa.ipc.open_stream(encode_packets([SMALL, SMALL])) as reader:
-        broken = bytearray(written(reader.read_all(), compression))
+    outer = data.draw(st.booleans())
+    with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, SMALL]), 2)) as reader:
+        table = written(reader.read_all())
+    broken = bytearray(table if outer else unpack_stream(table, 2))
     for _ in range(data.draw(st.integers(1, 6))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     broken = broken[: data.draw(st.sampled_from([len(broken), len(broken) - 9, len(broken) // 2]))]
     try:
-        every_clip(bytes(broken))
+        every_clip(bytes(broken) if outer else pack_stream(bytes(broken)))
     except (IntegrityError, DecodeError):
         return
 
@@ -314,3 +315,16 @@ def test_frames_are_counted_by_the_flag_alone() -> None:
     with pytest.raises(DecodeError, match="the clip has 0"):
         found.window(0, 1)
     assert SMALL.num_frames == 3 and SMALL.flags[1] == SHOWN
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_table_that_unpacks_to_more_than_it_says_is_refused(codec: str) -> None:
+    """SAFE-1: a few kilobytes must not become gigabytes: neither the table itself, nor buffers within it."""
+    with pa.ipc.open_stream(unpack_stream(encode_packets([SMALL, SMALL]), 2)) as reader:
+        table = reader.read_all()
+    with pytest.raises(IntegrityError, match="cannot be read .it holds more than plain rows"):
+        tables(written(table, codec), 2)
+    plain = written(table)
+    for size in (0, 2**30, 2**63):
+        with pytest.raises(IntegrityError, match=f"it unpacks to {size} bytes, 50331648 are allowed"):
+            tables(size.to_bytes(8, "little") + plain[8:], 2)
