@@ -114,6 +114,10 @@ def picture_options(
     buckets: Sequence[Bucket],
 ) -> dict[str, Any]:
     """The Pipeline's options of these names. ConfigError for what is unknown, or not possible for a bucket."""
+    if pixels == "yuv420p" and accuracy is not None:
+        raise ConfigError(
+            f"accuracy={accuracy!r} stands beside pixels='yuv420p', of which RGB is always made exactly; leave one out"
+        )
     on_cuda = device is not None and device.type == "cuda"
     odd = any(bucket.height % 2 or bucket.width % 2 for bucket in buckets)
     chosen: Pixels = pixels or ("yuv420p" if on_cuda and not odd else "rgb24")

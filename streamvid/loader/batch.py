@@ -112,7 +112,8 @@ class Batch(Mapping[str, Any]):
         fields = object.__getattribute__(self, "_fields")
         if name in fields:
             return self[name]
-        raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}")
+        why = "; decode=False hands over clips as they are stored" if name == "video" and "clips" in fields else ""
+        raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a batch is read-only: cannot set {name!r}; make a dict of it first: dict(batch)")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from streamvid.errors import StorageError, StreamvidError
+from streamvid.errors import IntegrityError, StorageError, StreamvidError
 from streamvid.loader.worker import GENERATION, MAX_MESSAGE_BYTES, Answer
 from streamvid.video.stream_info import StreamInfo
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from streamvid.dataset.packets import PacketTables
     from streamvid.storage import Store
 
-_KEPT_TABLES = 64
+_KEPT_BYTES = 64 * 2**20  # of packet tables
 _stream_info = lru_cache(256)(StreamInfo.from_json)
 _stream_json = lru_cache(256)(StreamInfo.to_json)
 
@@ -142,6 +142,8 @@ class ClipReader:
                     return ("done", "", len(table), num_bytes, stream, num_retries)
         except StreamvidError as error:
             return ("error", str(error)[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
+        except Exception as error:  # noqa: BLE001 - a worker must not end of it; the caller must hear of it
+            return ("error", f"{type(error).__name__}: {error}"[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
         return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", 1)
 
     def _part(
@@ -149,7 +151,12 @@ class ClipReader:
     ) -> tuple[bytes, int, int, tuple[tuple[int, int, bytes], ...], str]:
         """(table, first byte, bytes, checks, stream) of what is read of a clip."""
         index = None if slot.place < 0 else self._table(store, slot, places[slot.place]).clip(slot.row)
-        if index is not None and index.num_frames == slot.num_clip_frames and index.num_bytes <= slot.clip_bytes:
+        if index is not None:
+            if index.num_frames != slot.num_clip_frames or index.num_bytes > slot.clip_bytes:
+                raise IntegrityError(
+                    f"the index says that the clip has {slot.num_clip_frames} frames in {slot.clip_bytes} bytes, and "
+                    f"its packets are {index.num_frames} in {index.num_bytes}; copy the dataset again"
+                )
             window = index.window(slot.start, slot.num_frames)
             if window.packets.nbytes + window.num_bytes <= slot.room:
                 table = window.packets.tobytes()
@@ -178,7 +185,7 @@ class ClipReader:
         with self._lock:
             self._tables[name] = table
             self._tables.move_to_end(name)
-            while len(self._tables) > _KEPT_TABLES:
+            while len(self._tables) > 1 and sum(kept.num_bytes for kept in self._tables.values()) > _KEPT_BYTES:
                 self._tables.popitem(last=False)
         return table
 

@@ -32,6 +32,12 @@ class EncodedStages(Stages):
         self._together: dict[int, list[Work]] = {}
         super().open(resources, 0, ring)
         self._reader = ClipReader(self._clips.view, ring.map)
+        resources.callback(self._let_go)
+
+    def _let_go(self) -> None:
+        # Whoever still holds the loader must not hold its memory.
+        self._together.clear()
+        del self._reader
 
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
@@ -48,11 +54,12 @@ class EncodedStages(Stages):
         for number, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
             work = self._new_work(run, batch, number, row["part"], None)
             work.stored = StoredClip(row["part"].start, offset)
-            reason = self._repairs.reason(sample)
+            # Of a part, which the reader chooses, nothing is known: the rest of the clip may be what is wrong.
+            reason = self._repairs.reason(sample) if row["place"] is None else None
             if reason is None:
                 slots.append((work, batch.block.offset + offset))
             else:
-                self._is_bad(work, reason)
+                self._is_bad(work, reason, is_corrupt=True)
             offset += _room(row)
         at_once = _clips_at_once(work for work, _ in slots)
         for first in range(0, len(slots), at_once):
@@ -124,7 +131,7 @@ class EncodedStages(Stages):
         if kind == "error":
             self._finish(work, sample_error(work.sample, work.row["key"], text))
         elif kind == "bad":
-            self._is_bad(work, text)
+            self._is_bad(work, text, is_corrupt=True)
         else:
             assert work.stored is not None
             work.stored = StoredClip(work.stored.start, work.stored.offset, table_bytes, num_bytes, stream)
@@ -138,9 +145,9 @@ def _room(row: dict[str, Any]) -> int:
 
 
 def _clips_at_once(works: Iterable[Work]) -> int:
-    """How many clips one message may name. A character of a path is six in JSON at most."""
+    """How many clips one message may name. A character of a path is twelve in JSON at most."""
     longest = max((len(w.sample.part.dataset.url) + len(w.sample.shard_info.path) for w in works), default=0)
-    return max(1, min(_CLIPS_A_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 6 * longest)))
+    return max(1, min(_CLIPS_A_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 
 
 def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:

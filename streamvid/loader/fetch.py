@@ -32,6 +32,7 @@ _PLACE_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_FRAMES = (1 << 31) - 1
 _SHA256_BYTES = 32
+_MAX_PIECES = 512  # of a range: the checksums of more make too long a message to a worker
 
 TABLE_BYTES = 64 * 2**10
 """Room for a table of packets beside the largest clip; a clip with a larger one is read whole."""
@@ -133,8 +134,11 @@ def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
     file = dataset.manifest.packet_file(shard.index_path)
     if file is None:
         return None
-    offset, num_bytes, sha256 = (rows.column(name)[0].as_py() for name in _PLACE_COLUMNS)
-    return None if sha256 is None else (file.path, offset, num_bytes, sha256.hex(), shard.num_samples)
+    place = [rows.column(name)[0].as_py() for name in _PLACE_COLUMNS]
+    if place == [None, None, None]:
+        return None
+    offset, num_bytes, sha256 = dataset.check_place(shard, *place)
+    return file.path, offset, num_bytes, sha256.hex(), shard.num_samples
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
@@ -212,6 +216,8 @@ def clip_part(row: dict[str, Any], packets: ClipIndex | None, start: int, num_fr
         window = packets.window(start, num_frames)
     except DecodeError as error:
         raise IntegrityError(str(error)) from error
+    if len(window.pieces) > _MAX_PIECES:
+        return all_of_it
     part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
     return part if part.block_bytes <= row["clip_bytes"] + TABLE_BYTES else all_of_it
 

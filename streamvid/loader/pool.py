@@ -164,7 +164,8 @@ class DecodePool:
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
             f"decode worker {worker.pid} {_how_it_ended(worker.returncode)}. SIGKILL mostly means that the machine ran "
-            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash in a decoder. This loader "
+            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, of which the error stream "
+            "may say more. This loader "
             "cannot go on: make a new one, and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
@@ -226,7 +227,7 @@ class InlineDecoder:
     is_ready = False
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
-        self._runner = TaskRunner(clips.view, ring.map)
+        self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
         self._queue: SimpleQueue[DecodeTask | ReadTask | None] = SimpleQueue()  # None: the end
 
     @property
@@ -241,7 +242,9 @@ class InlineDecoder:
             task = self._queue.get(timeout=timeout_seconds)
         except Empty:
             return
-        if task is not None:
+        if task is None:
+            self._runner = None  # it holds the memory, which is to go even if somebody still holds the loader
+        elif self._runner is not None:
             heard(Answer(os.getpid(), task.task_id, "start"))
             heard(self._runner.run(task))
 

@@ -42,18 +42,23 @@ class Repairs:
         self._known: dict[tuple[int, str, int], str] = {}
 
     def reason(self, sample: SampleRequest) -> str | None:
-        """Why a sample is known to be bad, None where it is not."""
+        """Why the stored bytes of a sample are known to be wrong somewhere, None where they are not.
+
+        What does not decode is not kept in mind: another window of the clip may, and whether a delivery is substituted
+        must not hang on what came before it.
+        """
         return self._known.get(_name(sample))
 
-    def add(self, work: Work, reason: str) -> bool:
-        """What `work` tries is bad; whether `find` is to be called for it now."""
+    def add(self, work: Work, reason: str, *, is_corrupt: bool) -> bool:
+        """What `work` tries is bad, its bytes wrong or not to be decoded; whether `find` is to be called for it now."""
         with self._lock:
             by_packets = work.part.window is not None
             if work.bad is None:
                 work.bad = (work.sample, work.row["key"], reason)
                 others = (replace(work.sample, shard=shard, place=place) for shard, place in substitutes(work.sample))
-                work.candidates = chain([work.sample] if by_packets else [], others)
-            if not by_packets:
+                # Wrong bytes are no better by way of the container.
+                work.candidates = chain([work.sample] if by_packets and not is_corrupt else [], others)
+            if is_corrupt:
                 self._known[_name(work.sample)] = reason
             if self._active is not None and self._active is not work:
                 self._queue.append(work)

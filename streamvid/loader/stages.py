@@ -151,7 +151,8 @@ class Stages:
         """Start a batch's samples on their way, waiting for room for each clip; False where the run is over."""
         for slot, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
             part: ClipPart = row["part"]
-            reason = self._repairs.reason(sample)
+            # Of a part nothing is known: the rest of the clip may be what is wrong.
+            reason = self._repairs.reason(sample) if part.window is None else None
             clip = allocate(self._clips, part.block_bytes) if reason is None else None
             if clip is None and reason is None:
                 return False
@@ -159,7 +160,7 @@ class Stages:
             if reason is None:
                 self._fetchers.submit(partial(self._fetch, work))
             else:
-                self._is_bad(work, reason)
+                self._is_bad(work, reason, is_corrupt=True)
         return True
 
     def _new_work(self, run: int, batch: PendingBatch, slot: int, part: ClipPart, clip: int | None) -> Work:
@@ -197,13 +198,13 @@ class Stages:
             _log.info("%s is read again: %s", name, problem)
             self._fetchers.submit(partial(self._fetch, work))
         else:
-            self._is_bad(work, f"{problem}, twice; copy the shard again")
+            self._is_bad(work, f"{problem}, twice; copy the shard again", is_corrupt=True)
 
-    def _is_bad(self, work: Work, reason: str) -> None:
+    def _is_bad(self, work: Work, reason: str, *, is_corrupt: bool) -> None:
         if work.clip is not None:
             self._clips.release(work.clip)
             work.clip = None
-        if self._repairs.add(work, reason):
+        if self._repairs.add(work, reason, is_corrupt=is_corrupt):
             self._fetchers.submit(partial(self._repair, work))
 
     def _repair(self, work: Work) -> None:
@@ -251,7 +252,7 @@ class Stages:
         if answer.kind == "corrupt":
             self._is_corrupt(work, answer.text)
         elif answer.kind == "bad":
-            self._is_bad(work, answer.text)
+            self._is_bad(work, answer.text, is_corrupt=False)
         elif answer.kind == "error":
             self._finish(work, sample_error(work.sample, work.row["key"], answer.text))
         else:
