@@ -81,7 +81,7 @@ def run(command: click.Command) -> None:
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; run the same command again to go on", err=True)
+        click.echo("interrupted; run the same command again (shard and train go on where they were)", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()

@@ -106,7 +106,7 @@ class ShardOptions:
             for name in _NATIVE_ONLY:
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"{name}={getattr(self, name)!r} stands beside clips='copy', which stores files as they are; "
+                        f"{name}={getattr(self, name)!s} stands beside clips='copy', which stores files as they are; "
                         f"give clips='native' (--clips native), or leave {name} out"
                     )
             return

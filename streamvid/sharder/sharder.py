@@ -141,8 +141,12 @@ def _sealed_report(root: Path, build: Mapping[str, Any], overwrite: bool) -> Sha
 def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
     old, new = dict(there.get("options", {})), asked["options"]
     for name in [*new, *(name for name in old if name not in new)]:
-        if old.get(name) != new.get(name):
-            return f"{name}: {_short(old.get(name))} there, {_short(new.get(name))} asked"
+        before, now = old.get(name), new.get(name)
+        if before != now:
+            if isinstance(before, dict) and isinstance(now, dict):  # an encoding: what of it differs
+                part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
+                return f"{name}.{part}: {_short(before.get(part))} there, {_short(now.get(part))} asked"
+            return f"{name}: {_short(before)} there, {_short(now)} asked"
     if there.get("num_records") != asked["num_records"]:
         return f"input: {there.get('num_records')} rows there, {asked['num_records']} now"
     if there.get("input_sha256") != asked["input_sha256"]:

@@ -35,7 +35,7 @@ _FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240
 #: all colour samples of RGB are used, and interpolated.
 _SCALING = "area+accurate_rnd+bitexact+full_chroma_inp+full_chroma_int"
 _LIMITED, _FULL = 1, 2
-_UNSAID = 2
+_UNSAID, _LAST_PRIMARIES = 2, 12
 _CENTRED_CODECS = frozenset({"mjpeg", "webp", "mpeg1video"})
 
 #: (flip, rotation) → (horizontal, vertical) place of the colour sample, in 256ths of two pixels, before the turn that
@@ -113,7 +113,9 @@ class Cover:
         matrix, primaries, transfer = _TAGS[self.format.color_space]
         if self.format.color_space == "bt601" and frame.colorspace == 5:
             matrix, primaries = 5, 5  # the same numbers, and the primaries of PAL
-        primaries = primaries if frame.color_primaries == _UNSAID else frame.color_primaries
+        # Encoders know no primaries beyond 12, and say none at all of them.
+        is_known = frame.color_primaries != _UNSAID and frame.color_primaries <= _LAST_PRIMARIES
+        primaries = frame.color_primaries if is_known else primaries
         transfer = transfer if frame.color_trc == _UNSAID else frame.color_trc
         if pixel_format == "rgb24":
             return ColorTags(0, primaries, transfer, _FULL)

@@ -13,14 +13,18 @@ from tests.clips import ROOT, encode, frames_of
 def test_every_method_is_reported(tmp_path: Path) -> None:
     for number, name in enumerate(("bikes", "carphone_pristine", "bigbuckbunny", "bikes")):
         (tmp_path / f"{number}.mp4").write_bytes(encode(frames_of(name, 96, 64, 16 + number)))
-    sizes = ("--resolution", "64px", "--num-frames", "5", "--batch-size", "2", "--epochs", "2", "--repeats", "1")
-    command = [sys.executable, "-m", "tools.bench_loader", "--clips", str(tmp_path), *sizes, "--workers", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=ROOT)
+    sizes = ("--size", "64x48", "--num-frames", "5", "--copies", "2", "--batch-size", "2", "--epochs", "1")
+    runs = ("--repeats", "1", "--pairs", "1", "--workers", "1", "--methods", "files,webdataset")
+    command = [sys.executable, "-m", "tools.bench_loader", "--clips", str(tmp_path), *sizes, *runs, "--json"]
+    command += ["--peers", sys.executable]  # this environment has these two
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    rows = {row["method"]: row for row in json.loads(done.stdout)["rows"]}
-    assert list(rows) == ["streamvid", "files", "webdataset"]
-    assert {row["num_samples"] for row in rows.values()} == {8}
-    for row in rows.values():
-        figures = ("samples_per_second", "cpu_seconds_per_sample", "first_batch_seconds", "peak_bytes")
-        assert all(row[name] > 0 for name in figures), row
-    assert rows["streamvid"]["times_slower"] == rows["streamvid"]["times_cpu"] == 1
+    found = json.loads(done.stdout)
+    ours = {"off": ["streamvid", "streamvid whole"], "on": ["streamvid fast", "streamvid exact", "streamvid yuv420p"]}
+    for mode, names in ours.items():
+        assert [row["method"] for row in found[mode]] == [*names, "files", "webdataset"]
+        for row in found[mode]:
+            figures = ("samples_per_second", "cpu_seconds_per_sample", "first_batch_seconds", "peak_bytes")
+            assert all(0 < row[name][1] <= row[name][0] <= row[name][2] for name in figures), row
+    assert len(found["compared"]) == 9 and found["clips"]["num_samples"] == 8
+    assert all(line["interval"][0] <= line["median"] <= line["interval"][1] for line in found["compared"])

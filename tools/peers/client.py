@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def decode_peers(python: Path = PYTHON) -> Iterator[DecodePeers]:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment(scratch)
         )
-        with process:  # closes its input, which ends it, and waits
+        with _ended(process):
             yield DecodePeers(process)
 
 
@@ -65,8 +65,21 @@ def decode_ours() -> Iterator[DecodePeers]:
     """Starts tools.decode_ours in this environment: streamvid, asked as the peers are."""
     command = [sys.executable, "-m", "tools.decode_ours"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    with process:
+    with _ended(process):
         yield DecodePeers(process)
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Closes its input at the end, which ends it, and waits; one that is gone already never reads the rest."""
+    try:
+        yield
+    finally:
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        process.stdout.close()
+        process.wait()
 
 
 def convert(dataset: Path, out: Path, *, bucket: str | None = None, python: Path = PYTHON) -> Answer:
