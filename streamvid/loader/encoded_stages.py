@@ -131,7 +131,7 @@ class EncodedStages(Stages):
         if kind == "error":
             self._finish(work, sample_error(work.sample, work.row["key"], text))
         elif kind == "bad":
-            self._is_bad(work, text, is_corrupt=True)
+            self._is_bad(work, text, is_corrupt=work.row["place"] is None)
         else:
             assert work.stored is not None
             work.stored = StoredClip(work.stored.start, work.stored.offset, table_bytes, num_bytes, stream)

@@ -56,9 +56,8 @@ class Repairs:
             if work.bad is None:
                 work.bad = (work.sample, work.row["key"], reason)
                 others = (replace(work.sample, shard=shard, place=place) for shard, place in substitutes(work.sample))
-                # Wrong bytes are no better by way of the container.
-                work.candidates = chain([work.sample] if by_packets and not is_corrupt else [], others)
-            if is_corrupt:
+                work.candidates = chain([work.sample] if by_packets else [], others)
+            if is_corrupt and not by_packets:  # else the packet index may be what is wrong
                 self._known[_name(work.sample)] = reason
             if self._active is not None and self._active is not work:
                 self._queue.append(work)

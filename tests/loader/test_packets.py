@@ -8,6 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid
-from streamvid.buckets import parse_buckets
+from streamvid.buckets import Bucket, parse_buckets
 from streamvid.dataset.manifest import (
     MANIFEST,
     FileInfo,
@@ -317,3 +318,37 @@ def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers:
     (root / file.path).unlink()
     with pytest.raises(streamvid.StreamvidError, match="No such file"):
         deliveries(root, num_workers=num_workers)
+
+
+def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: Path) -> None:
+    """BAD-1, PLAN-5: a clip with damage in one place is delivered wherever the window lies elsewhere, resumed or not."""
+    root = tmp_path / "dataset"
+    for number in range(6):
+        (tmp_path / "videos").mkdir(exist_ok=True)
+        (tmp_path / f"videos/{number}.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 60 + number)))
+    options = streamvid.ShardOptions(buckets=(Bucket(5, 64, 96),), clips="native", workers=1)
+    streamvid.shard(tmp_path / "videos", root, options)
+    dataset = streamvid.open_dataset(root)
+    (shard,) = dataset.shards
+    tar = root / shard.path
+    data = bytearray(tar.read_bytes())
+    for row in dataset.samples(shard).to_pylist()[:3]:
+        place = row["clip_offset"] + row["clip_bytes"] // 3
+        data[place : place + 60] = bytes(byte ^ 255 for byte in data[place : place + 60])
+    tar.write_bytes(data)
+
+    def received(epochs: int, state: dict[str, Any] | None = None, **settings: Any) -> list[tuple[str, bool]]:
+        settings = {"batch_size": 1, "num_epochs": None, "num_workers": 0, "max_bad_fraction": 1.0} | settings
+        with streamvid.VideoLoader(root, **settings) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = [(b.sample_keys[0], bool(b.is_repeat[0])) for b in islice(loader, epochs * 6)]
+            states.append(loader.state_dict())
+            return batches
+
+    states: list[dict[str, Any]] = []
+    whole = received(8)
+    assert {key for key, _ in whole} and 0 < sum(is_repeat for _, is_repeat in whole) < len(whole)
+    received(3)
+    assert received(5, states[-1]) == whole[18:]
+    assert received(8, prefetch_bytes=1000) == received(8, decode=False) == received(8, num_workers=2) == whole
