@@ -28,7 +28,7 @@ class Block:
     """A part of an arena that goes back once: when it is told to, or else when it dies, whoever lost it."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
-        self.offset, self.memory = offset, arena.map
+        self.offset = offset  # and not its memory: a destructor that an interrupt ends would hold that for ever
         self._release = [arena.release]
 
     def release(self, when: Callable[[], None] | None = None) -> None:

@@ -47,7 +47,7 @@ class EncodedStages(Stages):
         return max(_ALIGN, sum(map(_room, rows)))
 
     def new_batch(self, request: BatchRequest, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
-        return PendingBatch(request, None, block, len(request.samples), rows=rows)
+        return PendingBatch(request, None, self._ring.map, block, len(request.samples), rows=rows)
 
     def begin(self, batch: PendingBatch, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
         offset, slots = 0, []

@@ -45,6 +45,7 @@ class PendingBatch:
 
     request: BatchRequest
     picture: PictureFormat | None  # None: clips are handed over as they are stored
+    memory: Any
     block: Block  # an interrupt may lose the batch on its way to the caller: its place goes back all the same
     num_missing: int
     accuracy: Accuracy | None = None

@@ -103,7 +103,7 @@ def make_batch(
 
     with profiled("streamvid.make_batch"):
         request, rows = pending.request, pending.rows
-        memory = np.ndarray((pending.num_bytes,), np.uint8, pending.block.memory, pending.block.offset)
+        memory = np.ndarray((pending.num_bytes,), np.uint8, pending.memory, pending.block.offset)
         slot = RingSlot(pending.block)
         weakref.finalize(memory, slot.release).atexit = False
         fields: dict[str, Any] = {

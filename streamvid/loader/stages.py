@@ -61,6 +61,7 @@ class Stages:
 
     def open(self, resources: contextlib.ExitStack, clip_bytes: int, ring: Arena) -> None:
         """Start it all over a ring; `end` is to be called before `resources` are closed."""
+        self._ring = ring
         ahead = max(clip_bytes, self._repair_bytes)  # one that has no room at all would be waited for without end
         self._clips = Arena("clips", ahead + self._repair_bytes + ALIGN_BYTES)
         resources.callback(self._clips.close)
@@ -142,7 +143,7 @@ class Stages:
     def new_batch(self, request: BatchRequest, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
         """A batch whose place in the ring is `block`."""
         picture = self._picture(request.bucket)
-        return PendingBatch(request, picture, block, len(request.samples), self._accuracy, rows)
+        return PendingBatch(request, picture, self._ring.map, block, len(request.samples), self._accuracy, rows)
 
     def _picture(self, bucket: Bucket) -> PictureFormat:
         return PictureFormat(bucket.height, bucket.width, self._pixels)
