@@ -67,6 +67,10 @@ class Decoder(Protocol):
         """End what decodes, and a `serve` that waits."""
         ...
 
+    def let_go(self) -> None:
+        """Hold no memory any more, once nothing decodes: whoever still holds the loader must not hold that."""
+        ...
+
 
 class DecodePool:
     """`num_workers` decode processes over two shared arenas: clips in, frames out.
@@ -189,6 +193,9 @@ class DecodePool:
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
 
+    def let_go(self) -> None:
+        """The workers had memory of their own."""
+
 
 def _start_worker(fds: Sequence[int]) -> subprocess.Popen[bytes]:
     if not sys.executable or getattr(sys, "frozen", False):
@@ -242,9 +249,7 @@ class InlineDecoder:
             task = self._queue.get(timeout=timeout_seconds)
         except Empty:
             return
-        if task is None:
-            self._runner = None  # it holds the memory, which is to go even if somebody still holds the loader
-        elif self._runner is not None:
+        if task is not None and self._runner is not None:
             heard(Answer(os.getpid(), task.task_id, "start"))
             heard(self._runner.run(task))
 
@@ -253,3 +258,6 @@ class InlineDecoder:
 
     def close(self) -> None:
         self._queue.put(None)
+
+    def let_go(self) -> None:
+        self._runner = None

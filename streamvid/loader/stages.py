@@ -80,6 +80,7 @@ class Stages:
         self._decoder.close()
         if answers.is_alive():
             answers.join(_STUCK_SECONDS if self._signals.is_stuck else None)
+        self._decoder.let_go()
 
     def _close_fetchers(self) -> None:
         self._fetchers.close(_STUCK_SECONDS if self._signals.is_stuck else None)

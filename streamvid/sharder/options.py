@@ -104,9 +104,10 @@ class ShardOptions:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed are {named}")
         if not self.is_native:
             for name in _NATIVE_ONLY:
-                if getattr(self, name) is not None:
+                value = getattr(self, name)
+                if value is not None:
                     raise ConfigError(
-                        f"{name}={getattr(self, name)!s} stands beside clips='copy', which stores files as they are; "
+                        f"{name}={_shown(value)} stands beside clips='copy', which stores files as they are; "
                         f"give clips='native' (--clips native), or leave {name} out"
                     )
             return
@@ -185,3 +186,7 @@ class ShardOptions:
             "encoding": self.encoding_json(),
             **{name: asked for name, asked in own.items() if asked is not None},
         }
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, Fraction) else repr(value)
