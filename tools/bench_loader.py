@@ -335,7 +335,11 @@ def main() -> None:
 
         torch.set_num_threads(1)
         # What is imported when it is first used: imports are not counted, of no method.
+        import pyarrow.compute
         import pyarrow.parquet  # noqa: F401
+
+        import streamvid.dataset.packets
+        import streamvid.loader.encoded
 
         streamvid.VideoLoader.__name__  # noqa: B018  # imported at its first use
         print(json.dumps(run_ours(*json.loads(sys.stdin.readline()))))
