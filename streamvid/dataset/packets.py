@@ -100,7 +100,6 @@ class PacketTables:
             self._take({name: _chunk(table.column(name)) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
-        self._streams: dict[str, StreamInfo] = {}
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
         """All clips' packets at once, as one clip at a time would take ten times as long."""
@@ -137,9 +136,7 @@ class PacketTables:
         if text is None:
             return None
         try:
-            info = self._streams.get(text)
-            if info is None:
-                info = self._streams[text] = StreamInfo.from_json(text)
+            info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
                 raise DecodeError("its packets are none that a clip has")

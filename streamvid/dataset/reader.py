@@ -93,29 +93,33 @@ class Dataset:
 
     def check_place(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
-    ) -> tuple[int, int, bytes]:
-        """Where the samples index says that a shard's packet table lies; IntegrityError for where none can (SAFE-1)."""
-        file = self.manifest.packet_file(shard.index_path)
-        is_known = file is not None and offset is not None and num_bytes is not None and sha256 is not None
-        if (
-            not is_known
-            or not 0 < num_bytes <= MAX_TABLE_BYTES  # type: ignore[operator]
-            or not 0 <= offset <= file.num_bytes - num_bytes  # type: ignore[operator,union-attr]
-        ):
-            raise IntegrityError(
-                f"{self.url}: the index says that packets of {shard.path} are {num_bytes} bytes at {offset} of "
-                f"{'a file that the manifest does not name' if file is None else file.path}; copy the dataset again"
-            )
-        return offset, num_bytes, sha256  # type: ignore[return-value]
+    ) -> tuple[str, int, int, bytes]:
+        """(path, offset, bytes, SHA-256) of a shard's packet table; IntegrityError where none can be (SAFE-1).
 
-    def packets(self, shard: ShardInfo, offset: int, num_bytes: int, sha256: bytes) -> PacketTables:
-        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
-        self.check_place(shard, offset, num_bytes, sha256)
+        offset, num_bytes, sha256: as the samples index says.
+        """
         file = self.manifest.packet_file(shard.index_path)
-        assert file is not None
+        if file is None or offset is None or num_bytes is None or sha256 is None:
+            raise self._no_place(
+                shard, f"not all of offset={offset}, bytes={num_bytes} and a checksum, of a known file"
+            )
+        if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
+            raise self._no_place(shard, f"{num_bytes} bytes at {offset} of {file.path}, which has {file.num_bytes}")
+        return file.path, offset, num_bytes, sha256
+
+    def _no_place(self, shard: ShardInfo, said: str) -> IntegrityError:
+        return IntegrityError(
+            f"{self.url}: the index says that packets of {shard.path} are {said}; copy the dataset again"
+        )
+
+    def packets(
+        self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
+    ) -> PacketTables:
+        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
+        path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = bytearray(num_bytes)
-        self.store.read_into(file.path, offset, memoryview(data))
-        where = f"{self.url}: the packets of {shard.path} in {file.path}"
+        self.store.read_into(path, offset, memoryview(data))
+        where = f"{self.url}: the packets of {shard.path} in {path}"
         return PacketTables(bytes(data), sha256, shard.num_samples, where)
 
     def _samples_file(self, path: str) -> SamplesFile:

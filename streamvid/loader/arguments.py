@@ -12,8 +12,8 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.batch import STANDARD_FIELDS
+from streamvid.loader.clip_part import TABLE_BYTES
 from streamvid.loader.clock import Clock
-from streamvid.loader.fetch import TABLE_BYTES
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,16 +12,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from streamvid.loader.bench_figures import StoreRun
-from streamvid.loader.fetch import (
-    TABLE_BYTES,
-    ClipPart,
-    FetchThreads,
-    IndexRows,
-    check_row,
-    clip_part,
-    clip_start,
-    read_part,
-)
+from streamvid.loader.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_bytes
+from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, clip_start, read_part
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.loader.requests import Selection
 from streamvid.loader.stages import _NUM_FETCH_THREADS
@@ -141,7 +132,7 @@ class _Reads:
         try:
             read = read_part(sample.part.dataset, sample.shard_info, row, part, block[: part.block_bytes])
             data = block[part.table_bytes : part.block_bytes]
-            if read.problem is not None or not all(_is_right(data[start:end], sha) for start, end, sha in part.checks):
+            if read.problem is not None or wrong_bytes(data, part.checks) is not None:
                 with self._lock:
                     self.num_bad += 1
         except Exception as error:  # noqa: BLE001 - raised in the thread that waits
@@ -157,10 +148,6 @@ class _Reads:
     def close(self) -> None:
         """Finish what is under way, and end the threads."""
         self._threads.close()
-
-
-def _is_right(data: memoryview, checksum: bytes) -> bool:
-    return hashlib.sha256(data).digest()[: len(checksum)] == checksum
 
 
 def _disk_bytes() -> int | None:

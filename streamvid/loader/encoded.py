@@ -6,7 +6,6 @@ so that the first batch waits for no process to start; then by the workers, so t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -14,10 +13,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from streamvid.errors import IntegrityError, StorageError, StreamvidError
+from streamvid.errors import StreamvidError
+from streamvid.loader.clip_part import ClipPart, clip_part, read_range, wrong_bytes
 from streamvid.loader.worker import GENERATION, MAX_MESSAGE_BYTES, Answer
 from streamvid.video.stream_info import StreamInfo
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from streamvid.storage import Store
 
 _KEPT_BYTES = 64 * 2**20  # of packet tables
-_stream_info = lru_cache(256)(StreamInfo.from_json)
-_stream_json = lru_cache(256)(StreamInfo.to_json)
 
 Place = tuple[str, int, int, str, int]
 """Of a shard's packet table: file, offset, bytes, SHA-256 as hex, and how many clips it has."""
@@ -57,7 +54,7 @@ class EncodedClip:
     @property
     def stream(self) -> StreamInfo | None:
         """Codec, headers, size and colours; None for a whole clip, whose container says them."""
-        return _stream_info(self.stream_json) if self.stream_json else None
+        return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> EncodedClip:
         """The same with `function` of its tensors."""
@@ -132,36 +129,31 @@ class ClipReader:
     def _read(self, slot: ReadSlot, places: tuple[Place, ...]) -> tuple[Any, ...]:
         try:
             store = self._store(slot.url)
-            table, first, num_bytes, checks, stream = self._part(store, slot, places)
+            part = self._part(store, slot, places)
+            table = b"" if part.window is None else part.window.packets.tobytes()
             room = self._ring[slot.out_offset : slot.out_offset + slot.room]
             room[: len(table)] = table
-            data = room[len(table) : len(table) + num_bytes]
+            data = room[len(table) : part.block_bytes]
             for num_retries in (0, 1):
-                problem = _fill(store, slot, first, data, checks)
+                problem = read_range(store, slot.path, slot.clip_offset + part.first_byte, data)
+                problem = problem or wrong_bytes(data, part.checks)
                 if problem is None:
-                    return ("done", "", len(table), num_bytes, stream, num_retries)
+                    stream = "" if part.stream is None else part.stream.to_json()
+                    return ("done", "", len(table), part.num_bytes, stream, num_retries)
         except StreamvidError as error:
             return ("error", str(error)[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
         except Exception as error:  # noqa: BLE001 - a worker must not end of it; the caller must hear of it
             return ("error", f"{type(error).__name__}: {error}"[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
         return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", 1)
 
-    def _part(
-        self, store: Store, slot: ReadSlot, places: tuple[Place, ...]
-    ) -> tuple[bytes, int, int, tuple[tuple[int, int, bytes], ...], str]:
-        """(table, first byte, bytes, checks, stream) of what is read of a clip."""
+    def _part(self, store: Store, slot: ReadSlot, places: tuple[Place, ...]) -> ClipPart:
         index = None if slot.place < 0 else self._table(store, slot, places[slot.place]).clip(slot.row)
-        if index is not None:
-            if index.num_frames != slot.num_clip_frames or index.num_bytes > slot.clip_bytes:
-                raise IntegrityError(
-                    f"the index says that the clip has {slot.num_clip_frames} frames in {slot.clip_bytes} bytes, and "
-                    f"its packets are {index.num_frames} in {index.num_bytes}; copy the dataset again"
-                )
-            window = index.window(slot.start, slot.num_frames)
-            if window.packets.nbytes + window.num_bytes <= slot.room:
-                table = window.packets.tobytes()
-                return table, window.first_byte, window.num_bytes, window.pieces, _stream_json(index.info)
-        return b"", 0, slot.clip_bytes, ((0, slot.clip_bytes, bytes.fromhex(slot.clip_sha256)),), ""
+        row = {
+            "clip_bytes": slot.clip_bytes,
+            "clip_sha256": bytes.fromhex(slot.clip_sha256),
+            "window_num_frames": slot.num_clip_frames,
+        }
+        return clip_part(row, index, slot.start, slot.num_frames, room=slot.room)
 
     def _store(self, url: str) -> Store:
         from streamvid.storage import open_store
@@ -188,21 +180,3 @@ class ClipReader:
             while len(self._tables) > 1 and sum(kept.num_bytes for kept in self._tables.values()) > _KEPT_BYTES:
                 self._tables.popitem(last=False)
         return table
-
-
-def _fill(
-    store: Store, slot: ReadSlot, first: int, data: memoryview, checks: tuple[tuple[int, int, bytes], ...]
-) -> str | None:
-    """Read a part of a clip; what is wrong with its stored bytes, if that is proved."""
-    offset = slot.clip_offset + first
-    try:
-        store.read_into(slot.path, offset, data)
-    except StorageError:
-        size = store.size(slot.path)
-        if size is None or size >= offset + len(data):
-            raise
-        return f"its tar ends at byte {size}, before the clip does"
-    for start, end, digest in checks:
-        if hashlib.sha256(data[start:end]).digest()[: len(digest)] != digest:
-            return "its stored bytes differ from the checksum in the index"
-    return None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import Arena, Block
+from streamvid.loader.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.loader.encoded import ClipReader, Place, ReadSlot, ReadTask
-from streamvid.loader.fetch import TABLE_BYTES, clip_part, clip_start, finish_row, read_part
+from streamvid.loader.fetch import clip_start, finish_row, read_part
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
 from streamvid.loader.repair import add_read
@@ -94,12 +94,12 @@ class EncodedStages(Stages):
             work.enter(READING)
             sample = work.sample
             add_read(work, read_part(sample.part.dataset, sample.shard_info, work.row, work.part, block))
-            is_right = hashlib.sha256(block).digest() == work.row["clip_sha256"]
-            if work.problem is None and is_right:
+            problem = work.problem or wrong_bytes(block, work.part.checks)
+            if problem is None:
                 work.stored = StoredClip(work.part.start, own=bytes(block))
                 self._finish(work)
             else:
-                self._is_corrupt(work, work.problem or "its stored bytes differ from the checksum in the index")
+                self._is_corrupt(work, problem)
         except StreamvidError as error:
             self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread

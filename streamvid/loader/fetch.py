@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import DecodeError, IntegrityError, StorageError
+from streamvid.errors import IntegrityError
+from streamvid.loader.clip_part import ClipPart, read_range
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.sampling import caption, window_start
 
@@ -24,18 +25,13 @@ if TYPE_CHECKING:
 
     from streamvid.dataset.packets import PacketTables
     from streamvid.loader.encoded import Place
-    from streamvid.video.clip_index import ClipIndex, PacketWindow
-    from streamvid.video.stream_info import StreamInfo
+    from streamvid.video.clip_index import ClipIndex
 
 _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
 _PLACE_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_FRAMES = (1 << 31) - 1
 _SHA256_BYTES = 32
-_MAX_PIECES = 512  # of a range: the checksums of more make too long a message to a worker
-
-TABLE_BYTES = 64 * 2**10
-"""Room for a table of packets beside the largest clip; a clip with a larger one is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +127,13 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
 
 
 def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
-    file = dataset.manifest.packet_file(shard.index_path)
-    if file is None:
+    if not dataset.manifest.packet_files:
         return None
     place = [rows.column(name)[0].as_py() for name in _PLACE_COLUMNS]
     if place == [None, None, None]:
         return None
-    offset, num_bytes, sha256 = dataset.check_place(shard, *place)
-    return file.path, offset, num_bytes, sha256.hex(), shard.num_samples
+    path, offset, num_bytes, sha256 = dataset.check_place(shard, *place)
+    return path, offset, num_bytes, sha256.hex(), shard.num_samples
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
@@ -166,60 +161,9 @@ def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
         raise IntegrityError(f"the index says clip_sha256={checksum!r}, which is no checksum; copy the dataset again")
 
 
-@dataclass(frozen=True, slots=True)
-class ClipPart:
-    """What is read of a clip for one delivery, and what its bytes are proved by.
-
-    - start: number of the first frame wanted.
-    - first_byte, num_bytes: the range, counted in the clip. checks: (start, end, checksum) of its pieces, counted in
-      the range; a checksum is the first bytes of a SHA-256.
-    - window, stream: its packets, and what their decoder is told; None: it is the whole clip, with its container.
-    """
-
-    start: int
-    first_byte: int
-    num_bytes: int
-    checks: tuple[tuple[int, int, bytes], ...]
-    window: PacketWindow | None = None
-    stream: StreamInfo | None = None
-
-    @property
-    def table_bytes(self) -> int:
-        """Of the packets' table, which lies before the range."""
-        return 0 if self.window is None else self.window.packets.nbytes
-
-    @property
-    def block_bytes(self) -> int:
-        """Memory for both."""
-        return self.table_bytes + self.num_bytes
-
-
 def clip_start(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> int:
     """The first frame of a delivery of `num_frames` frames (SAMPLE-1)."""
     return window_start(row["window_num_frames"], num_frames, seed=sample.part.seed, key=row["key"], visit=sample.visit)
-
-
-def clip_part(row: dict[str, Any], packets: ClipIndex | None, start: int, num_frames: int) -> ClipPart:
-    """What `num_frames` frames need of a clip whose row was checked. Raises IntegrityError.
-
-    packets: its index; None: all of the clip is read, and decoded by way of its container.
-    """
-    all_of_it = ClipPart(start, 0, row["clip_bytes"], ((0, row["clip_bytes"], row["clip_sha256"]),))
-    if packets is None:
-        return all_of_it
-    if packets.num_frames != row["window_num_frames"] or packets.num_bytes > row["clip_bytes"]:
-        raise IntegrityError(
-            f"the index says that the clip has {row['window_num_frames']} frames in {row['clip_bytes']} bytes, and its "
-            f"packets are {packets.num_frames} in {packets.num_bytes}; copy the dataset again"
-        )
-    try:
-        window = packets.window(start, num_frames)
-    except DecodeError as error:
-        raise IntegrityError(str(error)) from error
-    if len(window.pieces) > _MAX_PIECES:
-        return all_of_it
-    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
-    return part if part.block_bytes <= row["clip_bytes"] + TABLE_BYTES else all_of_it
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +184,7 @@ def read_part(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], part: Cli
     if part.window is not None:
         block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
     offset = row["clip_offset"] + part.first_byte
-    problem = None
-    try:
-        dataset.store.read_into(shard.path, offset, block[part.table_bytes :])
-    except StorageError:
-        size = dataset.store.size(shard.path)
-        if size is None or size >= offset + part.num_bytes:
-            raise
-        problem = f"its tar ends at byte {size}, before the clip does"
+    problem = read_range(dataset.store, shard.path, offset, block[part.table_bytes :])
     return ClipRead(time.monotonic() - since, part.num_bytes, problem)
 
 

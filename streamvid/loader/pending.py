@@ -9,7 +9,7 @@ from typing import Any
 
 from streamvid.errors import SampleError, StreamvidError
 from streamvid.loader.arena import Block
-from streamvid.loader.fetch import ClipPart
+from streamvid.loader.clip_part import ClipPart
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.requests import BatchRequest

@@ -17,7 +17,8 @@ from typing import Any
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
-from streamvid.loader.fetch import TABLE_BYTES, ClipRead, IndexRows, clip_part, clip_start, finish_row
+from streamvid.loader.clip_part import TABLE_BYTES, clip_part
+from streamvid.loader.fetch import ClipRead, IndexRows, clip_start, finish_row
 from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit

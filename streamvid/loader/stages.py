@@ -13,8 +13,9 @@ from typing import Any
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
+from streamvid.loader.clip_part import ClipPart, clip_part
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import ClipPart, FetchThreads, IndexRows, clip_part, clip_start, finish_row, read_part
+from streamvid.loader.fetch import FetchThreads, IndexRows, clip_start, finish_row, read_part
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
 from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
@@ -30,6 +31,7 @@ _NUM_FETCH_THREADS = 4
 _THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
 _THREADED_FRAMES = 16
 _MAX_THREADS = 4
+_MAX_PIECES = 512  # of a part: the checksums of more make too long a message to a worker
 _POLL_SECONDS = 0.2
 _STUCK_SECONDS = 1.0  # for threads that hang already
 
@@ -134,7 +136,8 @@ class Stages:
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
         start = clip_start(row, sample, num_frames)
-        row["part"] = clip_part(row, self._rows.packets(sample, row), start, num_frames)
+        packets = self._rows.packets(sample, row)
+        row["part"] = clip_part(row, packets, start, num_frames, max_pieces=_MAX_PIECES)
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
         """What a batch takes of the ring."""

@@ -7,7 +7,6 @@ torch and CUDA are never in it. Tasks and answers are small JSON messages; pixel
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import mmap
 import os
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamvid.errors import DecodeError, ProbeError
+from streamvid.loader.clip_part import wrong_bytes
 
 if TYPE_CHECKING:
     from streamvid.loader.encoded import ReadTask
@@ -139,8 +139,8 @@ class TaskRunner:
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
                 return "done", "", None
             color = self._decode(task)
-        except CorruptError:
-            return "corrupt", "its stored bytes differ from the checksum in the index", None
+        except CorruptError as error:
+            return "corrupt", str(error), None
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes", None
@@ -158,9 +158,9 @@ class TaskRunner:
 
         first = task.block_offset + task.table_bytes
         data = self._clips[first : first + task.num_bytes]
-        for start, end, digest in task.checks:
-            if hashlib.sha256(data[start:end]).hexdigest()[: len(digest)] != digest:
-                raise CorruptError
+        problem = wrong_bytes(data, [(start, end, bytes.fromhex(checksum)) for start, end, checksum in task.checks])
+        if problem is not None:
+            raise CorruptError(problem)
         picture = PictureFormat(*task.picture)
         out = np.ndarray((task.num_frames, picture.num_bytes), np.uint8, self._ring, task.out_offset)
         if not task.stream:

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.errors import DecodeError
 from streamvid.video.filters import FilterChain
-from streamvid.video.frame_format import FrameFormat
+from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, FrameFormat
 from streamvid.video.picture import PictureFormat
 from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.plane import VideoPlane
-
-MATRIX_NUMBERS = {"rgb": 0, "bt709": 1, "fcc": 4, "bt601": 6, "smpte240m": 7, "bt2020": 9}
-RANGE_NUMBERS = {"limited": 1, "full": 2}
 
 _YUV420P = ("yuv420p", "yuvj420p")
 #: (of gbrp's planes, of rgb24) the places of red, green and blue.
@@ -96,13 +92,7 @@ class FrameConverter:
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
         """Write `frame` into `memory`, one picture's bytes. DecodeError if its size or pixel format changed."""
-        expected = self._format
-        found = (frame.width, frame.height, frame.format.name)
-        if found != (expected.coded_width, expected.coded_height, expected.pixel_format):
-            raise DecodeError(
-                f"the video changes from {expected.coded_width}x{expected.coded_height} {expected.pixel_format} to "
-                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to one size"
-            )
+        self._format.check(frame)
         if self._chain is not None:
             # The graph was told what the tags mean; a frame that says otherwise would not be let in.
             frame.colorspace, frame.color_range = self._matrix, self._range

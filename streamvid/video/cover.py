@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamvid.errors import DecodeError
 from streamvid.video.filters import FilterChain
-from streamvid.video.frame_format import read_frame_format
+from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
 from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
@@ -29,14 +28,12 @@ _TAGS = {
     "smpte240m": (7, 7, 7),
     "bt2020": (9, 9, 14),
 }
-_MATRIX_NUMBERS = {"rgb": 0, **{name: tags[0] for name, tags in _TAGS.items() if name != "rgb"}}
 _FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240m": "smpte240m", "bt2020": "bt2020ncl"}
 #: bitexact: the same on every processor. accurate_rnd: without, all is darker by a twentieth of a level. The last two:
 #: all colour samples of RGB are used, and interpolated.
 _SCALING = "area+accurate_rnd+bitexact+full_chroma_inp+full_chroma_int"
 _LIMITED, _FULL = 1, 2
 _UNSAID, _LAST_PRIMARIES = 2, 12
-_CENTRED_CODECS = frozenset({"mjpeg", "webp", "mpeg1video"})
 
 #: (flip, rotation) → (horizontal, vertical) place of the colour sample, in 256ths of two pixels, before the turn that
 #: puts it at the left.
@@ -79,11 +76,11 @@ class Cover:
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
         self.format = read_frame_format(video, frame)
         transform = Transform.cover(self.format, height, width)
-        self._matrix = _MATRIX_NUMBERS[self.format.color_space]
-        self._range = _FULL if self.format.color_range == "full" else _LIMITED
+        self._matrix = MATRIX_NUMBERS[self.format.color_space]
+        self._range = RANGE_NUMBERS[self.format.color_range]
         self.tags = self._tags(frame, pixel_format)
         filters = [("crop", transform.crop_options)] if transform.crop_options else []
-        filters += self._scaling(transform, video.codec_name in _CENTRED_CODECS, pixel_format)
+        filters += self._scaling(transform, pixel_format)
         filters += [("hflip", "")] if transform.flip else []
         filters += [*_TURNS[transform.rotation], ("setsar", "1"), ("setfield", "prog"), ("sidedata", "mode=delete")]
         self._chain = FilterChain(frame, filters, matrix=self._matrix, color_range=self._range)
@@ -92,13 +89,7 @@ class Cover:
         """The small picture. DecodeError if the frame's size or pixel format is not the first one's."""
         from av.video.frame import PictureType
 
-        expected = self.format
-        found = (frame.width, frame.height, frame.format.name)
-        if found != (expected.coded_width, expected.coded_height, expected.pixel_format):
-            raise DecodeError(
-                f"the video changes from {expected.coded_width}x{expected.coded_height} {expected.pixel_format} to "
-                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to one size"
-            )
+        self.format.check(frame)
         # The graph was told what the tags mean; a frame that says otherwise would not be let in.
         frame.colorspace, frame.color_range = self._matrix, self._range
         picture = self._chain.run(frame)
@@ -124,7 +115,7 @@ class Cover:
         is_rgb = self.format.color_space == "rgb"
         return ColorTags(matrix, primaries, transfer, _LIMITED if is_rgb else self._range)
 
-    def _scaling(self, transform: Transform, is_centred: bool, pixel_format: str) -> list[tuple[str, str]]:
+    def _scaling(self, transform: Transform, pixel_format: str) -> list[tuple[str, str]]:
         space, has_matrix = self.format.color_space, self.format.color_space != "rgb"
         wanted = "bt709" if not has_matrix else space
         color_range = "limited" if not has_matrix else self.format.color_range
@@ -139,7 +130,7 @@ class Cover:
         options = f"{transform.scale_width}:{transform.scale_height}:flags={_SCALING}"
         if has_matrix:
             options += f":in_color_matrix={space}:in_range={self.format.color_range}"
-            options += f":in_chroma_loc={'center' if is_centred else 'left'}"
+            options += f":in_chroma_loc={transform.chroma_siting}"
         if pixel_format == "rgb24":
             return [("scale", options), ("format", "rgb24")]
         options += f":out_color_matrix={wanted}:out_range={color_range}"

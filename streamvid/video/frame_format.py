@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from streamvid.errors import ProbeError
+from streamvid.errors import DecodeError, ProbeError
 from streamvid.video.filters import FilterChain
 from streamvid.video.limits import Limits
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _MATRICES = {0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
 _UNSPECIFIED = {2, 3}
+#: The other way round, as FFmpeg's filters want to be told.
+MATRIX_NUMBERS = {"rgb": 0, "bt709": 1, "fcc": 4, "bt601": 6, "smpte240m": 7, "bt2020": 9}
+RANGE_NUMBERS = {"limited": 1, "full": 2}
 _RANGES = {1: "limited", 2: "full"}
 _HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
 _BT601_CODECS = {"mjpeg", "webp", "vp8"}
@@ -61,6 +64,15 @@ class FrameFormat:
     color_range: str
     is_color_guessed: bool
     has_centered_chroma: bool = False
+
+    def check(self, frame: VideoFrame) -> None:
+        """DecodeError if a frame has another size or pixel format."""
+        found = (frame.width, frame.height, frame.format.name)
+        if found != (self.coded_width, self.coded_height, self.pixel_format):
+            raise DecodeError(
+                f"the video changes from {self.coded_width}x{self.coded_height} {self.pixel_format} to "
+                f"{found[0]}x{found[1]} {found[2]} at timestamp {frame.pts}: re-encode it to one size"
+            )
 
     @property
     def display_size(self) -> tuple[int, int]:

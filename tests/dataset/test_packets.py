@@ -235,6 +235,7 @@ STREAMS = {
     "a field too many": stream_text(more=1),
     "a name for a number": stream_text(coded_width="64"),
     "half a pixel": stream_text(coded_width=64.5),
+    "an endless colour": stream_text(color=[float("inf"), 1, 1, 1]),
     "no size": stream_text(coded_height=0),
     "a negative size": stream_text(coded_width=-64),
     "a size without end": stream_text(coded_width=2**40),

@@ -8,7 +8,8 @@ import pytest
 
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import StorageError
-from streamvid.loader.fetch import IndexRows, clip_part, read_part
+from streamvid.loader.clip_part import clip_part
+from streamvid.loader.fetch import IndexRows, read_part
 from streamvid.loader.mix import SampleRequest
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import part_of

@@ -35,6 +35,7 @@ from streamvid.sharder import ShardOptions, shard
 from streamvid.video.clip_index import KEY, ClipIndex
 from tests.clips import encode, frames_of
 from tests.loader.test_bad import Delivered, deliveries
+from tests.video.clips import run_ffmpeg
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -101,8 +102,10 @@ def rows_of(source: Dataset) -> list[tuple[Row, ClipIndex | None, str]]:
     return found
 
 
-def rewrite(root: Path, change: Callable[[list[Row], Clips], Sequence[ClipIndex | None]]) -> None:
-    """Other packets for each shard, with all checksums as they have to be."""
+def rewrite(
+    root: Path, change: Callable[[list[Row], Clips], Sequence[ClipIndex | None]], places: Row | None = None
+) -> None:
+    """Other packets for each shard, with all checksums as they have to be; `places`: other values in those columns."""
     source = open_dataset(root)
     manifest, samples, packets = source.manifest, [], []
     for samples_file, packet_file in zip(manifest.sample_files, manifest.packet_files, strict=True):
@@ -117,7 +120,7 @@ def rewrite(root: Path, change: Callable[[list[Row], Clips], Sequence[ClipIndex 
                 clips = change(rows, packets_of(source, info, rows))
                 data = encode_packets(clips) if any(clip is not None for clip in clips) else b""
                 new = (len(content), len(data), hashlib.sha256(data).digest()) if data else (None, None, None)
-                for name, value in zip(PLACE, new, strict=True):
+                for name, value in (dict(zip(PLACE, new, strict=True)) | (places or {})).items():
                     at = table.schema.get_field_index(name)
                     field = table.schema.field(at)
                     table = table.set_column(at, field, pa.array([value] * len(rows), field.type))
@@ -352,3 +355,44 @@ def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: 
     received(3)
     assert received(5, states[-1]) == whole[18:]
     assert received(8, prefetch_bytes=1000) == received(8, decode=False) == received(8, num_workers=2) == whole
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "beyond the file": {"packets_offset": 10**9},
+    "before the file": {"packets_offset": -5},
+    "more than fits into memory": {"packets_bytes": 2**62},
+    "none": {"packets_bytes": 0},
+    "no offset": {"packets_offset": None},
+    "no checksum": {"packets_sha256": None},
+}
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str, decode: bool) -> None:
+    """SAFE-1: before a byte is read or taken, and whoever was to read it."""
+    rewrite(root, lambda rows, clips: clips, PLACES[name])
+    with (
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0, decode=decode) as loader,
+        pytest.raises(SampleError, match="the index says that packets of .* copy the dataset again"),
+    ):
+        list(loader)
+
+
+def test_a_window_of_very_many_key_frames_reaches_a_worker(tmp_path: Path) -> None:
+    """A checksum each would make a message that no socket takes whole."""
+    num_frames = 1700
+    (tmp_path / "videos").mkdir()
+    noise = ("-f", "lavfi", "-i", f"testsrc=s=32x32:r=100:d={num_frames / 100}")
+    run_ffmpeg(*noise, "-c:v", "libx264", "-g", 1, "-pix_fmt", "yuv420p", tmp_path / "videos/intra.mp4")
+    shard(tmp_path / "videos", tmp_path / "dataset", ShardOptions(buckets=(Bucket(num_frames, 32, 32),), workers=1))
+    dataset = open_dataset(tmp_path / "dataset")
+    (info,) = dataset.shards
+    (row,) = dataset.samples(info).to_pylist()
+    index = dataset.packets(info, *(row[name] for name in PLACE)).clip(0)
+    assert index is not None and len(index.window(0, num_frames).pieces) == num_frames
+    frames = []
+    for num_workers in (0, 1):
+        with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, tail="uneven") as loader:
+            frames += [batch.video.clone() for batch in loader]
+    assert len(frames) == 2 and frames[0].equal(frames[1])

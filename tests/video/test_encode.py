@@ -220,6 +220,18 @@ def test_a_guess_is_written_down(clip: ClipFolder) -> None:
     assert probe(native(clip("rgb.mkv"), num_frames=2).data).color_space == "bt709"
 
 
+@pytest.mark.parametrize("codec", ["h264", "av1", "mjpeg", "ffv1"])
+def test_primaries_that_no_encoder_can_name_reject_nothing(clip: ClipFolder, tmp_path: Path, codec: Any) -> None:
+    """Number 22 of ITU-T H.273, which probing accepts; the matrix' own are written down."""
+    path = tmp_path / "ebu.mp4"
+    named = "h264_metadata=colour_primaries=22:transfer_characteristics=6:matrix_coefficients=6"
+    run_ffmpeg("-i", clip("h264_one_gop.mp4"), "-c", "copy", "-bsf:v", named, path)
+    with av.open(str(path)) as container:
+        assert next(container.decode(video=0)).color_primaries == 22
+    with av.open(io.BytesIO(native(path, Encoding(codec), num_frames=3).data)) as container:
+        assert container.streams.video[0].codec_context.color_primaries != 22
+
+
 TURNS = {0: "", 90: ",transpose=clock", 180: ",hflip,vflip", 270: ",transpose=cclock"}
 
 

@@ -1,0 +1,102 @@
+"""Which bytes of a clip a delivery needs, how they are read, and what proves them: the same wherever it is done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from streamvid.errors import DecodeError, IntegrityError, StorageError
+
+if TYPE_CHECKING:
+    from streamvid.storage import Store
+    from streamvid.video.clip_index import ClipIndex, PacketWindow
+    from streamvid.video.stream_info import StreamInfo
+
+TABLE_BYTES = 64 * 2**10
+"""Room for a table of packets beside the largest clip; a clip with a larger one is read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPart:
+    """What is read of a clip for one delivery, and what its bytes are proved by.
+
+    - start: number of the first frame wanted.
+    - first_byte, num_bytes: the range, counted in the clip. checks: (start, end, checksum) of its pieces, counted in
+      the range; a checksum is the first bytes of a SHA-256.
+    - window, stream: its packets, and what their decoder is told; None: it is the whole clip, with its container.
+    """
+
+    start: int
+    first_byte: int
+    num_bytes: int
+    checks: tuple[tuple[int, int, bytes], ...]
+    window: PacketWindow | None = None
+    stream: StreamInfo | None = None
+
+    @property
+    def table_bytes(self) -> int:
+        """Of the packets' table, which lies before the range."""
+        return 0 if self.window is None else self.window.packets.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory for both."""
+        return self.table_bytes + self.num_bytes
+
+
+def clip_part(
+    row: Mapping[str, Any],
+    packets: ClipIndex | None,
+    start: int,
+    num_frames: int,
+    *,
+    room: int | None = None,
+    max_pieces: int | None = None,
+) -> ClipPart:
+    """What `num_frames` frames from `start` on need of a clip. Raises IntegrityError.
+
+    row: its "clip_bytes", "clip_sha256" and "window_num_frames", which were checked. packets: its index; None: all of
+    the clip is read, and decoded by way of its container, as where a part has more than `max_pieces` or would not fit
+    into `room`, which is the clip's size and TABLE_BYTES where it is None.
+    """
+    num_bytes, num_clip_frames = row["clip_bytes"], row["window_num_frames"]
+    whole = ClipPart(start, 0, num_bytes, ((0, num_bytes, row["clip_sha256"]),))
+    if packets is None:
+        return whole
+    if packets.num_frames != num_clip_frames or packets.num_bytes > num_bytes:
+        raise IntegrityError(
+            f"the index says that the clip has {num_clip_frames} frames in {num_bytes} bytes, and its packets are "
+            f"{packets.num_frames} in {packets.num_bytes}; copy the dataset again"
+        )
+    try:
+        window = packets.window(start, num_frames)
+    except DecodeError as error:
+        raise IntegrityError(str(error)) from error
+    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
+    fits = part.block_bytes <= (num_bytes + TABLE_BYTES if room is None else room)
+    return part if fits and (max_pieces is None or len(window.pieces) <= max_pieces) else whole
+
+
+def read_range(store: Store, path: str, offset: int, data: memoryview) -> str | None:
+    """Fill `data`; why the stored bytes are proved bad where the file ends before, None where they may be right.
+
+    Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
+    """
+    try:
+        store.read_into(path, offset, data)
+    except StorageError:
+        size = store.size(path)
+        if size is None or size >= offset + len(data):
+            raise
+        return f"its tar ends at byte {size}, before the clip does"
+    return None
+
+
+def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
+    """What is wrong with the bytes of a part, None if each piece has its checksum."""
+    for start, end, checksum in checks:
+        if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
+            return "its stored bytes differ from the checksum in the index"
+    return None
