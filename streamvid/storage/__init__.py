@@ -6,7 +6,18 @@ Everything above asks `open_store(url)` for a `Store` and names files by paths r
 from __future__ import annotations
 
 from streamvid.storage.local import LocalStore
-from streamvid.storage.store import Store, check_relative
+from streamvid.storage.options import StorageOptions
+from streamvid.storage.store import FileState, Ranges, Store, StoreStats, check_relative
 from streamvid.storage.url import open_store, redact
 
-__all__ = ["LocalStore", "Store", "check_relative", "open_store", "redact"]
+__all__ = [
+    "FileState",
+    "LocalStore",
+    "Ranges",
+    "StorageOptions",
+    "Store",
+    "StoreStats",
+    "check_relative",
+    "open_store",
+    "redact",
+]

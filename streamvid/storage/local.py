@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.errors import StorageError
-from streamvid.storage.store import check_relative
+from streamvid.storage.store import FileState, Ranges, StoreStats, check_relative
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,26 @@ class LocalStore:
     def url(self) -> str:
         return str(self.root)
 
+    @property
+    def is_local(self) -> bool:
+        return True
+
     def path(self, path: str) -> Path:
         """The local file that a store path names."""
         return self.root / check_relative(path)
 
-    def size(self, path: str) -> int | None:
+    def state(self, path: str) -> FileState | None:
         try:
             status = self.path(path).stat()
-            return status.st_size if stat.S_ISREG(status.st_mode) else None
+            return _state(path, status) if stat.S_ISREG(status.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise self._error("look at", path, error) from error
+
+    def size(self, path: str) -> int | None:
+        state = self.state(path)
+        return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
         try:
@@ -42,22 +51,42 @@ class LocalStore:
             raise self._error("read", path, error) from error
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.read_ranges(path, [(offset, buffer)])
+
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         try:
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                done = 0
-                while done < len(buffer):
-                    count = os.preadv(descriptor, [buffer[done:]], offset + done)
-                    if count == 0:
-                        raise StorageError(
-                            f"{self.url}: {path} ends at byte {offset + done}, "
-                            f"{len(buffer) - done} bytes before what the index says; verify or copy the dataset again"
-                        )
-                    done += count
+                for offset, buffer in ranges:
+                    self._fill(descriptor, path, offset, buffer)
+                if version and _state(path, os.fstat(descriptor)).version != version:
+                    raise StorageError(f"{self.url}: {path} has changed since it was looked at")
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise self._error("read", path, error) from error
+
+    def _fill(self, descriptor: int, path: str, offset: int, buffer: memoryview) -> None:
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(descriptor, [buffer[done:]], offset + done)
+            if count == 0:
+                raise StorageError(
+                    f"{self.url}: {path} ends at byte {offset + done}, "
+                    f"{len(buffer) - done} bytes before what the index says; verify or copy the dataset again"
+                )
+            done += count
+
+    def files(self, folder: str = "") -> Iterator[FileState]:
+        root = self.path(folder) if folder else self.root
+        try:
+            names = [found.relative_to(self.root).as_posix() for found in root.rglob("*") if found.is_file()]
+        except OSError as error:
+            raise self._error("list", folder, error) from error
+        for name in sorted(names):
+            state = self.state(name)
+            if state is not None:
+                yield state
 
     def put(self, path: str, data: bytes | Path) -> None:
         target = self.path(path)
@@ -80,14 +109,44 @@ class LocalStore:
                 temporary.unlink()
             raise self._error("write", path, error) from error
 
+    def create(self, path: str, data: bytes) -> bool:
+        target = self.path(path)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            target.hardlink_to(temporary)  # a rename would replace what is there
+            _sync_folder(target.parent)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise self._error("write", path, error) from error
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        return True
+
     def remove(self, path: str) -> None:
         try:
             self.path(path).unlink(missing_ok=True)
         except OSError as error:
             raise self._error("remove", path, error) from error
 
+    def abort_uploads(self, folder: str = "") -> int:
+        return 0  # a rename has no parts
+
+    def stats(self) -> StoreStats:
+        return StoreStats()
+
     def _error(self, verb: str, path: str, error: OSError) -> StorageError:
         return StorageError(f"{self.url}: cannot {verb} {path}: {error.strerror or error}")
+
+
+def _state(path: str, status: os.stat_result) -> FileState:
+    return FileState(path, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
 
 
 def _sync_folder(folder: Path) -> None:

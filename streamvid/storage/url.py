@@ -9,6 +9,7 @@ from urllib.request import url2pathname
 
 from streamvid.errors import StorageError
 from streamvid.storage.local import LocalStore
+from streamvid.storage.options import StorageOptions
 from streamvid.storage.store import Store
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
@@ -25,8 +26,8 @@ def redact(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
-def open_store(url: str | Path) -> Store:
-    """The store at a local path or a `file://` URL.
+def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
+    """The store at a local path or a `file://` URL. `options`: of object stores.
 
     Raises StorageError for another scheme; nothing is opened or created yet.
     """

@@ -1,0 +1,93 @@
+"""The threads that requests run in: how many at the same time, of how many bytes together, first come first served.
+
+Threads are started as they are needed and end when nothing is left to do for a while, so nobody has to close them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_FIRST_LIMIT = 16
+_IDLE_SECONDS = 1.0
+_LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: one burst of refusals is one answer
+
+
+class RequestPool:
+    """At most `max_requests` at a time; fewer once a store has asked for fewer, and slowly more again."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests, self._max_bytes = max_requests, max_bytes
+        self._limit = float(min(max_requests, _FIRST_LIMIT))
+        self._is_growing_fast = True
+        self._cut_at = 0.0
+        self._queue: deque[tuple[int, Callable[[], None]]] = deque()
+        self._condition = threading.Condition()
+        self._num_threads = self._num_idle = self._num_active = self._bytes_active = 0
+
+    @property
+    def limit(self) -> int:
+        """Requests at a time, for now."""
+        return int(self._limit)
+
+    def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
+        """Run `job`, which must not raise and has a body of so many bytes, as soon as there is room."""
+        with self._condition:
+            self._queue.append((num_bytes, job))
+            if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
+                self._num_threads += 1
+                try:
+                    threading.Thread(target=self._work, name="streamvid-request", daemon=True).start()
+                except BaseException:
+                    self._num_threads -= 1
+                    raise
+            else:
+                self._condition.notify()
+
+    def succeeded(self) -> None:
+        """A request went well: one more may run beside the others; after a cut only one more for each round."""
+        with self._condition:
+            step = 1.0 if self._is_growing_fast else 1.0 / self._limit
+            self._limit = min(float(self._max_requests), self._limit + step)
+            self._condition.notify()
+
+    def slow_down(self) -> None:
+        """The store asks for fewer requests: half as many from now on."""
+        with self._condition:
+            now = time.monotonic()
+            if now - self._cut_at >= _LEAST_PAUSE_SECONDS:
+                self._limit = max(1.0, self._limit / 2)
+                self._is_growing_fast = False
+                self._cut_at = now
+
+    def _work(self) -> None:
+        while True:
+            with self._condition:
+                self._num_idle += 1
+                try:
+                    is_ready = self._condition.wait_for(self._may_begin, _IDLE_SECONDS)
+                    if not is_ready and not self._queue:
+                        self._num_threads -= 1
+                        return
+                finally:
+                    self._num_idle -= 1
+                if not is_ready:
+                    continue
+                num_bytes, job = self._queue.popleft()
+                self._num_active += 1
+                self._bytes_active += num_bytes
+            try:
+                job()
+            finally:
+                del job
+                with self._condition:
+                    self._num_active -= 1
+                    self._bytes_active -= num_bytes
+                    self._condition.notify_all()
+
+    def _may_begin(self) -> bool:
+        if not self._queue or self._num_active >= int(self._limit):
+            return False
+        return self._num_active == 0 or self._bytes_active + self._queue[0][0] <= self._max_bytes
