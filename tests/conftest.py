@@ -15,6 +15,8 @@ from hypothesis import settings
 
 from tests.clips import corpus_tool
 
+pytest_plugins = ["tests.servers"]  # fixtures of real S3 servers; none starts before a test asks for it
+
 # Tests assert no timings, and machines are shared.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")

@@ -38,6 +38,9 @@ run dir = $DIR/run
 log file = $DIR/log/\$name.log
 admin socket =
 mon data = $DIR/mon
+# Every pool and every change of a map waits this long; the default is a second.
+paxos propose interval = 0.05
+paxos min wait = 0.02
 mon allow pool size one = true
 mon warn on pool no redundancy = false
 mon max pg per osd = 1000
@@ -87,12 +90,12 @@ wait_for() {
   done
 }
 
-osd_is_up() { ceph "${CONF[@]}" --connect-timeout 5 osd stat | grep -q ' 1 up'; }
+osd_is_up() { timeout 20 ceph "${CONF[@]}" --connect-timeout 5 osd stat | grep -q ' 1 up'; }
 
 answers() { (: <"/dev/tcp/127.0.0.1/$PORT"); }
 
 new_user() {
-  radosgw-admin "${CONF[@]}" user create --uid "$1" --display-name "$1" --access-key "$2" --secret-key "$3" \
+  timeout 60 radosgw-admin "${CONF[@]}" user create --uid "$1" --display-name "$1" --access-key "$2" --secret-key "$3" \
     >"$DIR/log/user-$1.json" 2>"$DIR/log/user-$1.err" || fail "no user $1: $(tail -n 3 "$DIR/log/user-$1.err")"
 }
 
@@ -100,10 +103,10 @@ start() {
   monmaptool --create --clobber --fsid "$FSID" --addv a "[v1:127.0.0.1:$MONITOR]" "$DIR/monmap" >/dev/null
   ceph-mon "${CONF[@]}" -i a --mkfs --monmap "$DIR/monmap" >"$DIR/log/mkfs-mon.out" 2>&1
   daemon mon ceph-mon "${CONF[@]}" -i a -f
-  wait_for mon ceph "${CONF[@]}" --connect-timeout 5 osd new "$OSD"
+  wait_for mon timeout 20 ceph "${CONF[@]}" --connect-timeout 5 osd new "$OSD"
   ceph-osd "${CONF[@]}" -i 0 --mkfs --osd-uuid "$OSD" >"$DIR/log/mkfs-osd.out" 2>&1
   daemon osd ceph-osd "${CONF[@]}" -i 0 -f
-  ceph "${CONF[@]}" osd crush add osd.0 1 root=default host=here >"$DIR/log/crush.out" 2>&1
+  timeout 20 ceph "${CONF[@]}" osd crush add osd.0 1 root=default host=here >"$DIR/log/crush.out" 2>&1
   wait_for osd osd_is_up
   new_user test testkey testsecret
   daemon rgw radosgw "${CONF[@]}" -n client.rgw -f
@@ -143,11 +146,14 @@ case $VERB in
     MONITOR=$(free_port) FSID=$(cat /proc/sys/kernel/random/uuid) OSD=$(cat /proc/sys/kernel/random/uuid)
     CONF=(-c "$DIR/ceph.conf")
     configure
-    trap 'stop' EXIT
+    trap 'exit 1' TERM INT
+    trap stop EXIT
     start
     echo up
-    if [ "$VERB" = run ]; then trap 'exit 0' TERM INT; wait -n; fail "a daemon ended; its logs are in $DIR/log"; fi
-    trap - EXIT
+    if [ "$VERB" = start ]; then trap - EXIT; exit; fi
+    trap 'exit 0' TERM INT
+    wait -n || true
+    fail "a daemon ended; its logs are in $DIR/log"
     ;;
   *) usage ;;
 esac

@@ -1,0 +1,257 @@
+"""Real S3 servers for tests of any room, judged by a foreign client: moto, Ceph RGW, and the fault proxy before them.
+
+    def test_it(moto_server: S3Server, s3_env: S3Env) -> None:
+        s3_env(moto_server)                 # this process and its children find server and keys in the environment
+        bucket = moto_server.new_bucket()   # f"s3://{bucket}/..." is the test's own
+
+No server starts before a test asks for it; none outlives the process that runs the tests, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.fault_proxy import FaultProxy
+
+ROOT = Path(__file__).resolve().parent.parent
+CEPH_TOOLS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
+CEPH_PACKAGES = "radosgw ceph-mon ceph-osd ceph-common"
+AWS_VARIABLES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
+PR_SET_PDEATHSIG = 1
+
+S3Env = Callable[["S3Server"], dict[str, str]]
+ProxyFactory = Callable[..., FaultProxy]
+_names = itertools.count()
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A server, with the keys of one who may do everything with their own buckets."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    folder: Path = field(repr=False)  # of the test session's: for the empty files of env()
+
+    def env(self) -> dict[str, str]:
+        """The environment in which the usual clients find this server and nothing of the machine's own."""
+        empty = self.folder / "empty"
+        empty.touch()
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": str(empty),
+            "AWS_SHARED_CREDENTIALS_FILE": str(empty),
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def behind(self, proxy: FaultProxy) -> S3Server:
+        """The same server and keys, through a proxy."""
+        return replace(self, endpoint_url=proxy.endpoint_url)
+
+    def as_user(self, access_key: str, secret_key: str) -> S3Server:
+        return replace(self, access_key=access_key, secret_key=secret_key)
+
+    @cached_property
+    def client(self) -> Any:
+        """boto3's client; nothing of a test's environment gets into it."""
+        import boto3
+        import botocore.session
+        from botocore.config import Config
+
+        nothing = {"profile": (None, None, None, None)}
+        nothing |= dict.fromkeys(("config_file", "credentials_file"), (None, None, os.devnull, None))
+        session = boto3.Session(self.access_key, self.secret_key, botocore_session=botocore.session.Session(nothing))
+        path_style = Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1})
+        return session.client("s3", "us-east-1", endpoint_url=self.endpoint_url, config=path_style)
+
+    def new_bucket(self) -> str:
+        """The name of a bucket that is new and empty."""
+        name = f"test-{os.getpid()}-{next(_names)}-{random.SystemRandom().randrange(16**8):08x}"
+        self.client.create_bucket(Bucket=name)
+        return name
+
+    def objects(self, bucket: str, prefix: str = "") -> dict[str, int]:
+        """Key ─► size of every object."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        return {item["Key"]: item["Size"] for page in pages for item in page.get("Contents", ())}
+
+    def uploads(self, bucket: str) -> list[str]:
+        """Keys of multipart uploads that were begun and neither completed nor aborted."""
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket)
+        return [item["Key"] for page in pages for item in page.get("Uploads", ())]
+
+    def read(self, bucket: str, key: str) -> bytes:
+        data: bytes = self.client.get_object(Bucket=bucket, Key=key)["Body"].read()
+        return data
+
+    def put(self, bucket: str, key: str, data: bytes) -> str:
+        """Its ETag."""
+        return str(self.client.put_object(Bucket=bucket, Key=key, Body=data)["ETag"])
+
+    def remove(self, bucket: str, key: str) -> None:
+        self.client.delete_object(Bucket=bucket, Key=key)
+
+    def upload_folder(self, folder: Path, bucket: str, prefix: str = "") -> None:
+        """Every file below the folder, its relative path behind the prefix as its key."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.put(bucket, prefix + path.relative_to(folder).as_posix(), path.read_bytes())
+
+
+@dataclass(frozen=True)
+class Rgw(S3Server):
+    """Ceph RGW, which knows its users; `other` is one who owns nothing here."""
+
+    other_access_key: str = "otherkey"
+    other_secret_key: str = field(default="othersecret", repr=False)
+
+    @property
+    def other(self) -> S3Server:
+        return self.as_user(self.other_access_key, self.other_secret_key)
+
+
+def free_port() -> int:
+    """A port outside the range that outgoing connections take theirs from: still free when the server binds it."""
+    for _ in range(100):
+        port = random.SystemRandom().randrange(10000, 30000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port between 10000 and 30000")
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _spawn(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """A server that ends with us, its output in a file."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _started(process: subprocess.Popen[bytes], is_up: Callable[[], bool], log: Path, seconds: float) -> bool:
+    """Did it come up? False when it ended; it is over when it takes too long."""
+    end = time.monotonic() + seconds
+    while process.poll() is None:
+        if is_up():
+            return True
+        if time.monotonic() > end:
+            _end(process)
+            raise RuntimeError(f"{process.args!r} did not come up in {seconds:.0f} s:\n{log.read_text()[-2000:]}")
+        time.sleep(0.05)
+    return False
+
+
+def start(make: Callable[[int, Path], list[str]], is_up: Callable[[int, Path], bool], folder: Path) -> Any:
+    """(process, port) of a server that answers; tried again with another port where it ends at once."""
+    for attempt in range(3):
+        port, log = free_port(), folder / f"log-{attempt}"
+        process = _spawn(make(port, folder / f"data-{attempt}"), log)
+        if _started(process, lambda port=port, log=log: is_up(port, log), log, 90):
+            return process, port
+    raise RuntimeError(
+        f"{process.args!r} ended three times, last with {process.returncode}:\n{log.read_text()[-2000:]}"
+    )
+
+
+def _moto_answers(port: int, log: Path) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def moto_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """moto: an S3 that takes any key, up in a second or two."""
+    folder = tmp_path_factory.mktemp("moto")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p"]
+    process, port = start(lambda port, data: [*command, str(port)], _moto_answers, folder)
+    yield S3Server(f"http://127.0.0.1:{port}", "motokey", "motosecret", folder)
+    _end(process)
+
+
+@pytest.fixture(scope="session")
+def rgw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rgw]:
+    """Ceph RGW: a real object store with real authentication, up in some ten seconds."""
+    missing = [tool for tool in CEPH_TOOLS if shutil.which(tool) is None]
+    if missing:
+        reason = f"no {', '.join(missing)}: apt-get install --no-install-recommends {CEPH_PACKAGES}"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    folder = tmp_path_factory.mktemp("rgw")
+    script = str(ROOT / "tools" / "ceph_rgw.sh")
+    process, port = start(
+        lambda port, data: [script, "run", str(data), str(port)], lambda port, log: "up\n" in log.read_text(), folder
+    )
+    yield Rgw(f"http://127.0.0.1:{port}", "testkey", "testsecret", folder)
+    _end(process)
+
+
+@pytest.fixture
+def s3_env(monkeypatch: pytest.MonkeyPatch) -> S3Env:
+    """Sets a server's environment for the test's process and its children; returns what it set."""
+
+    def set_env(server: S3Server) -> dict[str, str]:
+        for name in AWS_VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in server.env().items():
+            monkeypatch.setenv(name, value)
+        return server.env()
+
+    return set_env
+
+
+@pytest.fixture
+def fault_proxy() -> Iterator[ProxyFactory]:
+    """fault_proxy(server, **settings) ─► a FaultProxy before it, closed with the test."""
+    proxies: list[FaultProxy] = []
+
+    def make(server: S3Server, **settings: Any) -> FaultProxy:
+        proxies.append(FaultProxy(server.endpoint_url, **settings))
+        return proxies[-1]
+
+    yield make
+    for proxy in proxies:
+        proxy.close()
