@@ -33,7 +33,7 @@ class StorageOptions:
     profile: str | None = None
     anon: bool = False
     requester_pays: bool = False
-    deadline_seconds: float = 60.0
+    deadline_seconds: float = 50.0
     connect_seconds: float = 5.0
     stall_seconds: float = 10.0
     max_requests: int = 128

@@ -14,7 +14,8 @@ class RequestError(Exception):
 
     may_pass: whether the same may work in a moment.   is_slow_down: the store asks for fewer requests.
     is_expired: keys or signature were no longer valid.   is_absent: there is no such file.   is_changed: another
-    version is there.   is_taken: there is a file where none was to be.   hint: what the user can do, "" if nothing.
+    version is there.   is_taken: there is a file where none was to be.   is_unknown: the store cannot do this.
+    hint: what the user can do, "" if nothing.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class RequestError(Exception):
         is_absent: bool = False,
         is_changed: bool = False,
         is_taken: bool = False,
+        is_unknown: bool = False,
         hint: str = "",
     ) -> None:
         super().__init__(cause)
         self.cause, self.hint, self.may_pass = cause, hint, may_pass
         self.is_slow_down, self.is_expired = is_slow_down, is_expired
         self.is_absent, self.is_changed, self.is_taken = is_absent, is_changed, is_taken
+        self.is_unknown = is_unknown
 
 
 @dataclass(frozen=True, slots=True)

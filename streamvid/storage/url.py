@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import url2pathname
@@ -10,8 +12,27 @@ from urllib.request import url2pathname
 from streamvid.errors import StorageError
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import StorageOptions
+from streamvid.storage.remote import RemoteStore
 from streamvid.storage.store import Store
+from streamvid.storage.transport import Transport
 
+_log = logging.getLogger(__name__)
+_REFUSED = {
+    "pipe",
+    "cmd",
+    "http",
+    "https",
+    "ftp",
+    "sftp",
+    "ssh",
+    "smb",
+    "zip",
+    "tar",
+    "local",
+    "reference",
+    "data",
+    "git",
+}
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
@@ -27,21 +48,61 @@ def redact(url: str) -> str:
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """The store at a local path or a `file://` URL. `options`: of object stores.
+    """The store at a local path, or at a file://, s3:// or memory:// URL; `options` are those of object stores.
 
-    Raises StorageError for another scheme; nothing is opened or created yet.
+    Other schemes that fsspec has a package for open too, untested. Nothing is opened or created yet.
+
+    Raises StorageError for what is no such URL, and for one with keys in it.
     """
     if isinstance(url, Path):
         return LocalStore(url)
     match = _SCHEME.match(url)
     if match is None:
         return LocalStore(Path(url).expanduser())
-    if match[1].lower() == "file":
+    scheme = match[1].lower()
+    if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
             raise StorageError(f"url {redact(url)!r} names a host; file URLs look like file:///folder/dataset")
         return LocalStore(Path(url2pathname(parts.path)))
-    raise StorageError(
-        f"url {redact(url)!r} has the scheme {match[1]!r}; this version opens local paths and file:// URLs. "
-        "Mount the bucket or copy the dataset to a local disk first"
-    )
+    return _open_remote(scheme, url, options or StorageOptions())
+
+
+def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
+    rest = url.split(":", 1)[1]
+    if not rest.startswith("//") or scheme in _REFUSED or "::" in url:
+        raise StorageError(
+            f"url {redact(url)!r} has the scheme {scheme!r}; local paths, file://, s3:// and memory:// URLs are "
+            "opened, and those of object stores that fsspec has a package for, as gs://"
+        )
+    if "?" in rest or "#" in rest or "@" in rest.removeprefix("//").split("/")[0]:
+        raise StorageError(
+            f"url {redact(url)!r} has more than a bucket and a path; keys come from AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, from the files of AWS or from a role"
+        )
+    bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
+    if not bucket or (path and not _is_path(path)):
+        raise StorageError(f"url {redact(url)!r} names no bucket and path, as s3://bucket/folder/dataset")
+    prefix = f"{path}/" if path else ""
+    if scheme in ("s3", "s3a"):
+        return RemoteStore(f"s3://{bucket}/{path}".rstrip("/"), prefix, options, partial(_s3, bucket, options))
+    if scheme != "memory":
+        _log.warning("%s:// is opened by its fsspec package, which streamvid is not tested with", scheme)
+    clean = f"{scheme}://{bucket}/{path}".rstrip("/")
+    return RemoteStore(clean, f"{bucket}/{prefix}", options, partial(_fsspec, scheme))
+
+
+def _is_path(path: str) -> bool:
+    return not any(part in ("", ".", "..") for part in path.split("/")) and "\\" not in path and "\0" not in path
+
+
+def _s3(bucket: str, options: StorageOptions) -> Transport:
+    from streamvid.storage.s3 import S3Transport
+
+    return S3Transport(bucket, options)
+
+
+def _fsspec(scheme: str) -> Transport:
+    from streamvid.storage.generic import FsspecTransport
+
+    return FsspecTransport(scheme)

@@ -1,0 +1,116 @@
+"""Other stores, by way of their fsspec package. memory:// is tested; gs://, hf:// and the rest are not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from streamvid.storage.store import FileState
+from streamvid.storage.transport import Body, RequestError
+
+
+class FsspecTransport:
+    """Requests to what `fsspec.filesystem(protocol)` gives. Versions are not compared: few of these stores can."""
+
+    part_bytes = 2**62  # the package cuts uploads as it likes
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._made: Any = None
+        self._lock = threading.Lock()
+
+    def _filesystem(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                import fsspec
+
+                try:
+                    is_cached = self._protocol == "memory"  # where the instance is the store
+                    self._made = fsspec.filesystem(self._protocol, skip_instance_cache=not is_cached)
+                except (ImportError, ValueError) as error:
+                    raise RequestError(
+                        f"{self._protocol}:// needs a package that is not here ({error})",
+                        hint="Install the package that fsspec names for it",
+                    ) from None
+            return self._made
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return getattr(self._filesystem(), method)(*arguments, **named)
+        except FileNotFoundError:
+            raise RequestError("there is no such object", is_absent=True) from None
+        except (PermissionError, NotImplementedError) as error:
+            raise RequestError(f"it was refused ({type(error).__name__})") from None
+        except (OSError, TimeoutError) as error:
+            raise RequestError(f"it failed ({type(error).__name__})", may_pass=True) from None
+        except RequestError:
+            raise
+        except Exception as error:  # noqa: BLE001 - each package has errors of its own
+            raise RequestError(f"it failed ({type(error).__name__})", may_pass=True) from None
+
+    def state(self, key: str) -> FileState:
+        found = self._call("info", key)
+        if found.get("type") == "directory":
+            raise RequestError("there is no such object", is_absent=True)
+        return FileState(key, int(found["size"]), _version(found))
+
+    def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
+        data = self._call("cat_file", key, start=start, end=start + num_bytes)
+        if len(data) != num_bytes:
+            num_there = self.state(key).num_bytes
+            if num_there < start + num_bytes:
+                raise RequestError(
+                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have"
+                )
+            raise RequestError("the answer ended early", may_pass=True)
+        return Body([data])
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        if if_absent and self._call("exists", key):
+            raise RequestError("there is one already", is_taken=True)
+        self._call("pipe_file", key, data)
+
+    def files(self, prefix: str) -> Iterator[FileState]:
+        try:
+            found = self._call("find", prefix.rstrip("/"), detail=True)
+        except RequestError as error:
+            if not error.is_absent:
+                raise
+            return
+        for key in sorted(found):
+            name = key.lstrip("/") if self._protocol == "memory" else key
+            if name.startswith(prefix):
+                yield FileState(name, int(found[key]["size"]), _version(found[key]))
+
+    def remove(self, key: str) -> None:
+        try:
+            self._call("rm_file", key)
+        except RequestError as error:
+            if not error.is_absent:
+                raise
+
+    def renew(self) -> None:
+        with self._lock:
+            if self._protocol != "memory":
+                self._made = None
+
+    def begin_parts(self, key: str) -> str:
+        raise NotImplementedError
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
+        raise NotImplementedError
+
+    def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
+        raise NotImplementedError
+
+    def abort_parts(self, key: str, upload: str) -> None:
+        raise NotImplementedError
+
+    def uploads(self, prefix: str) -> list[tuple[str, str]]:
+        return []
+
+
+def _version(found: dict[str, Any]) -> str:
+    names = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "created", "LastModified", "last_modified")
+    return next((str(found[name]).strip('"') for name in names if found.get(name)), "")

@@ -1,0 +1,259 @@
+"""An object store as a Store: what a single request cannot promise. Kinds of stores are transports.
+
+One clock rules it all: requests that fail in a way that may pass are tried again, with growing and jittered pauses,
+until `deadline_seconds` are over; the libraries underneath try once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from streamvid.errors import StorageError
+from streamvid.storage.latency import Latency
+from streamvid.storage.options import StorageOptions
+from streamvid.storage.ranges import join_ranges
+from streamvid.storage.request_pool import RequestPool
+from streamvid.storage.store import FileState, Ranges, StoreStats, check_relative
+from streamvid.storage.tally import Tally
+from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, pause_seconds
+from streamvid.storage.transport import RequestError, Transport
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+_VERSIONS_KEPT = 4096
+_PARTS_AT_ONCE = 4
+
+
+class RemoteStore:
+    """Objects below `prefix` of a bucket. `make`: a transport, called in each process that uses the store."""
+
+    is_local = False
+
+    def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
+        self.url, self.options = url, options
+        self._prefix, self._make = prefix, make
+        self._lock = threading.Lock()
+        self._made: tuple[int, Engine] | None = None
+        self._versions: OrderedDict[str, str] = OrderedDict()
+
+    # Connections, locks and threads of another process are none of ours.
+    def __getstate__(self) -> dict[str, object]:
+        return {"url": self.url, "options": self.options, "_prefix": self._prefix, "_make": self._make}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _made=None, _versions=OrderedDict())
+
+    def _engine(self) -> Engine:
+        made = self._made
+        if made is None or made[0] != os.getpid():
+            if made is not None:  # a fork may have come while a thread held the lock
+                self._lock = threading.Lock()
+            with self._lock:
+                if self._made is made:
+                    options, latency = self.options, Latency()
+                    pool = RequestPool(options.max_requests, options.max_bytes_in_flight)
+                    self._made = (os.getpid(), Engine(self._make(), pool, latency, Tally()))
+        assert self._made is not None
+        return self._made[1]
+
+    def _key(self, path: str) -> str:
+        return self._prefix + check_relative(path)
+
+    # Reading.
+
+    def state(self, path: str) -> FileState | None:
+        key = self._key(path)
+        try:
+            found = self._retry("look at", path, lambda transport: transport.state(key))
+        except _AbsentError:
+            return None
+        return FileState(path, found.num_bytes, found.version)
+
+    def size(self, path: str) -> int | None:
+        state = self.state(path)
+        return None if state is None else state.num_bytes
+
+    def read(self, path: str) -> bytes:
+        state = self.state(path)
+        if state is None:
+            raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
+        data = bytearray(state.num_bytes)
+        self.read_ranges(path, [(0, memoryview(data))])
+        return bytes(data)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.read_ranges(path, [(offset, buffer)])
+
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
+        key, requests = self._key(path), join_ranges(ranges)
+        since, num_tries, num_changes = time.monotonic(), 0, 0
+        while True:
+            left = self.options.deadline_seconds - (time.monotonic() - since)
+            transfer = Transfer(self._engine(), key, requests, version or self._versions.get(path, ""), max(0.01, left))
+            try:
+                transfer.run()
+            except RequestError as error:
+                num_tries += transfer.num_tries
+                if not error.is_changed or version or num_changes >= 2:
+                    raise self._error("read", path, error, num_tries, time.monotonic() - since) from None
+                # Whether what is there now is right is for checksums to say.
+                num_changes += 1
+                _log.warning("%s: %s was replaced while it is in use", self.url, path)
+                self._versions.pop(path, None)
+            else:
+                self._keep_version(path, transfer.version)
+                return
+
+    def _keep_version(self, path: str, version: str) -> None:
+        with self._lock:
+            self._versions[path] = version
+            self._versions.move_to_end(path)
+            if len(self._versions) > _VERSIONS_KEPT:
+                self._versions.popitem(last=False)
+
+    def files(self, folder: str = "") -> Iterator[FileState]:
+        prefix = self._key(folder) + "/" if folder else self._prefix
+        found = self._retry("list", folder or "it", lambda transport: list(transport.files(prefix)))
+        for state in found:
+            path = state.path[len(self._prefix) :]
+            if path and not path.endswith("/"):  # a "folder" that some tools make
+                yield FileState(path, state.num_bytes, state.version)
+
+    # Writing.
+
+    def put(self, path: str, data: bytes | Path) -> None:
+        key, transport = self._key(path), self._engine().transport
+        if isinstance(data, bytes):
+            self._retry("write", path, lambda transport: transport.put(key, data))
+            num_bytes = len(data)
+        else:
+            num_bytes = data.stat().st_size
+            if num_bytes <= transport.part_bytes:
+                self._retry("write", path, lambda transport: transport.put(key, data.read_bytes()))
+            else:
+                self._put_parts(path, key, data, num_bytes)
+            data.unlink()
+        self._engine().tally.add(num_bytes_written=num_bytes)
+        self._versions.pop(path, None)
+
+    def create(self, path: str, data: bytes) -> bool:
+        key = self._key(path)
+        tries = []
+
+        def attempt(transport: Transport) -> None:
+            tries.append(transport)
+            transport.put(key, data, if_absent=True)
+
+        try:
+            self._retry("write", path, attempt)
+        except _TakenError:
+            # The answer to an earlier try of ours may have been lost.
+            return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
+        self._engine().tally.add(num_bytes_written=len(data))
+        return True
+
+    def remove(self, path: str) -> None:
+        key = self._key(path)
+        self._retry("remove", path, lambda transport: transport.remove(key))
+        self._versions.pop(path, None)
+
+    def abort_uploads(self, folder: str = "") -> int:
+        prefix = self._key(folder) + "/" if folder else self._prefix
+        begun = self._retry("list the uploads of", folder or "it", lambda transport: transport.uploads(prefix))
+        for key, upload in begun:
+            self._abort(key, upload)
+        return len(begun)
+
+    def _abort(self, key: str, upload: str) -> None:
+        path = key[len(self._prefix) :]
+        self._retry("give up the upload of", path, lambda transport: transport.abort_parts(key, upload))
+
+    def _put_parts(self, path: str, key: str, file: Path, num_bytes: int) -> None:
+        size = self._engine().transport.part_bytes
+        upload = self._retry("write", path, lambda transport: transport.begin_parts(key))
+
+        def put(number: int) -> tuple[str, bytes]:
+            with file.open("rb") as source:
+                source.seek((number - 1) * size)
+                data = source.read(size)
+            tag = self._retry("write", path, lambda transport: transport.put_part(key, upload, number, data))
+            return tag, hashlib.md5(data, usedforsecurity=False).digest()
+
+        try:
+            with ThreadPoolExecutor(_PARTS_AT_ONCE, "streamvid-put") as threads:
+                sent = list(threads.map(put, range(1, -(-num_bytes // size) + 1)))
+            self._end_parts(path, key, upload, sent, num_bytes)
+        except BaseException:
+            try:
+                self._abort(key, upload)
+            except StorageError as error:
+                _log.warning("%s: parts of an upload of %s are left: %s", self.url, path, error)
+            raise
+
+    def _end_parts(self, path: str, key: str, upload: str, sent: list[tuple[str, bytes]], num_bytes: int) -> None:
+        tags = [tag for tag, _ in sent]
+        try:
+            self._retry("write", path, lambda transport: transport.end_parts(key, upload, tags))
+        except _AbsentError:
+            # No such upload: the answer to an earlier try was lost, if the object is there as it was to be.
+            state = self.state(path)
+            whole = hashlib.md5(b"".join(digest for _, digest in sent), usedforsecurity=False).hexdigest()
+            if state is None or state.num_bytes != num_bytes or whole not in state.version:
+                raise StorageError(
+                    f"{self.url}: cannot write {path}: its upload was given up by somebody else"
+                ) from None
+
+    def stats(self) -> StoreStats:
+        engine = self._engine()
+        return engine.tally.stats(engine.latency)
+
+    # Trying again.
+
+    def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer]) -> _Answer:
+        engine, since, num_tries, num_renewals = self._engine(), time.monotonic(), 0, 0
+        while True:
+            num_tries += 1
+            engine.tally.add(num_requests=1)
+            try:
+                return attempt(engine.transport)
+            except RequestError as error:
+                engine.tally.fail(error)
+                if error.is_absent or error.is_taken:
+                    raise (_AbsentError if error.is_absent else _TakenError)(
+                        f"{self.url}: cannot {verb} {path}: {error.cause}"
+                    ) from None
+                num_renewals += error.is_expired
+                pause = pause_seconds(num_tries - 1, error.is_slow_down)
+                seconds = time.monotonic() - since
+                is_over = seconds + pause > self.options.deadline_seconds or num_renewals > MAX_RENEWALS
+                if not error.may_pass or is_over:
+                    raise self._error(verb, path, error, num_tries, seconds) from None
+                if error.is_expired:
+                    engine.transport.renew()
+                engine.tally.add(num_retries=1)
+                time.sleep(pause)
+
+    def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
+        text = f"{self.url}: cannot {verb} {path}: {error.cause}"
+        if error.may_pass:
+            text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
+        elif num_tries and seconds >= self.options.deadline_seconds:
+            text += f" (deadline_seconds={self.options.deadline_seconds:g})"
+        return StorageError(f"{text}. {error.hint}" if error.hint else text)
+
+
+class _AbsentError(StorageError):
+    """There is no such object."""
+
+
+class _TakenError(StorageError):
+    """There is an object where none was to be."""

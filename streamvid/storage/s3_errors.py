@@ -1,0 +1,135 @@
+"""What S3 says when it refuses, as RequestError: whether it may pass, and which setting to look at if not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from streamvid.storage.options import StorageOptions
+from streamvid.storage.transport import RequestError
+
+_SLOW_DOWN = {"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "Throttling", "TooManyRequests", "503", "429"}
+_MAY_PASS = {"InternalError", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict", "BadDigest"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_ABSENT = {"NoSuchKey", "NoSuchUpload", "404"}
+_UNKNOWN = {"NotImplemented", "501"}
+_REGION = {
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+}
+_KEY_SOURCES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials"
+_HINTS = {
+    "InvalidAccessKeyId": f"The store does not know this access key: look at AWS_ACCESS_KEY_ID (or the profile's keys: "
+    f"{_KEY_SOURCES}), and whether endpoint_url (AWS_ENDPOINT_URL) is the server that knows it",
+    "SignatureDoesNotMatch": "The secret is not that of the access key: look at AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": "Look at AWS_SESSION_TOKEN: it does not belong to these keys",
+    "RequestTimeTooSkewed": "Set this machine's clock right: it differs from the store's by more than 15 minutes",
+    "NoSuchBucket": "Look at the bucket's name, and at endpoint_url (AWS_ENDPOINT_URL)",
+}
+_EXPIRED_HINT = (
+    "Temporary keys have expired: renew AWS_SESSION_TOKEN and its keys, or use a role or profile that is renewed"
+)
+_REGION_HINT = "The bucket is in another region: set region (AWS_REGION)"
+_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
+_REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
+
+
+def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
+    """Of an answer's status and its text, which is XML where it comes from S3."""
+    match = _CODE.search(text)
+    region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
+    return _error(match[1] if match else "", status, options, region)
+
+
+def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
+    """Of what s3fs and botocore raise. Their own texts are not shown: they may hold anything."""
+    if isinstance(error, RequestError):
+        return error
+    chain = [error, error.__cause__, error.__context__]
+    for found in chain:
+        response = getattr(found, "response", None)
+        if isinstance(response, Mapping) and "Error" in response:
+            code = str(response["Error"].get("Code", ""))
+            meta: Mapping[str, Any] = response.get("ResponseMetadata", {})
+            region = meta.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+            return _error(code, int(meta.get("HTTPStatusCode", 0)), options, region)
+    names = {type(found).__name__ for found in chain if found is not None}
+    if names & {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
+        return RequestError(
+            "no keys were found",
+            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give profile; a public bucket "
+            "needs anon=True (--anon)",
+        )
+    if "ProfileNotFound" in names:
+        return RequestError(
+            f"the profile {options.profile!r} is not in the files of AWS",
+            hint="Look at profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
+        )
+    if isinstance(error, FileNotFoundError):
+        return RequestError("there is no such object", is_absent=True)
+    if isinstance(error, ImportError):
+        return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
+    return connection_error(error, "")
+
+
+def connection_error(error: BaseException, when: str) -> RequestError:
+    """Of what breaks a connection; the store may be back in a moment."""
+    names = [type(found).__name__ for found in (error, error.__cause__, error.__context__) if found is not None]
+    text = " ".join(str(found) for found in (error, error.__cause__, error.__context__) if found is not None)
+    known = {
+        "refused": "the connection was refused",
+        "reset by peer": "the connection was reset",
+        "timed out": "no answer in time",
+        "Name or service not known": "the server's name is not known",
+        "Temporary failure in name resolution": "the server's name cannot be looked up",
+        "certificate": "the server's certificate is not trusted",
+        "IncompleteRead": "the answer ended early",
+        "closed": "the connection was closed",
+        "disconnected": "the connection was closed",
+        "unreachable": "the network is unreachable",
+    }
+    cause = next((said for part, said in known.items() if part.lower() in text.lower()), "")
+    if not cause and any("timeout" in name.lower() for name in names):
+        cause = "no answer in time"
+    cause = cause or f"the connection failed ({names[0]})"
+    is_final = "certificate" in cause
+    hint = "Look at endpoint_url (AWS_ENDPOINT_URL), the network and the server"
+    if is_final:
+        hint = "Look at AWS_CA_BUNDLE and at endpoint_url (AWS_ENDPOINT_URL)"
+    return RequestError(f"{cause} {when}".strip(), may_pass=not is_final, hint=hint)
+
+
+def _error(code: str, status: int, options: StorageOptions, region: str) -> RequestError:
+    kinds = {code, str(status)}
+    shown = f"{status} {code}".strip() if status and code != str(status) else code or str(status)
+    if kinds & _EXPIRED:
+        return RequestError(shown, may_pass=True, is_expired=True, hint=_EXPIRED_HINT)
+    if kinds & _SLOW_DOWN:
+        return RequestError(shown, may_pass=True, is_slow_down=True, hint="The store asks for fewer requests")
+    if kinds & _UNKNOWN:
+        return RequestError(shown, is_unknown=True, hint="The store does not offer this")
+    if kinds & _MAY_PASS or status >= 500 or status == 408:
+        return RequestError(shown, may_pass=True, hint="The store is in trouble")
+    if code in _HINTS:
+        return RequestError(shown, hint=_HINTS[code])
+    if kinds & _REGION or status in (301, 307):
+        return RequestError(shown, hint=f"{_REGION_HINT} to {region}" if region else _REGION_HINT)
+    if kinds & _ABSENT:
+        return RequestError("there is no such object", is_absent=True)
+    if status == 412 or code == "PreconditionFailed":
+        return RequestError("it was replaced by another version", is_changed=True, is_taken=True)
+    if status in (401, 403):
+        return RequestError(shown, hint=_denied_hint(options))
+    return RequestError(shown or "it was refused")
+
+
+def _denied_hint(options: StorageOptions) -> str:
+    if options.anon:
+        return "The bucket is not public: leave anon out and give keys"
+    return (
+        f"These keys ({_KEY_SOURCES}) may not do this: look at the bucket's policy and its name, and "
+        "whether requester_pays is needed"
+    )
