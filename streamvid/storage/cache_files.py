@@ -1,0 +1,356 @@
+"""The files of the local cache: blocks, who is bringing which, how many bytes there are, and what goes first.
+
+    <folder>/streamvid-cache-1/.streamvid-cache          the marker: what is here was written by this cache
+                              /.ledger                   total of all sizes below, proved by a checksum
+                              /ab/<sha256>-<block>       a block; modified = last used, to some seconds
+                              /ab/<sha256>-<block>.part  a block under way, locked by who brings it
+
+Truth is the files. The ledger only saves adding them up, and whatever kills its writer it says too much, never too
+little: bytes are added before a file grows and taken off after it is gone. It is set right by the files when a process
+starts, whenever the cache is full, once an hour, and after a reboot. Every lock is the kernel's (flock) and ends with
+its holder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamvid.errors import ConfigError
+
+_SUBFOLDER, _MARKER, _LEDGER, _PART = "streamvid-cache-1", ".streamvid-cache", ".ledger", ".part"
+_BLOCK_NAME = re.compile(r"[0-9a-f]{64}-(?:0|[1-9][0-9]{0,11})(\.part)?")
+_RECORD = struct.Struct("<8sqdI")
+_MAGIC = b"svcache1"
+_LOCK_SECONDS = 10.0
+_RECOUNT_SECONDS, _RECOUNT_AT_OPEN_SECONDS = 3600.0, 10.0
+_FUTURE_SECONDS = 60.0
+_SLACK = 16  # a full cache frees this part of itself more than is needed, so that files are rarely listed
+
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    # A forked child would keep its parent's locks alive after the parent was killed.
+    for descriptor in tuple(_held):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+@dataclass(slots=True)
+class Claim:
+    """The right to bring one block: the locked `.part` file, which becomes the block."""
+
+    path: str
+    size: int
+    descriptor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFolder:
+    """Methods raise OSError for whatever the disk or a lock refuses; `open` also ConfigError for a foreign folder."""
+
+    folder: Path
+    max_bytes: int
+
+    @property
+    def root(self) -> str:
+        return os.path.join(self.folder, _SUBFOLDER)  # noqa: PTH118 - paths here are text: this is a hot way
+
+    def path(self, name: str, block: int) -> str:
+        return f"{self.root}/{name[:2]}/{name}-{block}"
+
+    def open(self) -> int:
+        """Make or recognise the folder, and count it where that was not done just now; blocks evicted."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.root, 0o700)  # noqa: PTH102
+        status = os.lstat(self.root)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise self._foreign("it is a link, a file, or another user's")
+        if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
+            raise self._foreign(f"it is not empty and has no {_MARKER}")
+        os.chmod(self.root, 0o700)  # noqa: PTH101
+        if not self._is_marked():
+            flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            os.close(os.open(f"{self.root}/{_MARKER}", flags, 0o600))
+        with self._ledger() as ledger:
+            if abs(time.time() - ledger.counted_at) > _RECOUNT_AT_OPEN_SECONDS or ledger.total > self.max_bytes:
+                return self._make_room(ledger, 0)
+        return 0
+
+    def _is_marked(self) -> bool:
+        try:
+            return stat.S_ISREG(os.lstat(f"{self.root}/{_MARKER}").st_mode)
+        except FileNotFoundError:
+            return False
+
+    def _foreign(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a cache of this program, as {why}; "
+            "nothing in it was touched. Choose another cache_dir, or move that folder away"
+        )
+
+    def claim(self, claim: Claim) -> bool:
+        """Take the right to bring a block; False while another has it. `release` gives it back, in any case."""
+        part = claim.path + _PART
+        _check_folder(part)
+        try:
+            return _lock(part, claim)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(part), 0o700)  # noqa: PTH102, PTH120
+            return _lock(part, claim)
+
+    def reserve(self, claims: Sequence[Claim]) -> tuple[list[Claim], int]:
+        """Those of the claims that there is room for, now counted, and how many blocks were evicted for them."""
+        with_room, evicted = [], 0
+        with self._ledger() as ledger:
+            needs = [claim.size - os.fstat(claim.descriptor).st_size for claim in claims]
+            if ledger.total + sum(needs) > self.max_bytes:
+                evicted = self._make_room(ledger, min(sum(needs), self.max_bytes))
+            for claim, need in zip(claims, needs, strict=True):
+                if ledger.total + need <= self.max_bytes:
+                    ledger.add(max(need, 0))
+                    os.ftruncate(claim.descriptor, claim.size)
+                    ledger.add(min(need, 0))
+                    with_room.append(claim)
+        return with_room, evicted
+
+    def commit(self, claims: Sequence[Claim]) -> None:
+        """The written parts become blocks."""
+        with self._ledger() as ledger:
+            for claim in claims:
+                replaced = _size(claim.path)
+                os.rename(claim.path + _PART, claim.path)  # noqa: PTH104
+                ledger.add(-replaced)
+                _unlock(claim)
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Give back what was claimed and not committed. Never raises OSError: what stays is swept up later."""
+        left = [claim for claim in claims if claim.descriptor >= 0]
+        if not left:
+            return
+        try:
+            with contextlib.suppress(OSError):
+                if not any(os.fstat(claim.descriptor).st_size for claim in left):
+                    for claim in left:
+                        os.unlink(claim.path + _PART)  # noqa: PTH108
+                else:
+                    with self._ledger() as ledger:
+                        for claim in left:
+                            self._remove(ledger, claim.path + _PART)
+        finally:
+            for claim in left:
+                _unlock(claim)
+
+    def forget(self, paths: Sequence[str]) -> list[str]:
+        """Remove blocks; those that cannot be removed are returned."""
+        kept = []
+        with self._ledger() as ledger:
+            for path in paths:
+                try:
+                    self._remove(ledger, path)
+                except OSError:
+                    kept.append(path)
+        return kept
+
+    def num_bytes(self) -> int:
+        """What the ledger says, without waiting for it; 0 where there is none."""
+        try:
+            descriptor = os.open(f"{self.root}/{_LEDGER}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return 0
+        try:
+            ledger = _Ledger(descriptor)
+            return ledger.total if ledger.read() else 0
+        finally:
+            os.close(descriptor)
+
+    def _remove(self, ledger: _Ledger, path: str) -> None:
+        _check_folder(path)
+        size = _size(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+            ledger.add(-size)
+
+    @contextlib.contextmanager
+    def _ledger(self) -> Iterator[_Ledger]:
+        """The ledger, alone. Waits for some seconds: its holder may be a stopped process."""
+        claim = Claim(f"{self.root}/{_LEDGER}", 0)
+        deadline, delay = time.monotonic() + _LOCK_SECONDS, 0.0002
+        try:
+            while not _lock(claim.path, claim):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"another process holds it for {_LOCK_SECONDS:.0f} s", claim.path
+                    )
+                time.sleep(delay)
+                delay = min(delay * 1.5, 0.01)
+            ledger = _Ledger(claim.descriptor)
+            if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
+                ledger.set(sum(size for _, size, _ in self._files()))
+            yield ledger
+        finally:
+            _unlock(claim)
+
+    def _make_room(self, ledger: _Ledger, need: int) -> int:
+        """Count the files; where `need` bytes do not fit, remove the least recently used. How many those were."""
+        files = list(self._files())
+        total = sum(size for _, size, _ in files)
+        ledger.set(total)
+        if total + need <= self.max_bytes:
+            return 0
+        most = max(0, self.max_bytes - need - self.max_bytes // _SLACK)
+        evicted = 0
+        for _, size, path in sorted(file for file in files if not file[2].endswith(_PART)):
+            if total <= most:
+                break
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+                total -= size
+                evicted += 1
+        ledger.set(total)
+        return evicted
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        """(last used, bytes, path) of all files that bear this cache's names; parts of dead processes are removed."""
+        now = time.time()
+        for folder in os.scandir(self.root):
+            if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder.path):
+                match = _BLOCK_NAME.fullmatch(entry.name)
+                if not match or entry.name[:2] != folder.name:
+                    continue
+                if match[1] and _remove_dead(entry.path):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        # A clock that was once ahead must not keep a block for ever.
+                        used = status.st_mtime if status.st_mtime < now + _FUTURE_SECONDS else 0.0
+                        yield used, status.st_size, entry.path
+
+
+class _Ledger:
+    """The total, written through at once; whoever holds its lock owns it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.total, self.counted_at = 0, 0.0
+
+    def read(self) -> bool:
+        """False for a damaged ledger, and for one of another boot: what was written before a power loss may be lost."""
+        data = os.pread(self._descriptor, _RECORD.size + 1, 0)
+        if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
+            return False
+        _, self.total, self.counted_at, _ = _RECORD.unpack(data)
+        return self.total >= 0
+
+    def add(self, num_bytes: int) -> None:
+        if num_bytes:
+            self.total += num_bytes
+            self._write()
+
+    def set(self, total: int) -> None:
+        self.total, self.counted_at = total, time.time()
+        self._write()
+
+    def _write(self) -> None:
+        os.ftruncate(self._descriptor, _RECORD.size)
+        os.pwrite(self._descriptor, _record(self.total, self.counted_at), 0)
+
+
+def _record(total: int, counted_at: float) -> bytes:
+    body = _RECORD.pack(_MAGIC, total, counted_at, 0)[:-4]
+    return body + struct.pack("<I", zlib.crc32(body, _boot()))
+
+
+_boots: list[int] = []
+
+
+def _boot() -> int:
+    if not _boots:
+        try:
+            _boots.append(zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
+        except OSError:
+            _boots.append(0)
+    return _boots[0]
+
+
+def _lock(path: str, claim: Claim) -> bool:
+    """Open or create a file and lock it for `claim`; False where another holds it, or has just removed it."""
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        _held.add(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        there = os.lstat(path)
+        mine = os.fstat(descriptor)
+        if stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+            claim.descriptor = descriptor
+            return True
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        if claim.descriptor != descriptor:
+            _held.discard(descriptor)
+            os.close(descriptor)
+    return False
+
+
+def _unlock(claim: Claim) -> None:
+    import fcntl
+
+    descriptor = claim.descriptor
+    if descriptor >= 0:
+        # Not left to close: a process forked without Python's knowledge may have the descriptor too. And an interrupt
+        # in what follows may cost a descriptor, never a lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        claim.descriptor = -1
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def _check_folder(path: str) -> None:
+    """A file of the cache is never made or removed through a link."""
+    folder = os.path.dirname(path)  # noqa: PTH120
+    if os.path.islink(folder):  # noqa: PTH114
+        raise NotADirectoryError(errno.ENOTDIR, "a link stands where a folder of the cache should be", folder)
+
+
+def _remove_dead(part: str) -> bool:
+    """Remove a part that nobody holds a lock on."""
+    claim = Claim(part, 0)
+    try:
+        if not _lock(part, claim):
+            return False
+        os.unlink(part)  # noqa: PTH108
+    except OSError:
+        return False
+    finally:
+        _unlock(claim)
+    return True
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except FileNotFoundError:
+        return 0
