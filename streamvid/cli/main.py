@@ -21,11 +21,13 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "bench": "Measure samples a second on this machine, and what limits them.",
+    "copy": "Copy a dataset between disks and buckets, each file proved.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset holds and what was rejected.",
     "train": "Train the small video model on a dataset.",
+    "verify": "Check a dataset against its manifest, and name what is wrong.",
 }
 
 
@@ -81,7 +83,8 @@ def run(command: click.Command) -> None:
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; run the same command again (shard and train go on where they were)", err=True)
+        going_on = "copy, shard, train and verify go on where they were"
+        click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()

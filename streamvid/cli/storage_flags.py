@@ -53,6 +53,8 @@ def storage_pair_flags(command: _Command) -> _Command:
 def _flagged(command: Callable[..., Any], which: dict[str, str]) -> Callable[..., Any]:
     for prefix, bucket in reversed(which.items()):
         for name, settings in reversed(_FLAGS.items()):
+            if prefix == "dest_" and name in ("anon", "requester_pays"):
+                continue  # of reading alone
             flag = "--" + (prefix + name).replace("_", "-")
             text = settings["help"].format(which=bucket)
             if prefix:  # what it falls back on is the flag for both
@@ -62,7 +64,7 @@ def _flagged(command: Callable[..., Any], which: dict[str, str]) -> Callable[...
 
 
 def _taken(given: dict[str, Any], prefix: str) -> dict[str, Any]:
-    values = {name: given.pop(prefix + name) for name in _FLAGS}
+    values = {name: given.pop(prefix + name, None) for name in _FLAGS}
     return {name: value for name, value in values.items() if value is not None}
 
 

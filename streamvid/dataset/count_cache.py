@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.dataset.user_cache import user_cache
+
 _log = logging.getLogger(__name__)
 
 _VERSION = 1  # of the file, and of what conditions mean
@@ -37,9 +39,7 @@ class CountCache:
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
         """The entry of a dataset's content and a filter's text; `folder` None: that of the user's caches."""
         if folder is None:
-            home = os.environ.get("XDG_CACHE_HOME", "")
-            base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
-            folder = base / "streamvid" / "filters"
+            folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
         header = json.dumps(fields, sort_keys=True).encode() + b"\n"
         return cls(Path(folder) / f"{hashlib.sha256(header).hexdigest()[:32]}.counts", header)

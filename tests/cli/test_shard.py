@@ -253,7 +253,10 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert not output and "Traceback" not in errors
-    assert errors.splitlines()[-1] == "interrupted; run the same command again (shard and train go on where they were)"
+    assert (
+        errors.splitlines()[-1]
+        == "interrupted; run the same command again (copy, shard, train and verify go on where they were)"
+    )
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1
     again = run_streamvid(*arguments, "--json")

@@ -1,0 +1,58 @@
+"""streamvid copy: a dataset from one place to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from streamvid.cli.console import Progress, print_json, size
+from streamvid.cli.storage_flags import storage_pair_flags
+
+if TYPE_CHECKING:
+    from streamvid.dataset.copy import CopyReport
+
+_EPILOG = """\b
+Examples:
+  streamvid copy ds/ s3://bucket/ds
+  streamvid copy s3://bucket/ds /mnt/nvme/ds --region eu-west-1
+  streamvid copy s3://theirs/ds s3://mine/ds --source-anon --dest-endpoint-url http://127.0.0.1:9000
+  streamvid copy ds/ s3://bucket/ds --check-existing      put again whatever differs there
+
+Every file's checksum is proved while it passes, and manifest.json is written last: nobody sees half a dataset.
+Stopped at any point, the same command goes on where it was."""
+
+
+@click.command(epilog=_EPILOG, short_help="Copy a dataset between disks and buckets.")
+@click.argument("source")
+@click.argument("dest")
+@click.option("--check-existing", is_flag=True, help="Read what is at DEST, and put again what differs.")
+@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at a time.")
+@click.option(
+    "--temp-dir",
+    type=click.Path(),
+    help="For files on their way to a bucket: room for a tar a worker.  [default: /tmp]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@storage_pair_flags
+def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
+    """Copy the sealed dataset at SOURCE to DEST, or repair the same dataset there."""
+    from streamvid.dataset.copy import copy_dataset
+
+    progress = Progress()
+    try:
+        report = copy_dataset(source, dest, progress=progress, **options)
+    finally:
+        progress.close()
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+
+
+def _print(report: CopyReport) -> None:
+    kept = f"; {report.num_kept} were there" if report.num_kept else ""
+    click.echo(f"{report.num_copied} of {report.num_files} files copied, {size(report.num_bytes_copied)}{kept}")
+    if report.num_uploads_aborted:
+        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers given up")
+    click.echo(f"{report.state}: {report.dest}\nnext: streamvid verify {report.dest}")

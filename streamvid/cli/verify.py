@@ -1,0 +1,77 @@
+"""streamvid verify: whether a dataset is what its manifest says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from streamvid.cli.console import Progress, print_json, printable, size
+from streamvid.cli.storage_flags import storage_flags
+
+if TYPE_CHECKING:
+    from streamvid.dataset.verify_report import VerifyReport
+    from streamvid.storage import StorageOptions
+
+_MAX_SHOWN = 20
+
+_EPILOG = """\b
+Examples:
+  streamvid verify ds/
+  streamvid verify s3://bucket/ds --deep
+  streamvid verify s3://bucket/ds --deep --endpoint-url http://127.0.0.1:9000 --json | jq .problems
+
+Without --deep: manifest and index by their checksums, shards by their sizes. Exit code 0: all is right; 1: something
+is wrong, and the last line says what to do. Stopped at any point, --deep goes on where it was."""
+
+
+@click.command(epilog=_EPILOG, short_help="Check a dataset against its manifest.")
+@click.argument("url")
+@click.option("--deep", is_flag=True, help="Read every byte: shards, clips, captions, packets.")
+@click.option("--fresh", is_flag=True, help="Deep: read again what an interrupted run has read.")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at a time, 16 MiB each."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@storage_flags
+def command(url: str, deep: bool, fresh: bool, workers: int, as_json: bool, storage: StorageOptions) -> int:
+    """Check the dataset at URL; nothing is changed."""
+    from streamvid.dataset.verify import verify_dataset
+
+    progress = Progress()
+    try:
+        report = verify_dataset(url, deep=deep, storage=storage, workers=workers, fresh=fresh, progress=progress)
+    finally:
+        progress.close()
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+    return 0 if report.is_right else 1
+
+
+def _print(report: VerifyReport) -> None:
+    for problem in report.problems[:_MAX_SHOWN]:
+        click.echo(printable(str(problem)))
+    if report.num_problems > _MAX_SHOWN:
+        click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json has more of them")
+    for path in report.extra[:_MAX_SHOWN]:
+        click.echo(printable(f"not of this dataset, and left alone: {path}"))
+    if (report.num_extra or 0) > _MAX_SHOWN:
+        click.echo(f"… and {(report.num_extra or 0) - _MAX_SHOWN} more files that are not of this dataset")
+    if report.num_shards_resumed:
+        click.echo(f"{report.num_shards_resumed} shards were read by an interrupted run; --fresh reads them again")
+    if report.is_right:
+        how = "every byte was read" if report.is_deep else "shards by their sizes; --deep reads every byte"
+        click.echo(f"all right: {report.url}: {_counts(report)}; {how}")
+        return
+    unseen = "" if report.is_complete else ", and no shard could be looked at"
+    click.echo(f"{report.num_problems} problem(s) in {report.num_files_wrong} file(s){unseen}: {report.url}")
+    click.echo(f"next: {report.remedy}")
+
+
+def _counts(report: VerifyReport) -> str:
+    return (
+        f"{report.num_samples} samples in {report.num_shards} shards, {report.num_files} files, "
+        f"{size(report.num_bytes)}"
+    )

@@ -1,0 +1,92 @@
+"""Going over all files of a dataset once: which there are, a few at a time, their bytes in blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeAlias, TypeVar
+
+from streamvid.dataset.manifest import FileInfo, ShardInfo, offsets_path
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError
+from streamvid.storage import Store
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with (phase, done, total)."""
+
+BLOCK_BYTES = 16 * 2**20
+DEFAULT_WORKERS = 8
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Stopped(Exception):
+    """A pass has ended before this file was read."""
+
+
+def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
+    """The tar, and the offsets beside it."""
+    return (
+        FileInfo(shard.path, shard.num_bytes, shard.sha256),
+        FileInfo(offsets_path(shard.path), shard.offsets_num_bytes, shard.offsets_sha256),
+    )
+
+
+def dataset_files(dataset: Dataset) -> Iterator[FileInfo]:
+    """Every file of a dataset but its manifest."""
+    yield from dataset.manifest.files
+    for shard in dataset.shards:
+        yield from shard_files(shard)
+
+
+def count_files(dataset: Dataset) -> int:
+    return len(dataset.manifest.files) + 2 * len(dataset.shards)
+
+
+def read_blocks(
+    store: Store, path: str, num_bytes: int, stop: threading.Event, version: str = ""
+) -> Iterator[memoryview]:
+    """A file from its start, in blocks of at most 16 MiB; a block's memory is used again for the next.
+
+    Raises StorageError, and Stopped once `stop` is set.
+    """
+    buffer = memoryview(bytearray(min(BLOCK_BYTES, num_bytes)))
+    for start in range(0, num_bytes, BLOCK_BYTES):
+        if stop.is_set():
+            raise Stopped
+        block = buffer[: min(BLOCK_BYTES, num_bytes - start)]
+        store.read_ranges(path, [(start, block)], version)
+        yield block
+
+
+def in_parallel(
+    job: Callable[[_Item, threading.Event], _Result], items: Iterable[_Item], workers: int
+) -> Generator[_Result]:
+    """What `job(item, stop)` gives, in the order of the items, some of them at a time.
+
+    The first error ends it, and so does whoever stops iterating: `stop` is then set, and all threads are gone when this
+    returns.
+    """
+    stop = threading.Event()
+    waiting: deque[Future[_Result]] = deque()
+    with ThreadPoolExecutor(workers, "streamvid-pass") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(job, item, stop))
+                if len(waiting) >= 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            stop.set()
+            for future in waiting:
+                future.cancel()
+
+
+def check_workers(workers: int) -> int:
+    """`workers` where it is a number of threads."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
+        raise ConfigError(f"workers={workers!r}; 1 to 256 files at a time are allowed")
+    return workers
