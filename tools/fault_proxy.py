@@ -19,7 +19,7 @@ Faults, each at one request; which one, a hash of the seed and of the request's 
     reset         the connection is reset in the middle of the body, a write's on its way to the server
     truncated     the connection is closed in the middle of the body (GET)
     stalled       nothing for stall_s in the middle of the body, or before an answer without one; then the rest
-    slow          the body comes in 20 drips over slow_s (GET)
+    slow          the body drips, 20 drips in slow_s; each 256 KiB of it where its length is not told (GET)
     flipped       one bit of the body is another (GET)
     wrong_etag    the ETag header is another
 """
@@ -217,8 +217,9 @@ class Proxy:
     async def _broken_body(self, client: Stream, server: Stream, answer: Head, fault: str) -> None:
         """The body with a fault in the middle of its content; where its length is not told, of its first piece."""
         self._note(fault)
-        length, seen = answer.length if answer.length and answer.length > 0 else 0, 0
-        most = max(1, length // DRIPS) if fault == "slow" else self._most()
+        length, seen = 0 if answer.chunked else answer.length or 0, 0
+        paced = length or CHUNK  # comes in slow_s
+        most = max(1, paced // DRIPS) if fault == "slow" else self._most()
         async for data, is_content in pieces(server, answer, most):
             if not is_content:
                 await client.send(data)
@@ -226,7 +227,7 @@ class Proxy:
             length = length or len(data)
             half, seen = length // 2 - seen, seen + len(data)
             if fault == "slow":
-                await asyncio.sleep(self.settings.slow_s * len(data) / length)
+                await asyncio.sleep(self.settings.slow_s * len(data) / paced)
             hit = fault != "slow" and 0 <= half < len(data)
             await self._down_to(client, await self._break(client, bytes(data), half, fault) if hit else data)
 

@@ -1,0 +1,413 @@
+"""The fault proxy breaks what it says and nothing else; the servers of the tests behave as a real S3 does."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
+from tools.fault_proxy import FaultProxy
+from tools.faults import BODY_FAULTS, FAULTS, OWN_ANSWERS, Settings, decide
+
+BODY = hashlib.shake_256(b"body").digest(1_000_000)
+ETAG = '"d41d8cd98f00b204e9800998ecf8427e"'
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """GET /plain, /chunked, /empty, /until-close; PUT keeps what it was sent."""
+
+    protocol_version = "HTTP/1.1"
+    kept: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("ETag", ETAG)
+        if self.path == "/chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            for start in range(0, len(BODY), 300_000):
+                part = BODY[start : start + 300_000]
+                self.wfile.write(b"%x;name=value\r\n%s\r\n" % (len(part), part))
+            self.wfile.write(b"0\r\nTrailer: yes\r\n\r\n")
+            return
+        body = b"" if self.path == "/empty" else BODY
+        if self.path == "/until-close":
+            self.close_connection = True
+        else:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def do_PUT(self) -> None:
+        length = int(self.headers["Content-Length"])
+        got = self.rfile.read(length)
+        if len(got) == length:
+            self.kept[self.path] = got
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@dataclass
+class Plain:
+    """A server of the standard library, and what was put there."""
+
+    url: str
+    kept: dict[str, bytes]
+
+
+@pytest.fixture
+def plain() -> Iterator[Plain]:
+    kept: dict[str, bytes] = {}
+    handler = type("Bound", (Handler,), {"kept": kept})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # resets are meant
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield Plain(f"http://127.0.0.1:{server.server_port}", kept)
+        server.shutdown()
+        thread.join()
+
+
+def connect(proxy: FaultProxy) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
+
+
+def ask(proxy: FaultProxy, path: str = "/plain", method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+    """Status and body of one request on a connection of its own."""
+    connection = connect(proxy)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def differing(got: bytes) -> int:
+    assert len(got) == len(BODY)
+    return sum(a != b for a, b in zip(got, BODY, strict=True))
+
+
+def test_everything_passes_as_it_is(plain: Plain) -> None:
+    with FaultProxy(plain.url) as proxy:
+        connection = connect(proxy)
+        for path, body in [("/plain", BODY), ("/chunked", BODY), ("/empty", b""), ("/plain", BODY)]:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.headers["ETag"], answer.read()) == (200, ETAG, body)
+        connection.request("HEAD", "/plain")
+        answer = connection.getresponse()
+        assert (answer.headers["Content-Length"], answer.read()) == (str(len(BODY)), b"")
+        connection.request("PUT", "/a?x=1", BODY)
+        assert connection.getresponse().read() == b""
+        connection.close()
+        assert plain.kept == {"/a?x=1": BODY}
+        assert ask(proxy, "/until-close") == (200, BODY)
+        counts = proxy.counts()
+    assert counts.requests["GET /plain"] == 2 and counts.requests["PUT /a"] == 1
+    assert counts.connections == 2 and counts.faults == {} and counts.statuses == {"200": 7}
+    assert counts.bytes_up == len(BODY) and counts.bytes_down >= 4 * len(BODY)
+
+
+@pytest.mark.parametrize("kind", OWN_ANSWERS)
+def test_own_answers_never_reach_the_server(plain: Plain, kind: str) -> None:
+    status, code = OWN_ANSWERS[kind]
+    with FaultProxy(plain.url, faults=(kind,), fault_rate=1) as proxy:
+        connection = connect(proxy)
+        for method, body in [("GET", None), ("PUT", BODY), ("HEAD", None), ("GET", None)]:
+            connection.request(method, "/plain", body)
+            answer = connection.getresponse()
+            assert answer.status == int(status[:3])
+            assert (f"<Code>{code}</Code>".encode() in answer.read()) == (method != "HEAD")
+        connection.close()
+        assert proxy.counts().faults == {kind: 4} and proxy.counts().connections == 1
+    assert plain.kept == {}
+
+
+def test_refused_before_the_server_and_lost_after_it(plain: Plain) -> None:
+    with FaultProxy(plain.url, faults=("refused",), fault_rate=1) as proxy:
+        for method, body in [("GET", None), ("PUT", BODY)]:
+            with pytest.raises(ConnectionError):
+                ask(proxy, method=method, body=body)
+        assert plain.kept == {}
+        proxy.set(faults=("lost_answer",))
+        with pytest.raises(ConnectionError):
+            ask(proxy, "/a", "PUT", BODY)
+        assert plain.kept == {"/a": BODY}
+        assert ask(proxy) == (200, BODY)  # no GET loses its answer so
+        assert proxy.counts().faults == {"refused": 2, "lost_answer": 1}
+
+
+@pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
+def test_bodies_that_end_early(plain: Plain, path: str) -> None:
+    with FaultProxy(plain.url, faults=("truncated",), fault_rate=1) as proxy:
+        if path == "/until-close":  # without a length nobody can tell
+            assert 0 < len(ask(proxy, path)[1]) < len(BODY)
+        else:
+            with pytest.raises(http.client.IncompleteRead) as cut:
+                ask(proxy, path)
+            assert len(cut.value.partial) < len(BODY) and BODY.startswith(cut.value.partial)
+        proxy.set(faults=("reset",))
+        with pytest.raises(ConnectionResetError):
+            ask(proxy, path)
+        assert proxy.counts().faults == {"truncated": 1, "reset": 1}
+        assert proxy.counts().bytes_down < 2 * len(BODY)
+
+
+def test_a_write_that_is_reset_did_not_happen(plain: Plain) -> None:
+    with FaultProxy(plain.url, faults=("reset",), fault_rate=1) as proxy:
+        with pytest.raises(ConnectionError):
+            ask(proxy, "/a", "PUT", BODY)
+        assert proxy.counts().faults == {"reset": 1}
+    assert plain.kept == {}
+
+
+@pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
+def test_one_bit_is_another_and_all_else_as_it_was(plain: Plain, path: str) -> None:
+    with FaultProxy(plain.url, faults=("flipped",), fault_rate=1) as proxy:
+        status, got = ask(proxy, path)
+        assert status == 200 and differing(got) == 1
+        assert ask(proxy, "/empty") == (200, b"")
+        assert proxy.counts().faults == {"flipped": 1}  # an empty body has nothing to break
+
+
+@pytest.mark.parametrize("path", ["/plain", "/chunked", "/until-close"])
+def test_slow_and_stalled_bodies_are_whole(plain: Plain, path: str) -> None:
+    with FaultProxy(plain.url, faults=("slow",), fault_rate=1, slow_s=0.2, stall_s=0.2) as proxy:
+        assert ask(proxy, path) == (200, BODY)
+        proxy.set(faults=("stalled",))
+        assert ask(proxy, path) == (200, BODY)
+        assert ask(proxy, "/a", "PUT", BODY) == (200, b"")
+        assert proxy.counts().faults == {"slow": 1, "stalled": 2}
+
+
+def test_a_stalled_body_stands_still_in_its_middle(plain: Plain) -> None:
+    with FaultProxy(plain.url, faults=("stalled",), first_n=1, stall_s=600) as proxy:
+        connection = connect(proxy)
+        connection.request("GET", "/plain")
+        answer = connection.getresponse()
+        got = answer.read(len(BODY) // 2)
+        connection.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            answer.read(1)
+        assert got == BODY[: len(BODY) // 2]
+        assert ask(proxy) == (200, BODY)  # nobody else waits for it
+        proxy.set(dead=True)  # and it is no longer there
+        connection.close()
+
+
+def test_wrong_etag(plain: Plain) -> None:
+    with FaultProxy(plain.url, faults=("wrong_etag",), first_n=1) as proxy:
+        connection = connect(proxy)
+        etags = []
+        for _ in range(2):
+            connection.request("GET", "/plain")
+            answer = connection.getresponse()
+            assert answer.read() == BODY
+            etags.append(answer.headers["ETag"])
+        connection.close()
+    assert etags[0] != ETAG and etags[0].startswith('"') and etags[1] == ETAG
+
+
+def test_dead_resets_all_connections_and_back_to_life(plain: Plain) -> None:
+    with FaultProxy(plain.url) as proxy:
+        connection = connect(proxy)
+        connection.request("GET", "/empty")
+        connection.getresponse().read()
+        proxy.set(dead=True)
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            connection.request("GET", "/empty")
+            connection.getresponse()
+        connection.close()
+        with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+            ask(proxy)
+        proxy.set(dead=False)
+        assert ask(proxy) == (200, BODY)
+
+
+def test_a_shaped_link_changes_no_byte(plain: Plain) -> None:
+    with FaultProxy(plain.url, latency_ms=10, megabytes_per_second=50) as proxy:
+        assert ask(proxy) == ask(proxy, "/chunked") == (200, BODY)
+        assert ask(proxy, "/a", "PUT", BODY) == (200, b"")
+    assert plain.kept == {"/a": BODY}
+
+
+def test_filters_and_the_first_n(plain: Plain) -> None:
+    with FaultProxy(plain.url, faults=("status_500",), first_n=2, methods=("GET",), path=r"^/em") as proxy:
+        statuses = [ask(proxy, path, method)[0] for path in ("/plain", "/empty") for method in ("HEAD", "GET") * 2]
+        assert statuses == [200, 200, 200, 200, 200, 500, 200, 500]
+        assert ask(proxy, "/empty")[0] == 200
+        proxy.set()  # numbered from 0 again
+        assert ask(proxy, "/empty")[0] == 500
+        assert proxy.reset_counts().requests == {"GET /plain": 2, "HEAD /plain": 2, "GET /empty": 4, "HEAD /empty": 2}
+        assert proxy.counts().requests == {}
+
+
+@given(
+    st.integers(0, 2**64), st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE"]), st.sets(st.sampled_from(FAULTS))
+)
+def test_decisions_hang_on_seed_and_number_alone(seed: int, method: str, faults: set[str]) -> None:
+    chosen = tuple(sorted(faults))
+    rare, often = (Settings(fault_rate=rate, seed=seed, faults=chosen) for rate in (0.2, 0.6))
+    few, many = ([decide(settings, n, method) for n in range(50)] for settings in (rare, often))
+    assert few == [decide(rare, n, method) for n in range(50)]
+    assert all(b == a for a, b in zip(few, many, strict=True) if a)  # a higher rate adds faults and moves none
+    assert {kind for kind in many if kind} <= faults
+    assert method == "GET" or not {kind for kind in many if kind} & set(BODY_FAULTS)
+    assert all(decide(Settings(first_n=3, faults=("reset",)), n, method) == "reset" for n in range(3))
+
+
+def test_the_rate_and_the_kinds_are_what_was_asked_for() -> None:
+    kinds = [decide(Settings(fault_rate=0.2, seed=3), n, "GET") for n in range(10_000)]
+    met = [kind for kind in kinds if kind]
+    assert 1900 < len(met) < 2100 and set(met) == set(FAULTS) - {"lost_answer"}
+    assert kinds != [decide(Settings(fault_rate=0.2, seed=4), n, "GET") for n in range(10_000)]
+
+
+def test_the_same_requests_meet_the_same_faults(plain: Plain) -> None:
+    seen = []
+    with FaultProxy(plain.url, faults=tuple(OWN_ANSWERS), fault_rate=0.5) as proxy:
+        for seed in (1, 1, 2):
+            proxy.set(seed=seed)
+            seen.append([ask(proxy, "/empty")[0] for _ in range(20)])
+    assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) > 2
+
+
+def test_unknown_faults_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'rest'.*there are .*reset"):
+        Settings(faults=("rest",))
+
+
+def test_the_program_serves_until_it_is_told_to_end(plain: Plain) -> None:
+    command = [sys.executable, "-m", "tools.fault_proxy", "--upstream", plain.url.removeprefix("http://")]
+    command += ["--port", "0", "--faults", "all", "--fault-rate", "0", "--latency-ms", "1", "--methods", "GET,PUT"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split(":")[1].strip(" }\n"))
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/plain")
+        assert connection.getresponse().read() == BODY
+        connection.close()
+        process.send_signal(signal.SIGINT)
+        assert '"GET /plain": 1' in process.stdout.read()
+    assert process.returncode == 0
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tests.servers import rgw, moto_server
+from tools.fault_proxy import FaultProxy
+class Folders:
+    def mktemp(self, name):
+        path = Path(sys.argv[1]) / name
+        path.mkdir()
+        return path
+servers = [make.__wrapped__(Folders()) for make in (rgw, moto_server)]
+urls = [next(server).endpoint_url for server in servers]
+proxy = FaultProxy(urls[0])
+print(*urls, proxy.endpoint_url, flush=True)
+time.sleep(600)
+"""
+
+
+def is_served(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_no_server_outlives_a_killed_test_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("rgw")  # skips where it cannot be had
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        urls = process.stdout.readline().split()
+        assert len(urls) == 3 and all(is_served(url) for url in urls)
+        pids = [int(path.read_text()) for path in tmp_path.glob("rgw/data-0/*.pid")]
+        assert len(pids) == 3
+        process.kill()
+    deadline = threading.Event()
+    for _ in range(600):
+        if not any(is_served(url) for url in urls) and not any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
+            return
+        deadline.wait(0.1)
+    pytest.fail(f"still there after a minute: {urls}, {pids}")
+
+
+def code_of(error: pytest.ExceptionInfo[ClientError]) -> int:
+    return int(error.value.response["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def test_rgw_lets_nobody_in_who_should_not_be(rgw: Rgw) -> None:
+    bucket = rgw.new_bucket()
+    rgw.put(bucket, "key", b"theirs")
+    for stranger in (rgw.as_user("nokey", rgw.secret_key), rgw.as_user(rgw.access_key, "wrong"), rgw.other):
+        for attempt in (lambda s=stranger: s.read(bucket, "key"), lambda s=stranger: s.put(bucket, "key", b"mine")):
+            with pytest.raises(ClientError) as error:
+                attempt()
+            assert code_of(error) == 403
+    assert rgw.read(bucket, "key") == b"theirs"
+    assert rgw.other.objects(rgw.other.new_bucket()) == {}
+
+
+@pytest.mark.parametrize("name", ["rgw", "moto_server"])
+def test_a_server_is_an_s3_also_through_the_proxy(
+    request: pytest.FixtureRequest, fault_proxy: ProxyFactory, name: str
+) -> None:
+    server: S3Server = request.getfixturevalue(name)
+    bucket = server.new_bucket()
+    proxied = server.behind(fault_proxy(server))
+    etag = proxied.put(bucket, "a/key", BODY)
+    assert etag == f'"{hashlib.md5(BODY).hexdigest()}"' and server.read(bucket, "a/key") == BODY
+    assert proxied.client.get_object(Bucket=bucket, Key="a/key", Range="bytes=5-9")["Body"].read() == BODY[5:10]
+    for condition, status in [({"IfNoneMatch": "*"}, 412), ({}, 200)]:
+        try:
+            got = proxied.client.put_object(Bucket=bucket, Key="a/key", Body=b"2", **condition)
+            assert got["ResponseMetadata"]["HTTPStatusCode"] == status
+        except ClientError as error:
+            assert error.response["ResponseMetadata"]["HTTPStatusCode"] == status
+    proxied.client.create_multipart_upload(Bucket=bucket, Key="b")
+    assert proxied.objects(bucket) == {"a/key": 1} and proxied.uploads(bucket) == ["b"]
+    proxied.remove(bucket, "a/key")
+    assert server.objects(bucket) == {}
+
+
+def test_the_environment_leads_to_the_server_and_to_nothing_else(
+    moto_server: S3Server, s3_env: S3Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "of-this-machine")
+    set_here = s3_env(moto_server)
+    assert "AWS_PROFILE" not in os.environ and os.environ["AWS_ENDPOINT_URL"] == moto_server.endpoint_url
+    assert Path(set_here["AWS_CONFIG_FILE"]).read_bytes() == b""
+    bucket = f"by-environment-{os.getpid()}"
+    script = f"import boto3; boto3.client('s3').create_bucket(Bucket={bucket!r})"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert moto_server.objects(bucket) == {}
+    assert "motosecret" not in repr(moto_server)
