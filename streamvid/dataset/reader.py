@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import (
@@ -17,10 +17,10 @@ from streamvid.dataset.manifest import (
     read_manifest,
 )
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
-from streamvid.dataset.proof import SamplesFile, read_shards, read_tables
+from streamvid.dataset.proof import SamplesFile, read_packets, read_shards, read_tables
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import Store, open_store
+from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,9 +35,12 @@ class Dataset:
     before anything of it is used, and the shard table by the manifest's fingerprints: IntegrityError otherwise.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
         self.manifest: Manifest = read_manifest(store)
+        if cache is not None and not store.is_local:
+            known = {file.path: (file.sha256, file.num_bytes) for file in self.manifest.files}
+            store = CachedStore(store, cache, known)
+        self.store = store
         self._shards: ShardTable | None = None
         self._files = {file.path: SamplesFile(store, file) for file in self.manifest.sample_files}
         self._recent: OrderedDict[str, None] = OrderedDict()
@@ -117,10 +120,21 @@ class Dataset:
     ) -> PacketTables:
         """The packet index of one shard's clips, of the place that its rows of the samples index name."""
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
-        data = bytearray(num_bytes)
-        self.store.read_into(path, offset, memoryview(data))
+        data = read_packets(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
-        return PacketTables(bytes(data), sha256, shard.num_samples, where)
+        return PacketTables(data, sha256, shard.num_samples, where)
+
+    def read_shard(self, shard: ShardInfo, ranges: Ranges, *, is_again: bool = False) -> None:
+        """Fill buffers with ranges of a shard's tar, which nothing proves yet; `is_again`: they were found wrong.
+
+        Raises StorageError.
+        """
+        if not isinstance(self.store, CachedStore):
+            self.store.read_ranges(shard.path, ranges)
+            return
+        if is_again:
+            self.store.cache.discard(shard.sha256, [(offset, len(buffer)) for offset, buffer in ranges])
+        self.store.read_content(shard.path, (shard.sha256, shard.num_bytes), ranges)
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
@@ -182,9 +196,25 @@ class Dataset:
         return table
 
 
-def open_dataset(url: str | Path) -> Dataset:
-    """Open a sealed dataset at a local path or a file:// URL.
+def open_dataset(
+    url: str | Path,
+    *,
+    storage: StorageOptions | Mapping[str, Any] | None = None,
+    cache_dir: str | Path | None = None,
+    cache_bytes: int | None = None,
+) -> Dataset:
+    """Open a sealed dataset at a local path, or a file:// or s3:// URL.
 
-    Raises DatasetError where there is none, StorageError where it cannot be read.
+    storage: how an object store is reached.   cache_dir, cache_bytes: a local folder, and how much of what is read from
+    object stores may be kept in it; all processes of a machine can share one.
+
+    Raises ConfigError, DatasetError where there is none, StorageError where it cannot be read.
     """
-    return Dataset(open_store(url))
+    return Dataset(open_store(url, StorageOptions.of(storage)), open_cache(cache_dir, cache_bytes))
+
+
+def open_cache(cache_dir: str | Path | None, cache_bytes: int | None) -> BlockCache | None:
+    """The cache that two arguments ask for, which go together; None for none."""
+    if (cache_dir is None) != (cache_bytes is None):
+        raise ConfigError(f"cache_dir={cache_dir!r} with cache_bytes={cache_bytes!r}: give both, or neither")
+    return None if cache_dir is None or cache_bytes is None else BlockCache(Path(cache_dir).expanduser(), cache_bytes)

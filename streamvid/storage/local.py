@@ -77,6 +77,9 @@ class LocalStore:
                 )
             done += count
 
+    def forget(self, path: str) -> None:
+        """Nothing is kept."""
+
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
         try:

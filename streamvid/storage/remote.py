@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from streamvid.storage.store import FileState, Ranges, StoreStats, check_relativ
 from streamvid.storage.tally import Tally
 from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, pause_seconds
 from streamvid.storage.transport import RequestError, Transport
+from streamvid.storage.wanted import pause as pause_while_wanted
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -88,6 +90,12 @@ class RemoteStore:
             raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
         data = bytearray(state.num_bytes)
         self.read_ranges(path, [(0, memoryview(data))])
+        if _is_md5(state.version) and hashlib.md5(data, usedforsecurity=False).hexdigest() != state.version:
+            # Wrong on its way, or a version that is no MD5: what comes twice is what is there.
+            first = bytes(data)
+            self.read_ranges(path, [(0, memoryview(data))])
+            if data != first:
+                self.read_ranges(path, [(0, memoryview(data))])
         return bytes(data)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -119,6 +127,9 @@ class RemoteStore:
             self._versions.move_to_end(path)
             if len(self._versions) > _VERSIONS_KEPT:
                 self._versions.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """Nothing is kept."""
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         prefix = self._key(folder) + "/" if folder else self._prefix
@@ -240,7 +251,10 @@ class RemoteStore:
                 if error.is_expired:
                     engine.transport.renew()
                 engine.tally.add(num_retries=1)
-                time.sleep(pause)
+                try:
+                    pause_while_wanted(pause)
+                except RequestError as ended:
+                    raise self._error(verb, path, ended, 0, seconds) from None
 
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"
@@ -249,6 +263,10 @@ class RemoteStore:
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
         return StorageError(f"{text}. {error.hint}" if error.hint else text)
+
+
+def _is_md5(version: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{32}", version) is not None
 
 
 class _AbsentError(StorageError):

@@ -81,6 +81,10 @@ class Store(Protocol):
         """Fill all buffers, near ones with one request. `version`, where given: of that version, or StorageError."""
         ...
 
+    def forget(self, path: str) -> None:
+        """A file's bytes were found wrong: what is kept of them nearer by is not to be used again."""
+        ...
+
     def files(self, folder: str = "") -> Iterator[FileState]:
         """All files below a folder, in the order of their paths, hidden ones too; none where it is not there."""
         ...

@@ -19,6 +19,7 @@ from streamvid.storage.ranges import RangeRequest
 from streamvid.storage.request_pool import RequestPool
 from streamvid.storage.tally import Tally
 from streamvid.storage.transport import RequestError, Transport
+from streamvid.storage.wanted import LOOK_SECONDS, check_wanted
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SLOW_DOWN_PAUSE_SECONDS = 0.5
@@ -98,13 +99,14 @@ class Transfer:
                 part.end()
 
     def _next_event(self, waiting: set[_Part]) -> _Event | None:
+        check_wanted()
         now = time.monotonic()
         if now >= self._deadline:
             raise self._overdue(waiting)
         wake = min(self._deadline, *(min(part.retry_at, self._slow_at(part)) for part in waiting))
         try:
             # Not for ever: a request that waits for its turn sets its times later, and says nothing of it.
-            return self._events.get(timeout=min(1.0, max(0.0, wake - now)))
+            return self._events.get(timeout=min(LOOK_SECONDS, max(0.0, wake - now)))
         except Empty:
             return None
 
