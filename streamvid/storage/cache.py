@@ -114,6 +114,8 @@ class BlockCache:
         name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size
         fetch: fills whole blocks, or just what was asked for where nothing can be kept. Called once for what is
             missing; a second time only for blocks that another reader was fetching and did not bring. Its errors pass.
+
+        Takes memory for each block that is missing and was not asked for as a whole.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()

@@ -141,11 +141,13 @@ class CacheFolder:
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was claimed and not committed. Never raises OSError: what stays is swept up later."""
-        left = [claim for claim in claims if claim.descriptor >= 0]
-        if not left:
+        held = [claim for claim in claims if claim.descriptor >= 0]
+        if not held:
             return
         try:
             with contextlib.suppress(OSError):
+                # Broken off in `commit`, a claim's file may have its last name already.
+                left = [claim for claim in held if _is_at(claim.path + _PART, claim.descriptor)]
                 if not any(os.fstat(claim.descriptor).st_size for claim in left):
                     for claim in left:
                         os.unlink(claim.path + _PART)  # noqa: PTH108
@@ -154,7 +156,7 @@ class CacheFolder:
                         for claim in left:
                             self._remove(ledger, claim.path + _PART)
         finally:
-            for claim in left:
+            for claim in held:
                 _unlock(claim)
 
     def forget(self, paths: Sequence[str]) -> list[str]:
@@ -300,18 +302,26 @@ def _lock(path: str, claim: Claim) -> bool:
     try:
         _held.add(descriptor)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        there = os.lstat(path)
-        mine = os.fstat(descriptor)
-        if stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+        if _is_at(path, descriptor):
             claim.descriptor = descriptor
             return True
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         pass
     finally:
         if claim.descriptor != descriptor:
             _held.discard(descriptor)
             os.close(descriptor)
     return False
+
+
+def _is_at(path: str, descriptor: int) -> bool:
+    """Is the open file still the regular file of this name?"""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _unlock(claim: Claim) -> None:

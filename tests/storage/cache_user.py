@@ -143,6 +143,18 @@ def children(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
             thread.join()
 
 
+def orphan(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
+    """A child is forked while a thread fetches; it does nothing, and outlives its parent."""
+    threading.Thread(target=remote.check, args=(cache, *order["places"]), daemon=True).start()
+    while not (remote.log and remote.log.exists()):
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        time.sleep(1000)
+    print(child, flush=True)
+    time.sleep(1000)
+
+
 def full_disk(order: dict[str, Any], cache: BlockCache, remote: Remote) -> None:
     """The disk takes a part of a block, then it takes whole ones no more; the log says so once."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -185,9 +197,8 @@ def main() -> None:
     cache = BlockCache(Path(order["folder"]), order["max_bytes"], wait_seconds=order.get("wait_seconds", 10.0))
     log = Path(order["log"]) if "log" in order else None
     remote = Remote(Path(order["remote"]), log, order.get("seconds", 0.0))
-    {"read": read, "interrupt": interrupt, "children": children, "full_disk": full_disk}[order["do"]](
-        order, cache, remote
-    )
+    actions = {"read": read, "interrupt": interrupt, "children": children, "orphan": orphan, "full_disk": full_disk}
+    actions[order["do"]](order, cache, remote)
     print("end", flush=True)
 
 

@@ -371,6 +371,22 @@ def test_who_fetches_for_ever_blocks_nobody(tmp_path: Path, remote: Remote, how:
     reopened(tmp_path / "cache", 9 * BLOCK_BYTES)
 
 
+def test_a_child_holds_no_lock_of_its_dead_parent(tmp_path: Path, remote: Remote) -> None:
+    name, log, folder = biggest(remote), tmp_path / "log", tmp_path / "cache"
+    places = [name, [[0, 9], [BLOCK_BYTES, 9]]]
+    order = {"do": "orphan", "max_bytes": 9 * BLOCK_BYTES, "log": log, "seconds": 1000, "places": places}
+    with user(folder, remote, **order) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait(60)
+            remote.check(BlockCache(folder, 9 * BLOCK_BYTES), name, [(0, 9), (BLOCK_BYTES, 9)])
+            assert len(blocks(folder)) == 2
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_a_ledger_that_is_held_for_ever_is_no_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:
