@@ -276,8 +276,10 @@ class FaultProxy:
         return Counts(**self._ask({"reset_counts": True}))
 
     def close(self) -> None:
-        with self._process as process:  # closes its input, which ends it
-            pass
+        with self._process as process:
+            assert process.stdin is not None
+            if process.poll() is None:  # told, as a forked child may hold its input open
+                process.stdin.write('{"end": true}\n')
         if process.returncode:
             raise RuntimeError(f"the fault proxy ended with exit code {process.returncode}")
 
@@ -309,12 +311,14 @@ def settings_of(given: dict[str, Any]) -> Settings:
 
 
 async def obey(proxy: Proxy) -> None:
-    """Lines of JSON on stdin, each answered by the counts; returns at the end of stdin."""
+    """Lines of JSON on stdin, each answered by the counts; returns when told, or at the end of stdin."""
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
         asked = json.loads(line)
+        if "end" in asked:
+            return
         if "set" in asked:
             proxy.change(settings_of(asked["set"]))
         print(json.dumps(vars(proxy.counts)), flush=True)
