@@ -292,6 +292,7 @@ def test_the_same_requests_meet_the_same_faults(plain: Plain) -> None:
     assert seen[0] == seen[1] != seen[2] and len(set(seen[0])) > 2
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons warn of threads; the child runs none
 def test_it_closes_while_a_forked_child_lives(plain: Plain) -> None:
     proxy = FaultProxy(plain.url)
     child = os.fork()

@@ -125,6 +125,11 @@ stop() {
     fi
     rm -f "$DIR/$name.pid"
   done
+  # Ours by birth, if not yet by name; waited for, so that they leave no entry behind.
+  local children
+  mapfile -t children < <(jobs -p)
+  [ ${#children[@]} = 0 ] || kill -KILL "${children[@]}" 2>/dev/null || true
+  wait
 }
 
 VERB=${1:-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -57,9 +57,9 @@ def copy_dataset(
     source: str | Path,
     dest: str | Path,
     *,
-    storage: StorageOptions | None = None,
-    source_storage: StorageOptions | None = None,
-    dest_storage: StorageOptions | None = None,
+    storage: StorageOptions | Mapping[str, Any] | None = None,
+    source_storage: StorageOptions | Mapping[str, Any] | None = None,
+    dest_storage: StorageOptions | Mapping[str, Any] | None = None,
     check_existing: bool = False,
     workers: int = DEFAULT_WORKERS,
     temp_dir: str | Path | None = None,
@@ -79,7 +79,8 @@ def copy_dataset(
     dataset at `dest`), IntegrityError (the source is damaged), StorageError.
     """
     return copy_store(
-        open_store(source, source_storage or storage), open_store(dest, dest_storage or storage),
+        open_store(source, StorageOptions.of(storage if source_storage is None else source_storage)),
+        open_store(dest, StorageOptions.of(storage if dest_storage is None else dest_storage)),
         check_existing=check_existing, workers=workers, temp_dir=temp_dir, journal=journal, progress=progress,
     )  # fmt: skip
 

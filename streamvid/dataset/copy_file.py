@@ -10,11 +10,11 @@ from pathlib import Path
 
 from streamvid.dataset.manifest import FileInfo
 from streamvid.dataset.passes import BLOCK_BYTES, read_blocks
+from streamvid.dataset.proof import until_right
 from streamvid.dataset.spool import spooled_name
 from streamvid.errors import IntegrityError, StorageError
 from streamvid.storage import FileState, Store
 
-_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
@@ -29,18 +29,19 @@ class Transfer:
     def copy(self, file: FileInfo, stop: threading.Event) -> None:
         """Put a file at dest; IntegrityError where the source has other bytes than its manifest says.
 
-        Wrong bytes are read again: the same ones twice are the source's, different ones those of the way here.
+        Wrong bytes are read again, as they may have gone wrong on their way.
         """
-        seen: set[str] = set()
-        for _ in range(_ATTEMPTS):
-            data, found = self._read(file, stop)
-            if found == file.sha256:
-                self.dest.put(file.path, data)
-                return
-            if found in seen:
-                break
-            seen.add(found)
-            _log.warning("%s: %s came with a wrong checksum; it is read again", self.source.url, file.path)
+        data: bytes | Path = b""
+
+        def read() -> bytes:
+            nonlocal data
+            data, digest = self._read(file, stop)
+            return digest
+
+        found = until_right(self.source, file.path, bytes.fromhex(file.sha256), read).hex()
+        if found == file.sha256:
+            self.dest.put(file.path, data)
+            return
         raise IntegrityError(
             f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing was "
             "sealed; `streamvid verify --deep` of the source says what else is wrong. Repair it there and run the same "
@@ -56,12 +57,12 @@ class Transfer:
         else:
             self.dest.put(path, data)
 
-    def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, str]:
+    def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
         """The file's bytes or where they are now, and their SHA-256."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
-            return data, hashlib.sha256(data).hexdigest()
+            return data, hashlib.sha256(data).digest()
         local = self._local(file.path)
         try:
             with local.open("wb") as out:
@@ -72,7 +73,7 @@ class Transfer:
             raise StorageError(
                 f"cannot write {local}: {error.strerror or error}; make room there, or give another folder by temp_dir"
             ) from error
-        return local, digest.hexdigest()
+        return local, digest.digest()
 
     def _local(self, path: str) -> Path:
         return self.folder / spooled_name(path)

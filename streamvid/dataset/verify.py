@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from streamvid.dataset.journal import Journal
 from streamvid.dataset.manifest import MANIFEST, FileInfo, ShardInfo
@@ -31,7 +33,7 @@ def verify_dataset(
     url: str | Path,
     *,
     deep: bool = False,
-    storage: StorageOptions | None = None,
+    storage: StorageOptions | Mapping[str, Any] | None = None,
     workers: int = DEFAULT_WORKERS,
     fresh: bool = False,
     journal: str | Path | None = None,
@@ -48,7 +50,12 @@ def verify_dataset(
     report.
     """
     return verify_store(
-        open_store(url, storage), deep=deep, workers=workers, fresh=fresh, journal=journal, progress=progress
+        open_store(url, StorageOptions.of(storage)),
+        deep=deep,
+        workers=workers,
+        fresh=fresh,
+        journal=journal,
+        progress=progress,
     )
 
 

@@ -6,10 +6,12 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.passes import read_blocks, shard_files
+from streamvid.dataset.proof import until_right
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.verify_report import CHECKSUM, CONTENT, MAX_KEYS, MISSING, SIZE, UNREADABLE, Problem
 from streamvid.errors import IntegrityError, StorageError, StreamvidError
@@ -83,23 +85,34 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
 
 
 def check_file(store: Store, file: FileInfo, stop: threading.Event, clips: _Clips | None = None) -> Problem | None:
-    """Whether a file's bytes are right, read once; StorageError where the store cannot even say that it is there."""
+    """Whether a file's bytes are right; wrong ones are read again, as they may have gone wrong on their way.
+
+    Raises StorageError where the store cannot even say whether the file is there.
+    """
     try:
         state = store.state(file.path)
         problem = problem_of_state(file, state)
         if state is None or problem is not None:
             return problem
-        digest, start = hashlib.sha256(), 0
-        for block in read_blocks(store, file.path, file.num_bytes, stop, state.version):
-            digest.update(block)
-            if clips is not None:
-                clips.update(start, block)
-            start += len(block)
+        read = partial(_read, store, file, state.version, stop, clips)
+        found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
     except StorageError as error:
         # A store that is away is no finding about this file: then the next line raises.
         return problem_of_state(file, store.state(file.path)) or unreadable(file.path, error)
-    found = digest.hexdigest()
     return None if found == file.sha256 else Problem(file.path, CHECKSUM, file.sha256, found)
+
+
+def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, clips: _Clips | None) -> bytes:
+    """SHA-256 of a file."""
+    digest, start = hashlib.sha256(), 0
+    if clips is not None:
+        clips.begin()
+    for block in read_blocks(store, file.path, file.num_bytes, stop, version):
+        digest.update(block)
+        if clips is not None:
+            clips.update(start, block)
+        start += len(block)
+    return digest.digest()
 
 
 def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
@@ -120,9 +133,13 @@ class _Clips:
 
     def __init__(self, rows: list[dict[str, Any]], num_bytes: int) -> None:
         self._rows = sorted(rows, key=lambda row: int(row["clip_offset"]))
+        self._num_bytes = num_bytes
+        self.begin()
+
+    def begin(self) -> None:
+        """No byte has passed yet."""
         self._digests = [hashlib.sha256() for _ in self._rows]
         self._first = 0  # clips before this one have passed
-        self._num_bytes = num_bytes
 
     def update(self, start: int, block: memoryview) -> None:
         end = start + len(block)

@@ -1,0 +1,341 @@
+"""`copy` moves a dataset whole or not at all, proves each byte of it, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import streamvid
+from streamvid.dataset.copy import copy_dataset, copy_store
+from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.spool import OWN_FOLDER
+from streamvid.dataset.verify import verify_dataset
+from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
+from streamvid.storage import LocalStore, open_store
+from tests.clips import ROOT
+from tests.dataset.test_verify import tars, tree_of
+from tests.dataset.whole import DATA, Watched, flip, seal_whole
+from tests.servers import S3Server
+
+NATIVE = DATA / "dataset_v1_2"
+FILES = sorted(tree_of(NATIVE))
+
+
+@pytest.mark.parametrize("name", ["dataset_v1", "dataset_v1_1", "dataset_v1_2"])
+def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
+    """Of every version of the format; a second time nothing is copied, and nothing is left behind."""
+    report = copy_dataset(DATA / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
+    tree = tree_of(DATA / name)
+    assert tree_of(tmp_path / "to" / "dataset") == tree
+    assert (report.state, report.num_files, report.num_copied, report.num_kept) == ("copied", len(tree), len(tree), 0)
+    assert report.num_bytes == report.num_bytes_copied == sum(map(len, tree.values()))
+    again = copy_dataset(DATA / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
+    assert (again.state, again.num_copied, again.num_kept) == ("already there", 0, len(tree))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "to"]
+    assert not list((tmp_path / "journal").iterdir())
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["dataset"]
+
+
+def test_a_copy_loads_the_same_batches(tmp_path: Path) -> None:
+    """PLAN-1, FETCH-2: plan, keys, captions and pixels."""
+    copy_dataset(NATIVE, tmp_path / "dataset", journal=tmp_path)
+    settings = {"batch_size": 1, "num_epochs": 2, "num_workers": 0, "pixels": "yuv420p", "layout": "BTHWC"}
+    with (
+        streamvid.VideoLoader(NATIVE, **settings) as one,
+        streamvid.VideoLoader(tmp_path / "dataset", **settings) as two,
+    ):
+        for a, b in zip(one, two, strict=True):
+            assert (a.sample_keys, a.text) == (b.sample_keys, b.text) and torch.equal(a.video, b.video)
+
+
+def test_the_manifest_is_last_and_no_reader_sees_half_a_dataset(tmp_path: Path) -> None:
+    """SHARD-2: until everything else is there, there is no dataset."""
+    seal_whole(tmp_path / "source", 5)
+    dest = Watched(LocalStore(tmp_path / "dest"))
+
+    def looked_at(path: str) -> None:
+        with pytest.raises(DatasetError, match="no dataset at"):
+            open_dataset(tmp_path / "dest")
+
+    dest.before_put = looked_at
+    copy_store(LocalStore(tmp_path / "source"), dest, journal=tmp_path / "journal")
+    assert dest.puts[-1] == "manifest.json" and len(set(dest.puts)) == len(tree_of(tmp_path / "source"))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from([name for name in FILES if name != "manifest.json"]), place=st.integers(0, 10**6))
+def test_a_damaged_source_is_never_sealed(tmp_path_factory: pytest.TempPathFactory, name: str, place: int) -> None:
+    """Any byte of any file: the error names it, nothing at dest is a dataset; repaired, the same copy goes on."""
+    base = tmp_path_factory.mktemp("damaged")
+    source, dest = base / "source", base / "dest"
+    shutil.copytree(NATIVE, source)
+    size = (source / name).stat().st_size
+    flip(source / name, place % size)
+    with pytest.raises(IntegrityError, match=name.replace(".", r"\.")):
+        copy_dataset(source, dest, journal=base / "journal")
+    assert not (dest / "manifest.json").exists() and not (dest / OWN_FOLDER).exists()
+    flip(source / name, place % size)
+    copy_dataset(source, dest, journal=base / "journal")
+    assert tree_of(dest) == tree_of(NATIVE)
+    shutil.rmtree(base)
+
+
+def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> None:
+    """FETCH-1: a flipped byte costs a second read, and never reaches dest."""
+    seal_whole(tmp_path / "source", 5)
+    source, seen = Watched(LocalStore(tmp_path / "source")), set()
+
+    def flipped(path: str, buffer: memoryview) -> None:
+        if path not in seen:
+            seen.add(path)
+            buffer[len(buffer) // 2] ^= 1
+
+    source.after_read = flipped
+    copy_store(source, LocalStore(tmp_path / "dest"), journal=tmp_path / "journal")
+    assert tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
+    assert seen >= set(tars(tmp_path / "source"))
+
+
+def test_another_dataset_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    """Nothing at dest is changed then."""
+    for name, error in (("other", SealedError), ("foreign", DatasetError)):
+        dest = tmp_path / name
+        if name == "other":
+            seal_whole(dest, 3)
+        else:
+            dest.mkdir()
+            (dest / "holiday.mp4").write_bytes(b"mine")
+        before = tree_of(dest)
+        with pytest.raises(error, match="another" if name == "other" else "holiday"):
+            copy_dataset(NATIVE, dest, journal=tmp_path / "journal")
+        assert tree_of(dest) == before
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match="is a file"):
+        copy_dataset(NATIVE, tmp_path / "file", journal=tmp_path / "journal")
+    with pytest.raises(ConfigError, match="the same place"):
+        copy_dataset(NATIVE, f"{NATIVE}/../{NATIVE.name}", journal=tmp_path / "journal")
+    with pytest.raises(DatasetError, match="no dataset at"):
+        copy_dataset(tmp_path / "foreign", tmp_path / "dest", journal=tmp_path / "journal")
+    assert not (tmp_path / "dest").exists()
+
+
+def repaired(tmp_path: Path, damage: Callable[[Path], None], **options: bool) -> streamvid.Dataset:
+    dest = tmp_path / "dest"
+    shutil.copytree(NATIVE, dest)
+    (dest / "notes.txt").write_text("mine")
+    damage(dest)
+    report = copy_dataset(NATIVE, dest, journal=tmp_path / "journal", **options)
+    assert report.state == "repaired" and report.num_copied == 1
+    assert (dest / "notes.txt").read_text() == "mine"
+    assert verify_dataset(dest, deep=True, journal=tmp_path / "journal").is_right
+    return open_dataset(dest)
+
+
+def test_missing_and_short_files_of_the_same_dataset_are_repaired(tmp_path: Path) -> None:
+    for number, name in enumerate(name for name in FILES if name != "manifest.json"):
+        repaired(tmp_path / f"a{number}", lambda dest, name=name: (dest / name).unlink())  # type: ignore[misc]
+        repaired(tmp_path / f"b{number}", lambda dest, name=name: (dest / name).write_bytes(b"x"))  # type: ignore[misc]
+
+
+def test_wrong_bytes_of_the_right_size_are_repaired_where_they_are_looked_for(tmp_path: Path) -> None:
+    (tar, *_) = tars(NATIVE)
+    repaired(tmp_path, lambda dest: flip(dest / tar, 900), check_existing=True)
+
+
+def test_a_damaged_manifest_is_repaired(tmp_path: Path) -> None:
+    """Files' names tell that it is the same dataset; until it is whole again, there is none."""
+    dest = tmp_path / "dest"
+    shutil.copytree(NATIVE, dest)
+    flip(dest / "manifest.json", 300, 0x80)
+    report = copy_dataset(NATIVE, dest, check_existing=True, journal=tmp_path / "journal")
+    assert tree_of(dest) == tree_of(NATIVE) and report.num_copied == 1
+
+
+def test_files_of_an_unsealed_dest_are_trusted_only_as_read(tmp_path: Path) -> None:
+    """Of the right size and with wrong bytes, left by nobody knows whom: put again, or proved by reading."""
+    for check in (False, True):
+        dest = tmp_path / f"dest{check}"
+        shutil.copytree(NATIVE, dest)
+        (dest / "manifest.json").unlink()
+        flip(dest / tars(NATIVE)[0], 900)
+        report = copy_dataset(NATIVE, dest, check_existing=check, journal=tmp_path / "journal")
+        assert tree_of(dest) == tree_of(NATIVE)
+        assert report.num_copied == (2 if check else len(FILES))
+
+
+def test_an_error_leaves_nothing_but_what_the_next_run_goes_on_from(tmp_path: Path) -> None:
+    seal_whole(tmp_path / "source", 8)
+    dest = Watched(LocalStore(tmp_path / "dest"))
+
+    def full(path: str) -> None:
+        if path == tars(tmp_path / "source")[5]:
+            raise StorageError("no space left")
+
+    dest.before_put = full
+    with pytest.raises(StorageError, match="no space left"):
+        copy_store(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
+    assert not (tmp_path / "dest" / OWN_FOLDER).exists() and not (tmp_path / "dest" / "manifest.json").exists()
+    dest.before_put = lambda path: None
+    before = set(dest.puts)
+    dest.puts = []
+    report = copy_store(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
+    assert tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
+    assert report.num_kept == len(before) and not before & set(dest.puts)
+
+
+def test_a_file_that_was_changed_since_is_put_again(tmp_path: Path) -> None:
+    """The journal of a killed copy vouches for files as they were, and for no others."""
+    seal_whole(tmp_path / "source", 8)
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if done == total - 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_dataset(tmp_path / "source", tmp_path / "dest", workers=1, journal=tmp_path / "journal", progress=stop)
+    flip(tmp_path / "dest" / tars(tmp_path / "source")[2], 900)
+    report = copy_dataset(tmp_path / "source", tmp_path / "dest", workers=1, journal=tmp_path / "journal")
+    assert tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
+    assert report.num_kept > 10 and report.num_copied >= 2
+
+
+CODE = """
+import os, signal, sys, threading
+from streamvid.dataset.copy import copy_dataset
+source, dest, journal, temp_dir, number, delay = sys.argv[1:]
+def progress(name, done, total):
+    if done == int(number):
+        threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
+print(copy_dataset(source, dest, workers=3, journal=journal, temp_dir=temp_dir, progress=progress).num_kept)
+"""
+
+
+def run(*order: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CODE, *map(str, order)]
+    return subprocess.run(
+        command, cwd=ROOT, timeout=100, capture_output=True, text=True, env={**os.environ, **(env or {})}
+    )
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(25, marks=pytest.mark.slow)])
+def test_a_copy_that_is_killed_goes_on(tmp_path: Path, count: int) -> None:
+    """SHARD-2: kill -9 at seeded moments. No manifest before the end, and no file is copied twice but those in flight."""
+    source, dest, rng = tmp_path / "source", tmp_path / "dest", random.Random(count)
+    seal_whole(source, 60, clip_bytes=32_000)
+    kills = 0
+    for number in range(count):
+        before = {path: path.stat() for path in dest.rglob("*.tar")}
+        moment = 126 * (number + 1) // (count + 1)
+        done = run(source, dest, tmp_path / "journal", tmp_path, moment, rng.choice([0.0, 0.002, 0.01]))
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        kills += done.returncode != 0
+        assert (dest / "manifest.json").exists() == (done.returncode == 0)
+        again = sum(path.stat().st_ino != status.st_ino for path, status in before.items())
+        assert again <= 3  # one a worker: there, and not yet in the journal
+    assert kills >= count // 2
+    assert run(source, dest, tmp_path / "journal", tmp_path, -1, 0).returncode == 0
+    assert tree_of(dest) == tree_of(source)
+    assert not list((tmp_path / "journal").iterdir())
+
+
+def test_two_copies_of_the_same_never_run_at_once(tmp_path: Path) -> None:
+    seal_whole(tmp_path / "source")
+    refused = []
+
+    def second(phase: str, done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(DatasetError, match="running already") as caught:
+                copy_dataset(tmp_path / "source", tmp_path / "dest", journal=tmp_path / "journal")
+            refused.append(caught)
+
+    copy_dataset(tmp_path / "source", tmp_path / "dest", journal=tmp_path / "journal", progress=second)
+    assert refused and tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
+
+
+def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
+    """A folder of the name that files on their way go to, with somebody's files in it."""
+    (tmp_path / "dest" / OWN_FOLDER).mkdir(parents=True)
+    (tmp_path / "dest" / OWN_FOLDER / "thesis.txt").write_text("mine")
+    with pytest.raises(StorageError, match="in the way"):
+        copy_dataset(NATIVE, tmp_path / "dest", journal=tmp_path / "journal")
+    assert (tmp_path / "dest" / OWN_FOLDER / "thesis.txt").read_text() == "mine"
+
+
+def test_disk_bucket_bucket_disk(
+    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
+) -> None:
+    """SHARD-2, FETCH-2: through two buckets and memory the bytes stay the same; no upload and no temporary file stays.
+
+    Tars of more than a part, so that they go up in parts.
+    """
+    s3_env(moto_server)
+    seal_whole(tmp_path / "dataset", 2, clip_bytes=6 * 2**20)
+    one, two = (f"s3://{moto_server.new_bucket()}/some/ds" for _ in range(2))
+    (tmp_path / "temp").mkdir()
+    tree = tree_of(tmp_path / "dataset")
+    for source, dest in (
+        (tmp_path / "dataset", one),
+        (one, two),
+        (two, "memory://here/ds"),
+        ("memory://here/ds", tmp_path / "back"),
+    ):
+        report = copy_dataset(source, dest, journal=tmp_path / "journal", temp_dir=tmp_path / "temp")
+        assert (report.state, report.num_copied) == ("copied", len(tree))
+    assert tree_of(tmp_path / "back") == tree
+    bucket = one.split("/")[2]
+    objects = moto_server.objects(bucket)
+    assert objects == {f"some/ds/{path}": len(data) for path, data in tree.items()}
+    assert not moto_server.uploads(bucket) and not list((tmp_path / "temp").iterdir())
+
+
+def test_a_copy_to_a_bucket_that_is_killed_goes_on(
+    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
+) -> None:
+    """kill -9 while files go up; what an unfinished upload left is given up at the end."""
+    env = s3_env(moto_server)
+    seal_whole(tmp_path / "source", 20, clip_bytes=32_000)
+    bucket = moto_server.new_bucket()
+    moto_server.client().create_multipart_upload(Bucket=bucket, Key="ds/shards/left.tar")
+    kept = 0
+    for moment in (8, 20, 35):
+        done = run(tmp_path / "source", f"s3://{bucket}/ds", tmp_path / "journal", tmp_path, moment, 0.01, env=env)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        assert ("ds/manifest.json" in moto_server.objects(bucket)) == (done.returncode == 0)
+    done = run(tmp_path / "source", f"s3://{bucket}/ds", tmp_path / "journal", tmp_path, -1, 0, env=env)
+    kept = int(done.stdout)
+    tree = tree_of(tmp_path / "source")
+    assert kept >= 8 and len(tree) == len(moto_server.objects(bucket)) and not moto_server.uploads(bucket)
+    assert all(moto_server.read(bucket, f"ds/{path}") == data for path, data in tree.items())
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("source", "journal")]
+
+
+def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    """SAFE-1: a link where the folder would be made, as anybody can lay one into /tmp."""
+    (tmp_path / "temp").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    seal_whole(tmp_path / "source", 1, clip_bytes=8 * 2**20)
+
+    def names(phase: str, done: int, total: int) -> None:
+        found.update(path.name for path in (tmp_path / "temp").iterdir())
+
+    found: set[str] = set()
+    copy_dataset(
+        tmp_path / "source", "memory://linked/ds", temp_dir=tmp_path / "temp", journal=tmp_path / "j", progress=names
+    )
+    (name,) = found
+    open_store("memory://linked/ds").remove("manifest.json")
+    (tmp_path / "temp" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="in the way"):
+        copy_dataset(tmp_path / "source", "memory://linked/ds", temp_dir=tmp_path / "temp", journal=tmp_path / "j")
+    assert not list((tmp_path / "elsewhere").iterdir())
