@@ -306,7 +306,7 @@ def test_a_copy_to_a_bucket_that_is_killed_goes_on(
     env = s3_env(moto_server)
     seal_whole(tmp_path / "source", 20, clip_bytes=32_000)
     bucket = moto_server.new_bucket()
-    moto_server.client().create_multipart_upload(Bucket=bucket, Key="ds/shards/left.tar")
+    moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/left.tar")
     kept = 0
     for moment in (8, 20, 35):
         done = run(tmp_path / "source", f"s3://{bucket}/ds", tmp_path / "journal", tmp_path, moment, 0.01, env=env)

@@ -344,7 +344,7 @@ def test_a_dataset_in_a_bucket(
     s3_env(moto_server)
     seal_whole(tmp_path / "dataset", 9)
     bucket = moto_server.new_bucket()
-    moto_server.upload_folder(tmp_path / "dataset", bucket, "a/ds")
+    moto_server.upload_folder(tmp_path / "dataset", bucket, "a/ds/")
     url, journal = f"s3://{bucket}/a/ds", tmp_path / "journal"
     report = verify_dataset(url, deep=deep, journal=journal)
     assert report.is_right and report.num_extra == 0 and report.num_shards == 9

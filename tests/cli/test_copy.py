@@ -1,0 +1,78 @@
+"""streamvid copy in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import files_of
+from tests.conftest import run_streamvid
+from tests.dataset.whole import DATA, flip, seal_whole
+from tests.servers import S3Server
+
+NATIVE = DATA / "dataset_v1_2"
+
+
+def test_copy_says_what_it_did(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    dest = tmp_path / "dest"
+    done = run_streamvid("copy", NATIVE, dest, env=env)
+    assert done.stdout.splitlines() == [
+        "12 of 12 files copied, 54.5 kB", f"copied: {dest}", f"next: streamvid verify {dest}",
+    ]  # fmt: skip
+    assert files_of(dest) == files_of(NATIVE) and "copy 11/11" in done.stderr
+    report = json.loads(run_streamvid("copy", NATIVE, dest, "--json", env=env).stdout)
+    assert (report["state"], report["num_copied"], report["num_kept"]) == ("already there", 0, 12)
+
+
+def test_what_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    shutil.copytree(NATIVE, tmp_path / "source")
+    flip(tmp_path / "source" / "shards/96x64-5f/96x64-5f-000000.tar", 3000)
+    done = run_streamvid("copy", tmp_path / "source", tmp_path / "dest", env=env, check=False)
+    assert done.returncode == 1 and "96x64-5f-000000.tar is damaged" in done.stderr.splitlines()[-1]
+    assert done.stderr.count("error: ") == 1 and not (tmp_path / "dest" / "manifest.json").exists()
+    done = run_streamvid("copy", NATIVE, DATA / "dataset_v1_1", env=env, check=False)
+    assert done.returncode == 1 and "another sealed dataset" in done.stderr
+    done = run_streamvid("copy", NATIVE, NATIVE, env=env, check=False)
+    assert done.returncode == 2 and "the same place" in done.stderr
+
+
+def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """Ctrl-C."""
+    source, dest = tmp_path / "source", tmp_path / "dest"
+    seal_whole(source, 150)
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    arguments = [sys.executable, "-m", "streamvid", "copy", str(source), str(dest), "--workers", "1"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith("copy "):
+            assert line
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and not output and "Traceback" not in errors
+    assert not (dest / "manifest.json").exists() and not (dest / ".copying").exists()
+    report = json.loads(run_streamvid(*arguments[3:], "--json", env=env).stdout)
+    assert report["num_kept"] >= 1 and files_of(dest) == files_of(source)
+
+
+def test_from_one_server_to_another(
+    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
+) -> None:
+    """--source-endpoint-url and --dest-endpoint-url; the variable names a server where there is none."""
+    env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    source, dest = moto_server.new_bucket(), moto_server.new_bucket()
+    moto_server.upload_folder(NATIVE, source, "ds/")
+    ends = [flag for side in ("source", "dest") for flag in (f"--{side}-endpoint-url", moto_server.endpoint_url)]
+    done = run_streamvid("copy", f"s3://{source}/ds", f"s3://{dest}/copy/ds", *ends, env=env)
+    assert "12 of 12 files copied" in done.stdout
+    tree = files_of(NATIVE)
+    assert {path: moto_server.read(dest, f"copy/ds/{path}") for path in tree} == tree
+    assert len(moto_server.objects(dest)) == len(tree)
