@@ -178,6 +178,29 @@ def test_a_wrong_block_is_fetched_again(tmp_path: Path, remote: Remote) -> None:
     assert cache.stats().misses == 4
 
 
+@pytest.mark.parametrize("size", [0, BLOCK_BYTES - 1, BLOCK_BYTES + 1])
+def test_a_block_of_another_size_is_no_block(tmp_path: Path, remote: Remote, size: int) -> None:
+    """A file torn by a power loss is replaced even where the part that is read is there."""
+    cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
+    remote.check(cache, biggest(remote), [(0, 1)])
+    os.truncate(blocks(tmp_path)[0], size)
+    remote.check(cache, biggest(remote), [(0, 1)])
+    assert cache.stats().misses == 2
+    assert blocks(tmp_path)[0].stat().st_size == BLOCK_BYTES
+
+
+def test_a_ledger_that_says_too_little_is_found_out(tmp_path: Path, remote: Remote) -> None:
+    """A flipped bit in the total, or a total from before a power loss."""
+    cache, name = BlockCache(tmp_path, 2 * BLOCK_BYTES), biggest(remote)
+    remote.check(cache, name, [(0, 1), (BLOCK_BYTES, 1)])
+    ledger = tmp_path / ROOT / ".ledger"
+    data = bytearray(ledger.read_bytes())
+    data[8:16] = bytes(8)
+    ledger.write_bytes(data)
+    remote.check(cache, name, [(2 * BLOCK_BYTES, 1)])
+    assert num_bytes(tmp_path) == cache.stats().num_bytes <= 2 * BLOCK_BYTES
+
+
 def test_errors_of_the_store_pass_unchanged_and_leave_nothing(tmp_path: Path, remote: Remote) -> None:
     name = biggest(remote)
     cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
