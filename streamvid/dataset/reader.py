@@ -20,7 +20,7 @@ from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
 from streamvid.dataset.proof import SamplesFile, read_packets, read_shards, read_tables
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store
+from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store, read_content
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -129,12 +129,7 @@ class Dataset:
 
         Raises StorageError.
         """
-        if not isinstance(self.store, CachedStore):
-            self.store.read_ranges(shard.path, ranges)
-            return
-        if is_again:
-            self.store.cache.discard(shard.sha256, [(offset, len(buffer)) for offset, buffer in ranges])
-        self.store.read_content(shard.path, (shard.sha256, shard.num_bytes), ranges)
+        read_content(self.store, shard.path, (shard.sha256, shard.num_bytes), ranges, is_again=is_again)
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arena import ALIGN_BYTES
-from streamvid.loader.batch import STANDARD_FIELDS
+from streamvid.loader.batch import RING_LAYOUT, STANDARD_FIELDS
 from streamvid.loader.clip_part import TABLE_BYTES
 from streamvid.loader.clock import Clock
 from streamvid.loader.quarantine import Quarantine
@@ -164,6 +165,7 @@ def pipeline_options(
     sample_timeout_seconds: float | None,
     max_bad_fraction: float,
     quarantine: str | Path | None,
+    num_requests: int,
 ) -> dict[str, Any]:
     """What a Pipeline is made with, refused now and not at the first loop."""
     folder = None if quarantine is None else Path(quarantine)
@@ -175,12 +177,15 @@ def pipeline_options(
         "sample_timeout_seconds": sample_timeout_seconds,
         "max_bad_fraction": max_bad_fraction,
         "quarantine": folder,
+        "num_requests": num_requests,
     }
 
 
-def product_of(shape: Sequence[int]) -> int:
-    """Elements of a shape."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def shapes_of(
+    buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], layout: str
+) -> list[tuple[str, tuple[int, ...]]]:
+    """(bucket id, shape of a whole batch's video), largest first."""
+    order = [RING_LAYOUT.index(name) for name in layout]
+    sizes = [(bucket.id, (batch_sizes[bucket.id], *bucket.shape, 3)) for bucket in buckets]
+    shapes = [(name, tuple(size[axis] for axis in order)) for name, size in sizes]
+    return sorted(shapes, key=lambda named: -math.prod(named[1]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamvid.loader.bench_figures import StoreRun
 from streamvid.loader.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_bytes
-from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, clip_start, read_part
+from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, clip_start, read_parts
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.loader.requests import Selection
 from streamvid.loader.stages import _NUM_FETCH_THREADS
@@ -130,7 +130,7 @@ class _Reads:
 
     def _read(self, sample: SampleRequest, row: dict[str, Any], part: ClipPart, block: memoryview) -> None:
         try:
-            read = read_part(sample.part.dataset, sample.shard_info, row, part, block[: part.block_bytes])
+            read = read_parts(sample.part.dataset, sample.shard_info, [(row, part, block[: part.block_bytes])])
             data = block[part.table_bytes : part.block_bytes]
             if read.problem is not None or wrong_bytes(data, part.checks) is not None:
                 with self._lock:

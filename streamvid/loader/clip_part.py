@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError, IntegrityError, StorageError
 
 if TYPE_CHECKING:
-    from streamvid.storage import Store
+    from streamvid.storage import Ranges, Store
     from streamvid.video.clip_index import ClipIndex, PacketWindow
     from streamvid.video.stream_info import StreamInfo
+
+WRONG_BYTES = "its stored bytes differ from the checksum in the index"
+
+MAX_READS = 5
+"""Of one part: as long as each read gives other wrong bytes, the way to the store is what is wrong."""
 
 TABLE_BYTES = 64 * 2**10
 """Room for a table of packets beside the largest clip; a clip with a larger one is read whole."""
@@ -79,16 +84,17 @@ def clip_part(
     return part if fits and (max_pieces is None or len(window.pieces) <= max_pieces) else whole
 
 
-def read_range(store: Store, path: str, offset: int, data: memoryview) -> str | None:
-    """Fill `data`; why the stored bytes are proved bad where the file ends before, None where they may be right.
+def read_ranges(store: Store, path: str, ranges: Ranges, read: Callable[[], None]) -> str | None:
+    """Fill the buffers by `read`; why the stored bytes are proved bad where the file ends before one of them does, None
+    where they may be right.
 
     Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
     """
     try:
-        store.read_into(path, offset, data)
+        read()
     except StorageError:
         size = store.size(path)
-        if size is None or size >= offset + len(data):
+        if size is None or all(size >= offset + len(data) for offset, data in ranges):
             raise
         return f"its tar ends at byte {size}, before the clip does"
     return None
@@ -98,5 +104,6 @@ def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> s
     """What is wrong with the bytes of a part, None if each piece has its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
-            return "its stored bytes differ from the checksum in the index"
+            # Two reads with the same text have read the same bytes, and only then is it known what is stored.
+            return f"{WRONG_BYTES} (read as {hashlib.sha256(data).hexdigest()[:16]})"
     return None

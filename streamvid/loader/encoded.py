@@ -11,13 +11,14 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import StreamvidError
-from streamvid.loader.clip_part import ClipPart, clip_part, read_range, wrong_bytes
+from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part, read_ranges, wrong_bytes
 from streamvid.loader.worker import GENERATION, MAX_MESSAGE_BYTES, Answer
+from streamvid.storage import open_store, read_content
 from streamvid.video.stream_info import StreamInfo
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class ReadSlot:
     """One clip to read: where it lies in its store, which frames are wanted, and where in the ring they go.
 
     place: number of its shard's packet table among the task's, -1 for none. row: the clip's in it. room: bytes there.
+    shard_sha256, shard_bytes: what a cache knows the tar by, where there may be one.
     """
 
     url: str
@@ -86,6 +88,8 @@ class ReadSlot:
     row: int
     out_offset: int
     room: int
+    shard_sha256: str = ""
+    shard_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +112,31 @@ class ReadTask:
         return ReadTask(task_id, generation, tuple(map(tuple, places)), tuple(ReadSlot(*slot) for slot in slots))
 
 
-class ClipReader:
-    """Reads tasks into the ring. Safe in several threads."""
+@dataclass(slots=True)
+class _Reading:
+    """A clip on its way: where it goes, and what of it."""
 
-    def __init__(self, clips: memoryview, ring: Any) -> None:
+    number: int
+    slot: ReadSlot
+    part: ClipPart
+    table_bytes: int
+    data: memoryview
+    num_retries: int = 0
+
+    @property
+    def range(self) -> tuple[int, memoryview]:
+        return self.slot.clip_offset + self.part.first_byte, self.data
+
+
+class ClipReader:
+    """Reads tasks into the ring. Safe in several threads.
+
+    stores: those that are open already, by URL.
+    """
+
+    def __init__(self, clips: memoryview, ring: Any, stores: Mapping[str, Store] | None = None) -> None:
         self._clips, self._ring = clips, memoryview(ring)
-        self._stores: dict[str, Store] = {}
+        self._stores: dict[str, Store] = dict(stores or {})
         self._tables: OrderedDict[tuple[str, Place], PacketTables] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -123,28 +146,67 @@ class ClipReader:
         results: list[Any] = []
         # A task of a generation that the loader has left behind is passed over: nobody waits for its clips.
         if task.generation == GENERATION.unpack_from(self._clips)[0]:
-            results = [self._read(slot, task.places) for slot in task.slots]
+            results = self._read_all(task)
         return Answer(os.getpid(), task.task_id, "read", "", time.monotonic() - since, None, results)
 
-    def _read(self, slot: ReadSlot, places: tuple[Place, ...]) -> tuple[Any, ...]:
+    def _read_all(self, task: ReadTask) -> list[Any]:
+        results: list[Any] = [None] * len(task.slots)
+        shards: dict[tuple[str, str], list[_Reading]] = {}
+        for number, slot in enumerate(task.slots):
+            try:
+                shards.setdefault((slot.url, slot.path), []).append(self._begin(number, slot, task.places))
+            except Exception as error:  # noqa: BLE001 - a worker must not end of it; the caller must hear of it
+                results[number] = _failed(error)
+        for several in shards.values():
+            for one, result in zip(several, self._read(several), strict=True):
+                results[one.number] = result
+        return results
+
+    def _begin(self, number: int, slot: ReadSlot, places: tuple[Place, ...]) -> _Reading:
+        part = self._part(self._store(slot.url), slot, places)
+        table = b"" if part.window is None else part.window.packets.tobytes()
+        room = self._ring[slot.out_offset : slot.out_offset + slot.room]
+        room[: len(table)] = table
+        return _Reading(number, slot, part, len(table), room[len(table) : part.block_bytes])
+
+    def _read(self, several: Sequence[_Reading]) -> list[tuple[Any, ...]]:
+        """The results of clips of one shard: read together, and each alone where that went wrong."""
         try:
-            store = self._store(slot.url)
-            part = self._part(store, slot, places)
-            table = b"" if part.window is None else part.window.packets.tobytes()
-            room = self._ring[slot.out_offset : slot.out_offset + slot.room]
-            room[: len(table)] = table
-            data = room[len(table) : part.block_bytes]
-            for num_retries in (0, 1):
-                problem = read_range(store, slot.path, slot.clip_offset + part.first_byte, data)
-                problem = problem or wrong_bytes(data, part.checks)
-                if problem is None:
-                    stream = "" if part.stream is None else part.stream.to_json()
-                    return ("done", "", len(table), part.num_bytes, stream, num_retries)
-        except StreamvidError as error:
-            return ("error", str(error)[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
-        except Exception as error:  # noqa: BLE001 - a worker must not end of it; the caller must hear of it
-            return ("error", f"{type(error).__name__}: {error}"[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
-        return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", 1)
+            problem = self._fill(several)
+        except Exception as error:  # noqa: BLE001 - as above
+            if len(several) == 1:
+                return [_failed(error)]
+            problem = str(error)
+        if problem is not None and len(several) > 1:
+            return [self._read([one])[0] for one in several]
+        return [self._prove(one, problem) for one in several]
+
+    def _fill(self, several: Sequence[_Reading]) -> str | None:
+        slot, ranges = several[0].slot, [one.range for one in several]
+        store, content = self._store(slot.url), (slot.shard_sha256, slot.shard_bytes)
+        is_again = several[0].num_retries > 0
+        return read_ranges(
+            store, slot.path, ranges, lambda: read_content(store, slot.path, content, ranges, is_again=is_again)
+        )
+
+    def _prove(self, one: _Reading, problem: str | None) -> tuple[Any, ...]:
+        """The result of a clip that was read; the same wrong bytes twice are what is stored."""
+        before = ""
+        while True:
+            problem = problem or wrong_bytes(one.data, one.part.checks)
+            if problem is None:
+                stream = "" if one.part.stream is None else one.part.stream.to_json()
+                return ("done", "", one.table_bytes, one.part.num_bytes, stream, one.num_retries)
+            if problem == before:
+                return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", one.num_retries)
+            if one.num_retries + 1 >= MAX_READS:
+                text = f"{MAX_READS} reads gave other bytes each time; look at the network and the store"
+                return ("error", text, 0, 0, "", one.num_retries)
+            before, one.num_retries = problem, one.num_retries + 1
+            try:
+                problem = self._fill([one])
+            except Exception as error:  # noqa: BLE001 - as above
+                return _failed(error)
 
     def _part(self, store: Store, slot: ReadSlot, places: tuple[Place, ...]) -> ClipPart:
         index = None if slot.place < 0 else self._table(store, slot, places[slot.place]).clip(slot.row)
@@ -156,27 +218,30 @@ class ClipReader:
         return clip_part(row, index, slot.start, slot.num_frames, room=slot.room)
 
     def _store(self, url: str) -> Store:
-        from streamvid.storage import open_store
-
         if url not in self._stores:
             self._stores[url] = open_store(url)
         return self._stores[url]
 
     def _table(self, store: Store, slot: ReadSlot, place: Place) -> PacketTables:
         from streamvid.dataset.packets import PacketTables
+        from streamvid.dataset.proof import read_packets
 
         name = (slot.url, place)
         with self._lock:
             table = self._tables.get(name)
         if table is None:
             path, offset, num_bytes, sha256, num_clips = place
-            data = bytearray(num_bytes)
-            store.read_into(path, offset, memoryview(data))
+            data = read_packets(store, path, offset, num_bytes, bytes.fromhex(sha256))
             where = f"{slot.url}: the packets of {slot.path} in {path}"
-            table = PacketTables(bytes(data), bytes.fromhex(sha256), num_clips, where)
+            table = PacketTables(data, bytes.fromhex(sha256), num_clips, where)
         with self._lock:
             self._tables[name] = table
             self._tables.move_to_end(name)
             while len(self._tables) > 1 and sum(kept.num_bytes for kept in self._tables.values()) > _KEPT_BYTES:
                 self._tables.popitem(last=False)
         return table
+
+
+def _failed(error: Exception) -> tuple[Any, ...]:
+    text = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
+    return ("error", text[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)

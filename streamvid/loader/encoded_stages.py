@@ -11,13 +11,14 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.loader.encoded import ClipReader, Place, ReadSlot, ReadTask
-from streamvid.loader.fetch import clip_start, finish_row, read_part
+from streamvid.loader.fetch import clip_start, finish_row, read_parts
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
 from streamvid.loader.repair import add_read
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.stages import Stages
 from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer
+from streamvid.storage import while_wanted
 
 _CLIPS_A_TASK = 16
 _ALIGN = 64
@@ -31,7 +32,7 @@ class EncodedStages(Stages):
     def open(self, resources: contextlib.ExitStack, clip_bytes: int, ring: Arena) -> None:
         self._together: dict[int, list[Work]] = {}
         super().open(resources, 0, ring)
-        self._reader = ClipReader(self._clips.view, ring.map)
+        self._reader = ClipReader(self._clips.view, ring.map, self._stores)
         resources.callback(self._let_go)
 
     def _let_go(self) -> None:
@@ -69,7 +70,8 @@ class EncodedStages(Stages):
             self._together[task.task_id] = works = [work for work, _ in part]
             for work in works:
                 work.enter(QUEUED)
-            if self._decoder.is_ready:
+            # Far stores are read here: many requests at a time take threads, and no work.
+            if self._decoder.is_ready and not self._is_remote:
                 self._decoder.submit(task)
             else:
                 self._fetchers.submit(partial(self._read_here, task))
@@ -80,7 +82,9 @@ class EncodedStages(Stages):
     def _read_here(self, task: ReadTask) -> None:
         try:
             self._hear(Answer(0, task.task_id, "start"))
-            self._hear(self._reader.run(task))
+            with while_wanted(partial(self._is_alive, task.generation)):
+                answer = self._reader.run(task)
+            self._hear(answer)
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)
 
@@ -93,7 +97,11 @@ class EncodedStages(Stages):
             block = memoryview(bytearray(work.part.block_bytes))
             work.enter(READING)
             sample = work.sample
-            add_read(work, read_part(sample.part.dataset, sample.shard_info, work.row, work.part, block))
+            wanted = [(work.row, work.part, block)]
+            is_again = work.num_reads > 0
+            with while_wanted(partial(self._is_alive, work.run)):
+                read = read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=is_again)
+            add_read(work, read)
             problem = work.problem or wrong_bytes(block, work.part.checks)
             if problem is None:
                 work.stored = StoredClip(work.part.start, own=bytes(block))
@@ -152,6 +160,8 @@ def _clips_at_once(works: Iterable[Work]) -> int:
 
 def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:
     row, sample, place = work.row, work.sample, work.row["place"]
+    is_local, shard = sample.part.dataset.store.is_local, sample.shard_info
+    content: dict[str, Any] = {} if is_local else {"shard_sha256": shard.sha256, "shard_bytes": shard.num_bytes}
     return ReadSlot(
         url=sample.part.dataset.url,
         path=sample.shard_info.path,
@@ -165,4 +175,5 @@ def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:
         row=row["row"],
         out_offset=out_offset,
         room=_room(row),
+        **content,
     )

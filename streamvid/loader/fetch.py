@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ import numpy.typing as npt
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import IntegrityError
-from streamvid.loader.clip_part import ClipPart, read_range
+from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.loader.clip_part import ClipPart, read_ranges
+from streamvid.loader.kept import Kept, Name
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.sampling import caption, window_start
 
@@ -46,15 +48,17 @@ class IndexRows:
     """Index rows of the shards used last, as Arrow columns of 64 MiB together or, where one is larger, of that one, and
     as much of packet tables.
 
-    Safe to use from several of the loader's threads.
+    Safe to use from several of the loader's threads: one reads what is not there, others that need it wait for it.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
-        self._cache: OrderedDict[tuple[int, str, int], _ShardRows] = OrderedDict()
-        self._tables: OrderedDict[tuple[int, str, int], PacketTables] = OrderedDict()
-        self._cached_bytes = cached_bytes
-        self._lock = threading.Lock()
-        self.num_bytes = 0
+        self._rows: Kept[_ShardRows] = Kept(cached_bytes)
+        self._tables: Kept[PacketTables] = Kept(cached_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Kept of rows."""
+        return self._rows.num_bytes
 
     def row(self, sample: SampleRequest) -> dict[str, Any]:
         """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name.
@@ -64,8 +68,7 @@ class IndexRows:
         Raises IntegrityError, StorageError or DatasetError.
         """
         part = sample.part
-        with self._lock:
-            rows = self._rows(sample)
+        rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place
         if rows.numbers is not None:
             number = int(rows.numbers[number])
@@ -75,32 +78,30 @@ class IndexRows:
 
     def packets(self, sample: SampleRequest, row: dict[str, Any]) -> ClipIndex | None:
         """The packet index of the clip of a `row` of `sample`, None where it has none. Raises as `row` does."""
-        if row["place"] is None:
+        place = row["place"]
+        if place is None:
             return None
-        name = (sample.part.number, sample.bucket_id, sample.shard)
-        with self._lock:
-            tables = self._tables.get(name)
-            if tables is None:
-                _, offset, num_bytes, sha256, _ = row["place"]
-                tables = sample.part.dataset.packets(sample.shard_info, offset, num_bytes, bytes.fromhex(sha256))
-                self._tables[name] = tables
-                kept = sum(one.num_bytes for one in self._tables.values())
-                while kept > self._cached_bytes and len(self._tables) > 1:
-                    kept -= self._tables.popitem(last=False)[1].num_bytes
-            self._tables.move_to_end(name)
-        return tables.clip(row["row"])
+        return self._tables.get(_shard_name(sample), partial(_read_packets, sample, place)).clip(row["row"])
 
-    def _rows(self, sample: SampleRequest) -> _ShardRows:
-        name = (sample.part.number, sample.bucket_id, sample.shard)
-        rows = self._cache.get(name)
-        if rows is None:
-            rows = _read_rows(sample)
-            self._cache[name] = rows
-            self.num_bytes += rows.num_bytes
-            while self.num_bytes > self._cached_bytes and len(self._cache) > 1:
-                self.num_bytes -= self._cache.popitem(last=False)[1].num_bytes
-        self._cache.move_to_end(name)
-        return rows
+    def warm(self, sample: SampleRequest) -> None:
+        """Read what `row` and `packets` need of a sample's shard. Raises nothing: who needs it reads it again."""
+        with contextlib.suppress(StreamvidError):
+            rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
+            if rows.place is not None:
+                self._tables.get(_shard_name(sample), partial(_read_packets, sample, rows.place))
+
+    def has(self, sample: SampleRequest) -> bool:
+        """Whether the rows of a sample's shard are there, or on their way."""
+        return self._rows.has(_shard_name(sample))
+
+
+def _shard_name(sample: SampleRequest) -> Name:
+    return sample.part.number, sample.bucket_id, sample.shard
+
+
+def _read_packets(sample: SampleRequest, place: Place) -> PacketTables:
+    _, offset, num_bytes, sha256, _ = place
+    return sample.part.dataset.packets(sample.shard_info, offset, num_bytes, bytes.fromhex(sha256))
 
 
 def _read_rows(sample: SampleRequest) -> _ShardRows:
@@ -175,41 +176,54 @@ class ClipRead:
     problem: str | None = None
 
 
-def read_part(dataset: Dataset, shard: ShardInfo, row: dict[str, Any], part: ClipPart, block: memoryview) -> ClipRead:
-    """Fill `block`, of part.block_bytes, with the packets' table and the range, which is not checked here (FETCH-1).
+def read_parts(
+    dataset: Dataset,
+    shard: ShardInfo,
+    wanted: Sequence[tuple[dict[str, Any], ClipPart, memoryview]],
+    *,
+    is_again: bool = False,
+) -> ClipRead:
+    """Fill for each (row, part, block) the block, of part.block_bytes, with the packets' table and the range, which is
+    not checked here (FETCH-1). All are of one shard; is_again: what came of them before was wrong.
 
     Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
     """
     since = time.monotonic()
-    if part.window is not None:
-        block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
-    offset = row["clip_offset"] + part.first_byte
-    problem = read_range(dataset.store, shard.path, offset, block[part.table_bytes :])
-    return ClipRead(time.monotonic() - since, part.num_bytes, problem)
+    ranges = []
+    for row, part, block in wanted:
+        if part.window is not None:
+            block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
+        ranges.append((row["clip_offset"] + part.first_byte, block[part.table_bytes :]))
+    read = partial(dataset.read_shard, shard, ranges, is_again=is_again)
+    problem = read_ranges(dataset.store, shard.path, ranges, read)
+    return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)
 
 
 class FetchThreads:
-    """A few daemon threads that run reads in the order they are given."""
+    """Up to `num_threads` daemon threads, started as they are needed, that run reads in the order they are given."""
 
     def __init__(self, num_threads: int) -> None:
+        self._max_threads = num_threads
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"streamvid-fetch-{i}", daemon=True) for i in range(num_threads)
-        ]
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:
-            self.close()
-            raise
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._num_free = 0  # threads without a job, less jobs without a thread
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job`, which must not raise, on the next free thread."""
+        with self._lock:
+            self._num_free -= 1
+            if self._num_free < 0 and len(self._threads) < self._max_threads:
+                name = f"streamvid-fetch-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+                self._num_free += 1
         self._queue.put(job)
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Finish what is queued and end the threads; those that a read still holds up after a while end later."""
-        for _ in self._threads:
+        for _ in range(self._max_threads):
             self._queue.put(None)
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
@@ -219,3 +233,6 @@ class FetchThreads:
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
             job()
+            del job
+            with self._lock:
+                self._num_free += 1

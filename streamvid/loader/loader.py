@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,23 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
-from streamvid.loader.arguments import (
-    at_least,
-    check_columns,
-    check_costs,
-    check_decode,
-    check_groups,
-    check_workers,
-    check_world,
-    epoch_of,
-    memory_options,
-    picture_options,
-    pipeline_options,
-    product_of,
-    step_of,
-    uses_costs,
-)  # fmt: skip
-from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, check_layout
+from streamvid.loader import arguments
+from streamvid.loader.batch import Batch, Layout, check_layout
 from streamvid.loader.device import DeviceStage
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
 from streamvid.loader.mix import DatasetConfig, as_configs, open_mix
@@ -40,11 +26,13 @@ from streamvid.loader.requests import Selection
 from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
+from streamvid.loader.stores import Stores, store_stats
 from streamvid.loader.world import detect_world
 from streamvid.plan import BucketReport, Cursor, PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
 from streamvid.plan.shares import MixBy
+from streamvid.storage import StorageOptions
 from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
@@ -59,7 +47,9 @@ _DEFAULT_PREFETCH_BYTES = 256 * 2**20
 class VideoLoader:
     """Streams datasets as `Batch`es; every rank gets the same number of steps, all of the same bucket at a step.
 
-    dataset: a local path, a file:// URL, an open Dataset or a DatasetConfig; or a list of them, which are mixed.
+    dataset: a local path, a file:// or s3:// URL, an open Dataset, a DatasetConfig; or a list of them, which are mixed.
+    storage: StorageOptions, or a mapping of their fields: how object stores are reached.   cache_dir, cache_bytes: a
+        local folder for what is read from them, and its limit; shared by all ranks and jobs of a machine.
     batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob, "*" for the rest); or
     max_tokens_per_batch: give each bucket as many samples as fit, a token being 4 x 16 x 16 (T, H, W) of a clip.
     world: data-parallel position; None asks torch.distributed, then launcher variables, else one rank.
@@ -127,37 +117,43 @@ class VideoLoader:
         decode: bool = True,
         num_workers: int | None = None,
         prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES,
+        storage: StorageOptions | Mapping[str, Any] | None = None,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int | None = None,
         sample_timeout_seconds: float | None = 60.0,
         max_bad_fraction: float = 0.01,
         quarantine: str | Path | None = None,
         process_group: ProcessGroup | None = None,
         shared_group: ProcessGroup | None = None,
     ) -> None:
-        self.world = detect_world() if world is None else check_world(world)
+        self.world = detect_world() if world is None else arguments.check_world(world)
         tail = tail or ("carry" if split == "train" else "uneven")
         self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate)
-        self.split, self._layout, self._num_epochs = split, check_layout(layout), at_least("num_epochs", num_epochs, 1)
-        self._num_workers = check_workers(num_workers)
-        self._columns = tuple(check_columns(columns))
+        self.split, self._layout = split, check_layout(layout)
+        self._num_epochs = arguments.at_least("num_epochs", num_epochs, 1)
+        self._num_workers = arguments.check_workers(num_workers)
+        self._columns, stores = tuple(arguments.check_columns(columns)), Stores.of(storage, cache_dir, cache_bytes)
         self._mix = open_mix(
             as_configs(dataset), split=split, where=where, columns=self._columns, seed=seed,
-            samples_per_epoch=samples_per_epoch, by=mix_by,
+            samples_per_epoch=samples_per_epoch, by=mix_by, open_url=stores.open,
         )  # fmt: skip
         self.datasets = tuple(part.dataset for part in self._mix.parts)
         self.buckets = tuple(self._mix.buckets.values())
         self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
-        step_costs = (check_costs(costs, self.options) or default_costs(self.buckets)).costs(self.batch_sizes)
+        step_costs = (arguments.check_costs(costs, self.options) or default_costs(self.buckets)).costs(self.batch_sizes)
         self._selection = Selection(self._mix, self.batch_sizes, self.options, self.world, step_costs)
         self._numeric = {name for name in self._columns if self._mix.is_numeric(name)}
         self._stage, self._meter = DeviceStage(device), StatsMeter()
-        self._pipeline_options = pipeline_options(
-            self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine
-        )
-        check_decode(decode, device=device, layout=layout, pixels=pixels, accuracy=accuracy, shared_group=shared_group)
-        self._pipeline_options |= picture_options(decode, pixels, accuracy, self._stage.device, self.buckets)
+        of_pictures = {"layout": layout, "pixels": pixels, "accuracy": accuracy, "shared_group": shared_group}
+        arguments.check_decode(decode, device=device, **of_pictures)
+        pictures = arguments.picture_options(decode, pixels, accuracy, self._stage.device, self.buckets)
         memory = (prefetch_bytes, self._mix.max_clip_bytes, self.batch_sizes, self.buckets)
-        self._pipeline_options |= memory_options(*memory, self._pipeline_options["pixels"] if decode else None)
-        self._groups = check_groups(world, process_group, shared_group)
+        self._pipeline_options = pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None)
+        self._pipeline_options |= arguments.pipeline_options(
+            self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine,
+            stores.num_requests,
+        )  # fmt: skip
+        self._groups = arguments.check_groups(world, process_group, shared_group)
         self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
         self._pipeline: Pipeline | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -205,9 +201,7 @@ class VideoLoader:
 
         Last batches of tail="shrink" and "uneven" are smaller.
         """
-        order = [RING_LAYOUT.index(name) for name in self._layout]
-        sizes = [(b.id, (self.batch_sizes[b.id], *b.shape, 3)) for b in self.buckets]
-        return sorted(((name, tuple(size[i] for i in order)) for name, size in sizes), key=lambda x: -product_of(x[1]))
+        return arguments.shapes_of(self.buckets, self.batch_sizes, self._layout)
 
     @property
     def ring_bytes(self) -> int:
@@ -216,8 +210,9 @@ class VideoLoader:
         return int(own) + self._mix.max_clip_bytes  # the last for what replaces a bad sample
 
     def stats(self) -> LoaderStats:
-        """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions."""
-        return self._meter.stats()
+        """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""
+        store, cache = store_stats(self.datasets)
+        return replace(self._meter.stats(), store=store, cache=cache)
 
     @property
     def substituted(self) -> list[Substitution]:
@@ -302,10 +297,10 @@ class VideoLoader:
         Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
         resume. Raises ConfigError for an epoch that cannot be, and a step that the epoch does not have.
         """
-        epoch_of(epoch)
+        arguments.epoch_of(epoch)
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
-            self._jump_to(start.cursor_after(step_of(step, start.num_steps_left)))
+            self._jump_to(start.cursor_after(arguments.step_of(step, start.num_steps_left)))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
             # Asked for again after its last batch, which iter() alone would take for its end.
             self._jump_to(self._start)
@@ -326,7 +321,7 @@ class VideoLoader:
         compares, process_group, shared_group = self._groups
         if not compares:
             return
-        costs = self._selection.costs if uses_costs(self.options) else {}
+        costs = self._selection.costs if arguments.uses_costs(self.options) else {}
         parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
         identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
         shared_by = None if process_group is not None else 1

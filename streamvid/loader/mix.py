@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -195,12 +195,13 @@ def open_mix(
     seed: int,
     samples_per_epoch: int | None,
     by: MixBy,
+    open_url: Callable[[str | Path], Dataset] = open_dataset,
 ) -> Mix:
     """Open all datasets. `where` holds for each of them, besides its own condition."""
     buckets: dict[str, Bucket] = {}
     parts = []
     for number, config in enumerate(configs):
-        dataset = config.url if isinstance(config.url, Dataset) else open_dataset(config.url)
+        dataset = config.url if isinstance(config.url, Dataset) else open_url(config.url)
         name = config.name or str(number)
         own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
         shards, counts, chosen = _select(dataset, split, _both(where, config.where))

@@ -76,7 +76,8 @@ class PendingBatch:
 class Work:
     """One slot of a batch: the sample that is tried for it, and how far that has come.
 
-    part: what is read of its clip; num_reads, problem: how often it was, and what was wrong with the last.
+    part: what is read of its clip; num_reads, problem, problem_before: how often it was, and what was wrong with the
+    last and with the one before.
     clip: offset of the clip arena's block that is this slot's own, None where it has none. color: of its pictures.
     at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
     bad: the sample that the plan names, once it was proved bad, and why.
@@ -92,6 +93,7 @@ class Work:
     clip: int | None
     num_reads: int = 0
     problem: str | None = None
+    problem_before: str | None = None
     color: tuple[str, str, str] | None = None
     stored: StoredClip | None = None
     at: tuple[str, float] = (WAITING, 0.0)

@@ -37,6 +37,7 @@ from streamvid.loader.quarantine import Quarantine, Substitution
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals, fresh
 from streamvid.loader.stages import Stages
+from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, Pixels
 
 __all__ = ["PendingBatch", "Pipeline"]
@@ -75,6 +76,7 @@ class Pipeline:
         pixels: Pixels = "rgb24",
         accuracy: Accuracy | None = None,
         decode: bool = True,
+        num_requests: int = 4,
     ) -> None:
         self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
         self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
@@ -82,9 +84,9 @@ class Pipeline:
         self._signals = Signals(parts[0].dataset.url)
         clock = Clock(sample_timeout_seconds)
         self._stages = (
-            Stages(parts, self._signals, clock, num_workers, pixels, accuracy)
+            Stages(parts, self._signals, clock, num_workers, pixels, accuracy, num_requests)
             if decode
-            else EncodedStages(parts, self._signals, clock, num_workers)
+            else EncodedStages(parts, self._signals, clock, num_workers, num_requests=num_requests)
         )
         self.is_open = False
         self._ring_wait_since: float | None = None
@@ -256,9 +258,10 @@ class Pipeline:
 
     def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:
         try:
-            for request in requests:
-                if not self._begin(request, run):
-                    return
+            with while_wanted(lambda: run == self._signals.run and not self._signals.is_closing):
+                for request in self._stages.ahead(requests):
+                    if not self._begin(request, run):
+                        return
             self._ready.append(None)
             self._signals.tell()
         except StreamvidError as error:

@@ -104,7 +104,8 @@ class Repairs:
             row = self._rows.row(sample)
             finish_row(row, sample, num_frames)
             # Whole, so that there is no second way to try.
-            work.part, work.num_reads = clip_part(row, None, clip_start(row, sample, num_frames), num_frames), 0
+            work.part = clip_part(row, None, clip_start(row, sample, num_frames), num_frames)
+            work.num_reads, work.problem_before = 0, None
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
         work.row = row

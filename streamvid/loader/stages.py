@@ -6,28 +6,33 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
-from streamvid.loader.clip_part import ClipPart, clip_part
+from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import FetchThreads, IndexRows, clip_start, finish_row, read_part
+from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, clip_start, finish_row, read_parts
 from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
 from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
 from streamvid.loader.repair import Repairs, add_read, repair_bytes
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals
 from streamvid.loader.worker import GENERATION, Answer
+from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
 _NUM_FETCH_THREADS = 4
+_LOOKAHEAD = 16  # batches whose shards' index rows are asked for before their turn, where the store is far
 _THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
 _THREADED_FRAMES = 16
 _MAX_THREADS = 4
@@ -40,7 +45,7 @@ class Stages:
     """Fetch threads, decoders and the memory for clips: none before `open`, which leaves their end to `resources`.
 
     clip_bytes: memory for clips read ahead; `repair_bytes(parts)` are taken besides. pixels, accuracy: of the pictures
-    in the ring; see PictureFormat and PendingBatch.
+    in the ring; see PictureFormat and PendingBatch. num_requests: to object stores, at the same time.
     """
 
     def __init__(
@@ -51,7 +56,11 @@ class Stages:
         num_workers: int,
         pixels: Pixels = "rgb24",
         accuracy: Accuracy | None = None,
+        num_requests: int = _NUM_FETCH_THREADS,
     ) -> None:
+        self._is_remote = any(not part.dataset.store.is_local for part in parts)
+        self._num_requests = num_requests
+        self._stores = {part.dataset.url: part.dataset.store for part in parts}
         self._signals, self._clock, self._num_workers = signals, clock, num_workers
         self._pixels, self._accuracy = pixels, accuracy
         self._repair_bytes = repair_bytes(parts)
@@ -69,7 +78,7 @@ class Stages:
         resources.callback(self._clips.close)
         self._clips.allocate(GENERATION.size, 0.0)  # its first page is the run that workers look at
         self._repair_clip = self._clips.allocate(self._repair_bytes, 0.0)
-        self._fetchers = FetchThreads(_NUM_FETCH_THREADS)
+        self._fetchers = FetchThreads(self._num_requests if self._is_remote else _NUM_FETCH_THREADS)
         resources.callback(self._close_fetchers)
         self._decoder: Decoder = (
             DecodePool(self._num_workers, self._clips, ring) if self._num_workers else InlineDecoder(self._clips, ring)
@@ -117,6 +126,29 @@ class Stages:
 
     # In the feeder.
 
+    def ahead(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """The requests; of those to come, the index rows are on their way already, where the store is far."""
+        if not self._is_remote:
+            yield from requests
+            return
+        coming: deque[BatchRequest] = deque()
+        for request in requests:
+            run = self._signals.run
+            for sample in {(s.part.number, s.shard): s for s in request.samples}.values():
+                if not sample.part.dataset.store.is_local and not self._rows.has(sample):
+                    self._fetchers.submit(partial(self._warm, sample, run))
+            coming.append(request)
+            if len(coming) > _LOOKAHEAD:
+                yield coming.popleft()
+        yield from coming
+
+    def _warm(self, sample: SampleRequest, run: int) -> None:
+        with while_wanted(partial(self._is_alive, run)):
+            self._rows.warm(sample)
+
+    def _is_alive(self, run: int) -> bool:
+        return run == self._signals.run and not self._signals.is_closing
+
     def read_rows(self, request: BatchRequest) -> tuple[list[dict[str, Any]], StreamvidError | None]:
         """The index rows of a batch's samples; where one fails, those before it and why it does."""
         rows: list[dict[str, Any]] = []
@@ -154,19 +186,29 @@ class Stages:
 
     def begin(self, batch: PendingBatch, allocate: Callable[[Arena, int], int | None], run: int) -> bool:
         """Start a batch's samples on their way, waiting for room for each clip; False where the run is over."""
+        works: list[Work] = []
         for slot, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
             part: ClipPart = row["part"]
             # Of a part nothing is known: the rest of the clip may be what is wrong.
             reason = self._repairs.reason(sample) if part.window is None else None
-            clip = allocate(self._clips, part.block_bytes) if reason is None else None
-            if clip is None and reason is None:
+            if reason is not None:
+                self._is_bad(self._new_work(run, batch, slot, part, None), reason, is_corrupt=True)
+                continue
+            clip = self._clips.allocate(part.block_bytes, 0.0)
+            if clip is None:  # room for more comes from those that are read
+                self._submit(works)
+                works = []
+                clip = allocate(self._clips, part.block_bytes)
+            if clip is None:
                 return False
-            work = self._new_work(run, batch, slot, part, clip)
-            if reason is None:
-                self._fetchers.submit(partial(self._fetch, work))
-            else:
-                self._is_bad(work, reason, is_corrupt=True)
+            works.append(self._new_work(run, batch, slot, part, clip))
+        self._submit(works)
         return True
+
+    def _submit(self, works: Sequence[Work]) -> None:
+        """Have clips read: of a far store those together that lie near each other, as one request gets them."""
+        for group in near_each_other(works):
+            self._fetchers.submit(partial(self._fetch_all, group))
 
     def _new_work(self, run: int, batch: PendingBatch, slot: int, part: ClipPart, clip: int | None) -> Work:
         with self._lock:
@@ -178,32 +220,66 @@ class Stages:
     # In fetch threads.
 
     def _fetch(self, work: Work) -> None:
+        self._fetch_all([work])
+
+    def _fetch_all(self, works: Sequence[Work]) -> None:
+        """Read clips that lie near each other in one shard; where that fails, each alone."""
         try:
-            clip = work.clip if work.clip is not None else self._repair_clip
-            if work.run != self._signals.run or clip is None:
-                self._finish(work)
+            blocks: list[tuple[Work, int]] = []
+            for work in works:
+                clip = work.clip if work.clip is not None else self._repair_clip
+                if work.run != self._signals.run or clip is None:
+                    self._finish(work)
+                else:
+                    work.enter(READING)
+                    blocks.append((work, clip))
+            if not blocks:
                 return
-            work.enter(READING)
-            sample, block = work.sample, self._clips.view[clip : clip + work.part.block_bytes]
-            add_read(work, read_part(sample.part.dataset, sample.shard_info, work.row, work.part, block))
-            if work.problem is None:
-                work.enter(QUEUED)
-                self._decoder.submit(work.task(clip, self._num_threads(work)))
-            else:
-                self._is_corrupt(work, work.problem)
+            with while_wanted(partial(self._is_alive, blocks[0][0].run)):
+                read = self._read(blocks)
+            if read.problem is not None and len(blocks) > 1:
+                self._fetch_each(blocks)
+                return
+            for work, clip in blocks:
+                add_read(work, replace(read, seconds=read.seconds / len(blocks), num_bytes=work.part.num_bytes))
+                if work.problem is None:
+                    work.enter(QUEUED)
+                    self._decoder.submit(work.task(clip, self._num_threads(work)))
+                else:
+                    self._is_corrupt(work, work.problem)
         except StreamvidError as error:
-            self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
+            if len(blocks) > 1:
+                self._fetch_each(blocks)
+            else:
+                work = blocks[0][0]
+                self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)
 
+    def _read(self, blocks: Sequence[tuple[Work, int]]) -> ClipRead:
+        first = blocks[0][0]
+        view = self._clips.view
+        wanted = [(work.row, work.part, view[clip : clip + work.part.block_bytes]) for work, clip in blocks]
+        sample = first.sample
+        return read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=first.num_reads > 0)
+
+    def _fetch_each(self, blocks: Sequence[tuple[Work, int]]) -> None:
+        for work, _ in blocks:
+            self._fetchers.submit(partial(self._fetch, work))
+
     def _is_corrupt(self, work: Work, problem: str) -> None:
-        """What was read is not what the index means: once more, and then it is proved bad (FETCH-1)."""
-        if work.num_reads == 1:
-            name = f"{work.sample.part.dataset.url}: {work.row['key']} of {work.sample.shard_info.path}"
+        """What was read is not what the index means: once more. The same twice is proved bad (FETCH-1); other bytes
+        each time were changed on their way, which is no proof."""
+        name = f"{work.sample.part.dataset.url}: {work.row['key']} of {work.sample.shard_info.path}"
+        if problem == work.problem_before:
+            self._is_bad(work, f"{problem}, twice; copy the shard again", is_corrupt=True)
+        elif work.num_reads < MAX_READS:
+            work.problem_before = problem
             _log.info("%s is read again: %s", name, problem)
             self._fetchers.submit(partial(self._fetch, work))
         else:
-            self._is_bad(work, f"{problem}, twice; copy the shard again", is_corrupt=True)
+            text = f"{MAX_READS} reads gave other bytes each time; look at the network and the store"
+            self._finish(work, sample_error(work.sample, work.row["key"], text))
 
     def _is_bad(self, work: Work, reason: str, *, is_corrupt: bool) -> None:
         if work.clip is not None:
@@ -214,7 +290,9 @@ class Stages:
 
     def _repair(self, work: Work) -> None:
         try:
-            if self._repairs.find(work, lambda: work.run == self._signals.run):
+            with while_wanted(partial(self._is_alive, work.run)):
+                is_found = self._repairs.find(work, lambda: work.run == self._signals.run)
+            if is_found:
                 self._fetch(work)
             else:
                 self._finish(work)

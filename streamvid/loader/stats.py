@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from time import perf_counter
 from typing import Any
+
+from streamvid.storage import CacheStats, StoreStats
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class LoaderStats:
     batches took to be made and sent on their way to the device.
     fetch_seconds, decode_seconds: summed over samples, which are worked on at the same time, while the caller works.
     num_bytes_fetched, num_retries, num_substituted: of samples' reads, and samples that took the place of bad ones.
+    store, cache: of object stores and the local cache, by this process so far; None where there are none.
     queue_depth: complete batches that lay waiting when the last one was handed over.  queue_depth_sum: over all steps.
     """
 
@@ -43,6 +46,8 @@ class LoaderStats:
     queue_depth: int = 0
     queue_depth_sum: int = 0
     last: LoaderStats | None = None
+    store: StoreStats | None = None
+    cache: CacheStats | None = None
 
     @property
     def wait_share(self) -> float:
@@ -64,10 +69,13 @@ class LoaderStats:
         del record["queue_depth_sum"]
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
         record["last"] = self.last and self.last.to_json()
+        record |= {name: value and asdict(value) for name, value in (("store", self.store), ("cache", self.cache))}
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
 
 
-_SUMS = tuple(field.name for field in fields(LoaderStats) if field.name not in {"queue_depth", "last"})
+_SUMS = tuple(
+    field.name for field in fields(LoaderStats) if field.name not in {"queue_depth", "last", "store", "cache"}
+)
 _OF_BATCH = tuple(field.name for field in fields(BatchStats))
 
 

@@ -78,8 +78,12 @@ def default_num_workers() -> int:
     """Decode workers for one rank: its share of the usable cores, 8 at most; 0 where workers are not supported."""
     if sys.platform != "linux":
         return 0
+    return max(1, min(8, len(os.sched_getaffinity(0)) // num_local_ranks()))
+
+
+def num_local_ranks() -> int:
+    """How many ranks share this machine, as launchers say; 1 where none does."""
     text = os.environ.get("LOCAL_WORLD_SIZE") or "1"
     if not text.isdecimal():
-        raise ConfigError(f"LOCAL_WORLD_SIZE={text!r} is no number of ranks; pass num_workers to say it yourself")
-    local_ranks = max(1, int(text))
-    return max(1, min(8, len(os.sched_getaffinity(0)) // local_ranks))
+        raise ConfigError(f"LOCAL_WORLD_SIZE={text!r} is no number of ranks; unset it, or set how many share a machine")
+    return max(1, int(text))

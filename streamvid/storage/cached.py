@@ -13,6 +13,17 @@ Content = tuple[str, int]
 """(SHA-256 as hex, bytes) of a whole file: what the cache knows it by."""
 
 
+def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
+    """`store.read_ranges` of a file whose content is known, from the cache if there is one; `is_again`: what came of
+    these ranges before was wrong."""
+    if not isinstance(store, CachedStore):
+        store.read_ranges(path, ranges)
+        return
+    if is_again:
+        store.cache.discard(content[0], [(offset, len(buffer)) for offset, buffer in ranges])
+    store.read_content(path, content, ranges)
+
+
 class CachedStore:
     """`store`, read by way of `cache` where the content of a file is known; what the cache has may be wrong, and is to
     be proved as what a store gives is. Without that it only passes on.

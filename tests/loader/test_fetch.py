@@ -9,7 +9,7 @@ import pytest
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import StorageError
 from streamvid.loader.clip_part import clip_part
-from streamvid.loader.fetch import IndexRows, read_part
+from streamvid.loader.fetch import IndexRows, read_parts
 from streamvid.loader.mix import SampleRequest
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import part_of
@@ -43,13 +43,13 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     row = IndexRows().row(sample)
     part = clip_part(row, None, 0, 1)
     block = memoryview(bytearray(part.block_bytes))
-    good = read_part(source, shard, row, part, block)
+    good = read_parts(source, shard, [(row, part, block)])
     assert good.problem is None and good.num_bytes == len(block) == row["clip_bytes"]
     path = tmp_path / shard.path
     data = path.read_bytes()
     path.write_bytes(data[: row["clip_offset"] + row["clip_bytes"] - 1])
-    short = read_part(source, shard, row, part, block)
+    short = read_parts(source, shard, [(row, part, block)])
     assert short.problem is not None and f"ends at byte {path.stat().st_size}" in short.problem
     path.unlink()
     with pytest.raises(StorageError, match="No such file"):
-        read_part(source, shard, row, part, block)
+        read_parts(source, shard, [(row, part, block)])

@@ -1,0 +1,77 @@
+"""How a loader's datasets are opened: the settings of their stores, this rank's share of requests, and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from streamvid.dataset.reader import Dataset, open_cache
+from streamvid.loader.world import num_local_ranks
+from streamvid.storage import (
+    MAX_RANGE_BYTES,
+    BlockCache,
+    CachedStore,
+    CacheStats,
+    StorageOptions,
+    StoreStats,
+    open_store,
+)
+
+_MAX_FETCH_THREADS = 64
+
+
+@dataclass(frozen=True)
+class Stores:
+    """options: with the limits of a machine divided by its ranks."""
+
+    options: StorageOptions
+    cache: BlockCache | None
+
+    @staticmethod
+    def of(
+        storage: StorageOptions | Mapping[str, Any] | None, cache_dir: str | Path | None, cache_bytes: int | None
+    ) -> Stores:
+        """Of VideoLoader's arguments of these names. Raises ConfigError."""
+        options, num_ranks = StorageOptions.of(storage), num_local_ranks()
+        share = replace(
+            options,
+            max_requests=max(1, options.max_requests // num_ranks),
+            max_bytes_in_flight=max(MAX_RANGE_BYTES, options.max_bytes_in_flight // num_ranks),
+        )
+        return Stores(share, open_cache(cache_dir, cache_bytes))
+
+    def open(self, url: str | Path) -> Dataset:
+        """Open a dataset. Raises as `open_dataset` does."""
+        return Dataset(open_store(url, self.options), self.cache)
+
+    @property
+    def num_requests(self) -> int:
+        """Threads that wait for reads of object stores."""
+        return min(_MAX_FETCH_THREADS, self.options.max_requests)
+
+
+def store_stats(datasets: Iterable[Dataset]) -> tuple[StoreStats | None, CacheStats | None]:
+    """What this process asked of the object stores of these datasets, and of their cache; None where there is none."""
+    stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
+    if not stores:
+        return None, None
+    cached = [store.cache for store in stores.values() if isinstance(store, CachedStore)]
+    return _sum([store.stats() for store in stores.values()]), cached[0].stats() if cached else None
+
+
+def _sum(several: list[StoreStats]) -> StoreStats:
+    total: dict[str, Any] = {}
+    for stats in several:
+        for field in fields(stats):
+            value = getattr(stats, field.name)
+            if isinstance(value, dict):
+                known = total.setdefault(field.name, {})
+                for cause, count in value.items():
+                    known[cause] = known.get(cause, 0) + count
+            elif field.name.startswith("p"):  # percentiles: of the slowest store
+                total[field.name] = max(total.get(field.name, 0.0), value)
+            else:
+                total[field.name] = total.get(field.name, 0) + value
+    return StoreStats(**total)
