@@ -48,7 +48,7 @@ class S3Transport:
             if status == 416 and total.isdigit():
                 return FileState(key, int(total), _version(headers))
             if status == 206 and total.isdigit():
-                response.raw.read()
+                self._read_piece(response, 1)
                 return FileState(key, int(total), _version(headers))
             if status == 200:  # an empty object, or a server that knows no ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
