@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from streamvid.cli.console import Progress, print_json
+from streamvid.cli.console import Progress, print_json, printable
 from streamvid.cli.report import print_report
+from streamvid.cli.storage_flags import storage_flags
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -74,6 +75,7 @@ Examples:
       --buckets "832x480@81,480x832@81" --val-fraction 0.01 --shard-size 512MB
   streamvid shard videos/ ds/ --clips native --resolution 480p --num-frames 17,81
   streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
+  streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
 
 SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there, or in a .txt beside each
 video) or such a metadata file. Stopped at any point, the same command goes on where it was."""
@@ -129,22 +131,36 @@ video) or such a metadata file. Stopped at any point, the same command goes on w
 @click.option("--seed", default=0, show_default=True, help="Which shuffle decides what lies beside what.")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes.  [default: one a core]")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset that is sealed at DEST.")
+@click.option("--work-dir", type=click.Path(), help="Local folder of what is unfinished of a DEST in a bucket.")
+@click.option("--abandon", is_flag=True, help="Remove what an unfinished run left at DEST, and build nothing.")
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def command(source: str, dest: str, dry_run: bool, as_json: bool, **given: Any) -> None:
-    """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST."""
+@storage_flags
+def command(source: str, dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+    """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST. Both may be s3:// URLs."""
     from streamvid.sharder.sharder import dry_run as plan_only
     from streamvid.sharder.sharder import shard
 
+    options = _options(given)
+    if abandon:
+        _abandon(dest, options)
+        return
     progress = Progress()
     try:
-        report = (plan_only if dry_run else shard)(source, dest, _options(given), progress)
+        report = (plan_only if dry_run else shard)(source, dest, options, progress)
     finally:
         progress.close()
     if as_json:
         print_json(report.to_json())
     else:
         print_report(report, dest)
+
+
+def _abandon(dest: str, options: Any) -> None:
+    from streamvid.sharder.sharder import abandon
+
+    done = "removed what was unfinished at" if abandon(dest, options) else "nothing is unfinished at"
+    click.echo(printable(f"{done} {dest}"))
 
 
 def _options(given: dict[str, Any]) -> Any:

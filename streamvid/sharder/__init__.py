@@ -6,6 +6,6 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.records import Rejection
 from streamvid.sharder.report import BucketRow, ShardReport
-from streamvid.sharder.sharder import dry_run, shard
+from streamvid.sharder.sharder import abandon, dry_run, shard
 
-__all__ = ["BucketRow", "Progress", "Rejection", "ShardOptions", "ShardReport", "dry_run", "shard"]
+__all__ = ["BucketRow", "Progress", "Rejection", "ShardOptions", "ShardReport", "abandon", "dry_run", "shard"]

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +15,39 @@ from streamvid.dataset.interop import tar_index
 from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, write_shard
-from streamvid.errors import SourceError, StorageError
+from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.encode import read_encoded, restore_clips
+from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.probing import Progress
-from streamvid.sharder.staging import Staging
-from streamvid.storage import LocalStore
+from streamvid.sharder.staging import Staging, put_note
+from streamvid.storage import StorageOptions, Store, open_store
 
 if TYPE_CHECKING:
     from streamvid.video.clip_index import ClipIndex
 
 
-def shard_task(shard: PlannedShard, root: Path, staging: Path) -> dict[str, Any]:
-    """All that a worker needs to build a shard, as JSON. `staging` is the plan's folder in the staging folder."""
+def shard_task(shard: PlannedShard, staging: Staging, folder: Path, storage: StorageOptions) -> dict[str, Any]:
+    """All that a worker needs to build a shard, as JSON. `folder`: the plan's own in the staging folder."""
     samples = [_sample_task(sample) for sample in shard.samples]
-    task = {"root": str(root), "staging": str(staging), "path": shard.path, "samples": samples}
-    return {**task, "input_sha256": hashlib.sha256(json.dumps(samples, sort_keys=True).encode()).hexdigest()}
+    # Not where a file lies: another machine may have it elsewhere.
+    facts = [{name: value for name, value in sample.items() if name != "path"} for sample in samples]
+    return {
+        "dest": staging.store.url,
+        "storage": asdict(storage),
+        "staging": str(folder),
+        "path": shard.path,
+        "samples": samples,
+        "input_sha256": hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def _sample_task(sample: PlannedSample) -> dict[str, Any]:
     clip, record = sample.clip, sample.record
-    proof = {"sha256": clip.sha256} if clip.sha256 else {"mtime_ns": record.mtime_ns}
+    proof = {"sha256": clip.sha256} if clip.sha256 else {"version": record.version}
     return {
         "key": sample.key,
         "path": clip.path,
@@ -77,18 +86,25 @@ def packets_path(staging: Path, path: str) -> Path:
     return staging / f"{Path(path).stem}.packets"
 
 
-def read_marker(task: dict[str, Any]) -> dict[str, Any] | None:
-    """The marker of a shard that is finished and was built of the same input; None where it is to be built."""
-    store = LocalStore(Path(task["root"]))
+def read_marker(task: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any] | None:
+    """The marker of a shard that is finished and was built of the same input; None where it is to be built.
+
+    sizes: bytes of what is in the store, by path.
+    """
     try:
         marker = json.loads(marker_path(Path(task["staging"]), task["path"]).read_bytes())
-        sizes = (marker["num_bytes"], marker["offsets_num_bytes"])
-        is_whole = sizes == (store.size(task["path"]), store.size(offsets_path(task["path"])))
+        there = (sizes.get(task["path"]), sizes.get(offsets_path(task["path"])))
+        is_whole = there == (marker["num_bytes"], marker["offsets_num_bytes"])
         packets = packets_path(Path(task["staging"]), task["path"]).read_bytes()
         is_whole = is_whole and hashlib.sha256(packets).hexdigest() == marker["packets_sha256"]
         return dict(marker) if is_whole and marker["input_sha256"] == task["input_sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def shard_sizes(store: Store) -> dict[str, int]:
+    """Bytes of every tar and its offsets that are in the store, by path."""
+    return {state.path: state.num_bytes for state in store.files("shards")}
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
@@ -99,9 +115,11 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     folder = staging.plan_folder(plan.sha256)
 
     def task(number: int) -> dict[str, Any]:
-        return shard_task(plan.shards[number], staging.root, folder)
+        return shard_task(plan.shards[number], staging, folder, options.worker_storage)
 
-    todo = [number for number in range(len(plan.shards)) if read_marker(task(number)) is None]
+    staging.fetch_markers(folder, [marker_path(folder, shard.path).stem for shard in plan.shards])
+    sizes = shard_sizes(staging.store)
+    todo = [number for number in range(len(plan.shards)) if read_marker(task(number), sizes) is None]
     done = len(plan.shards) - len(todo)
     if options.is_native:
         waiting = [sample for number in todo for sample in plan.shards[number].samples]
@@ -137,14 +155,15 @@ def build_shard(task: dict[str, Any]) -> None:
     Raises SourceError where a file is no longer the one that was probed, StorageError where writing fails or an encoded
     clip is damaged.
     """
-    staging, path = Path(task["staging"]), str(task["path"])
-    temporary = staging / f"{Path(path).stem}.{os.getpid()}.tmp"
+    folder, path = Path(task["staging"]), str(task["path"])
+    temporary = folder / f"{Path(path).stem}.{os.getpid()}.tmp"
     temporary_offsets = temporary.with_suffix(".idx.tmp")
-    store = LocalStore(Path(task["root"]))
+    storage = StorageOptions(**task["storage"])
+    store = open_store(task["dest"], storage)
     clips = _Clips()
     try:
         with temporary.open("w+b") as file:
-            write_shard(file, _samples(task["samples"], clips))
+            write_shard(file, _samples(task["samples"], storage, clips))
             file.flush()
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -155,7 +174,7 @@ def build_shard(task: dict[str, Any]) -> None:
         store.put(offsets_path(path), temporary_offsets)
         store.put(path, temporary)
         packets = encode_packets(clips.indexes) if any(clips.indexes) else b""
-        LocalStore(staging).put(packets_path(staging, path).name, packets)
+        put_note(store, packets_path(folder, path), packets)
         marker = {
             "input_sha256": task["input_sha256"],
             "num_bytes": num_bytes,
@@ -166,7 +185,7 @@ def build_shard(task: dict[str, Any]) -> None:
             "clip_sha256": clips.sha256,
             "packets_sha256": hashlib.sha256(packets).hexdigest(),
         }
-        LocalStore(staging).put(marker_path(staging, path).name, json.dumps(marker).encode())
+        put_note(store, marker_path(folder, path), json.dumps(marker).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -182,7 +201,9 @@ class _Clips:
     indexes: list[ClipIndex | None] = field(default_factory=list)
 
 
-def _samples(samples: list[dict[str, Any]], clips: _Clips) -> Iterator[tuple[str, dict[str, bytes]]]:
+def _samples(
+    samples: list[dict[str, Any]], storage: StorageOptions, clips: _Clips
+) -> Iterator[tuple[str, dict[str, bytes]]]:
     from streamvid.video.clip_index import index_clip
     from streamvid.video.limits import STORED_LIMITS
 
@@ -190,31 +211,14 @@ def _samples(samples: list[dict[str, Any]], clips: _Clips) -> Iterator[tuple[str
         if "sha256" in sample:
             data = read_encoded(Path(sample["path"]), sample["source"], sample["sha256"])
         else:
-            data = read_unchanged(sample["path"], sample["source"], sample["num_bytes"], sample["mtime_ns"])
+            facts = {name: sample[name] for name in ("path", "source", "num_bytes", "version")}
+            data = Media(**facts, storage=storage).read()
         clips.sha256.append(hashlib.sha256(data).hexdigest())
         clips.indexes.append(index_clip(data, STORED_LIMITS))
         yield (
             sample["key"],
             {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()},
         )
-
-
-def read_unchanged(path: str, source: str, num_bytes: int, mtime_ns: int) -> bytes:
-    """A source file's bytes, if it still is what was probed: another video must not take its place unseen."""
-    try:
-        with Path(path).open("rb") as file:
-            before = os.fstat(file.fileno())
-            data = file.read(num_bytes + 1)
-            after = os.fstat(file.fileno())
-    except OSError as error:
-        raise SourceError(
-            f"{source} could be probed and now cannot be read ({error.strerror or error}); "
-            "bring it back, or run the same command again to leave it out"
-        ) from error
-    states = {(status.st_size, status.st_mtime_ns) for status in (before, after)}
-    if states != {(num_bytes, mtime_ns)} or len(data) != num_bytes:
-        raise SourceError(f"{source} changed after it was probed; run the same command again")
-    return data
 
 
 def _clip_offsets(members: list[Member], samples: list[dict[str, Any]]) -> list[int]:

@@ -17,14 +17,18 @@ from typing import TYPE_CHECKING, Any
 from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
 from streamvid.sharder.assign import Assignment, Clip, PlannedSample
 from streamvid.sharder.journal import Journal, Key
+from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
 from streamvid.sharder.records import Rejection
+from streamvid.sharder.spool import SpooledFile
 from streamvid.sharder.staging import Staging
-from streamvid.storage import LocalStore
+from streamvid.sharder.worker import clock_paused
+from streamvid.storage import LocalStore, StorageOptions
 
 if TYPE_CHECKING:
+    from streamvid.video.container import Source
     from streamvid.video.encode import EncodedClip
 
 ENCODE_VERSION = 1
@@ -91,7 +95,7 @@ def _run(
     }
 
     def task(number: int) -> dict[str, Any]:
-        return {**shared, **_task(samples[number])}
+        return {**shared, **_task(samples[number], options.worker_storage)}
 
     num_workers = min(options.workers, max(1, len(samples)))
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
@@ -107,12 +111,27 @@ def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
 
     Raises SourceError where the file is no longer the one that was probed, StorageError where writing fails.
     """
-    _check_unchanged(task)
+    media = Media.from_json(task["media"])
+    media.check_unchanged()
+    if media.is_remote:
+        with SpooledFile(media, Path(task["folder"]).parent, clock_paused) as file:
+            finding = _find(task, file)
+            if file.error is not None:  # a demuxer may have taken it for the end of the file
+                raise file.error
+    else:
+        finding = _find(task, media.path)
+    media.check_unchanged()
+    return finding
+
+
+def _find(task: dict[str, Any], source: Source) -> dict[str, Any]:
     finding: dict[str, Any]
     try:
-        encoded = _encode(task)
+        encoded = _encode(task, source)
     except (ProbeError, DecodeError) as error:
         finding = {"rejected": str(error)}
+    except (SourceError, StorageError):
+        raise
     except OSError as error:
         finding = {"rejected": f"cannot be read: {error.strerror or error}"}
     except MemoryError:
@@ -126,7 +145,6 @@ def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
             "psnr_y": round(encoded.psnr_y, 4),
             "sha256": hashlib.sha256(encoded.data).hexdigest(),
         }
-    _check_unchanged(task)
     return finding
 
 
@@ -136,7 +154,7 @@ _KEPT = (
 )
 
 
-def _encode(task: dict[str, Any]) -> EncodedClip:
+def _encode(task: dict[str, Any], source: Source) -> EncodedClip:
     from fractions import Fraction
 
     from streamvid.video.encode import encode_clip
@@ -144,7 +162,7 @@ def _encode(task: dict[str, Any]) -> EncodedClip:
     from streamvid.video.limits import LIMITS
 
     return encode_clip(
-        task["path"],
+        source,
         height=task["height"],
         width=task["width"],
         encoding=Encoding.from_json(task["encoding"]),
@@ -153,18 +171,6 @@ def _encode(task: dict[str, Any]) -> EncodedClip:
         fps=None if task["fps"] is None else Fraction(task["fps"]),
         limits=replace(LIMITS, allow_hdr=task["hdr"] == "allow"),
     )
-
-
-def _check_unchanged(task: dict[str, Any]) -> None:
-    try:
-        status = Path(task["path"]).stat()
-    except OSError as error:
-        raise SourceError(
-            f"{task['source']} could be probed and now cannot be read ({error.strerror or error}); "
-            "bring it back, or run the same command again to leave it out"
-        ) from error
-    if (status.st_size, status.st_mtime_ns) != (task["num_bytes"], task["mtime_ns"]):
-        raise SourceError(f"{task['source']} changed after it was probed; run the same command again")
 
 
 def read_encoded(path: Path, source: str, sha256: str) -> bytes:
@@ -204,13 +210,10 @@ def _name(key: Key) -> str:
     return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
 
 
-def _task(sample: PlannedSample) -> dict[str, Any]:
-    record, window = sample.record, sample.window
+def _task(sample: PlannedSample, storage: StorageOptions) -> dict[str, Any]:
+    window = sample.window
     return {
-        "path": record.path,
-        "source": record.source,
-        "num_bytes": record.num_bytes,
-        "mtime_ns": record.mtime_ns,
+        "media": sample.record.media(storage).to_json(),
         "start": window.start,
         "num_frames": window.num_frames,
         "height": sample.bucket.height,

@@ -10,9 +10,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from streamvid.errors import Rejected, SourceError
+from streamvid.errors import Rejected, SourceError, StorageError
 from streamvid.sharder.columns import check_text
-from streamvid.storage import redact
+from streamvid.sharder.media import BUCKET_SCHEMES
+from streamvid.storage import check_relative, redact
 
 VIDEO_EXTENSIONS = (
     *("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg", "ts", "mts", "m2ts", "flv", "wmv", "ogv", "3gp", "3g2"),
@@ -62,29 +63,59 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def locate(value: object, root: Path) -> tuple[str, Path]:
-    """(source, local path) of what a metadata row calls its file.
+def locate(value: object, root: Path) -> tuple[str, str]:
+    """(source, local path or URL of an object) of what a metadata row calls its file.
 
-    A relative path stays inside `root` (SAFE-1). An absolute one is taken as it is: the user named it. `source` is
+    A relative path stays inside `root` (SAFE-1). An absolute one, or an s3:// URL, is taken as it is: the user named
+    it. `source` is
     relative to `root`, with forward slashes, wherever the file lies inside. Raises Rejected with the reason.
     """
+    text = check_path(value)
+    if is_object(text):
+        return text, text
+    path = _strip_scheme(text)
+    if posixpath.isabs(path):
+        normal = posixpath.normpath(path)
+        folder = root.as_posix().rstrip("/") + "/"
+        if not normal.startswith(folder):
+            return normal, normal
+        path = normal[len(folder) :]
+    source = relative_source(path)
+    return source, str(root / source)
+
+
+def check_path(value: object) -> str:
+    """What a row calls its file, if it is a text that can be one."""
     if value is None:
         raise Rejected("the path is missing")
     if not isinstance(value, str):
         raise Rejected(f"the path is a {type(value).__name__}, not text")
     if len(value) > MAX_PATH_CHARS:
         raise Rejected(f"the path has {len(value)} characters, {MAX_PATH_CHARS} are allowed")
-    path = _strip_scheme(check_text(value, "the path"))
-    if posixpath.isabs(path):
-        normal = posixpath.normpath(path)
-        folder = root.as_posix().rstrip("/") + "/"
-        if not normal.startswith(folder):
-            return normal, Path(normal)
-        path = normal[len(folder) :]
+    return check_text(value, "the path")
+
+
+def relative_source(path: str) -> str:
+    """A relative path in its short form; Rejected where it leaves its folder."""
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
         raise Rejected("the path leaves the source folder; give an absolute path if that is meant")
-    return source, root / source
+    return source
+
+
+def is_object(text: str) -> bool:
+    """Whether that is the URL of an object. Rejected for one that cannot be, or with keys in it."""
+    match = _URL.match(text)
+    if match is None or match[1] not in BUCKET_SCHEMES:
+        return False
+    bucket, _, key = text[match.end() :].partition("/")
+    if not bucket or not key or "@" in bucket:
+        raise Rejected("is no URL of an object, as s3://bucket/folder/clip.mp4; keys do not belong into it")
+    try:
+        check_relative(key)
+    except StorageError as error:
+        raise Rejected(str(error)) from None
+    return True
 
 
 def _strip_scheme(text: str) -> str:
@@ -92,7 +123,9 @@ def _strip_scheme(text: str) -> str:
     if match is None:
         return text
     if match[1].lower() != "file":
-        raise Rejected(f"is a {match[1].lower()}:// URL, and only local files are read; download it first")
+        raise Rejected(
+            f"is a {match[1].lower()}:// URL, and only local files and s3:// objects are read; download it first"
+        )
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
         raise Rejected("is a file:// URL with a host; write file:///folder/clip.mp4")

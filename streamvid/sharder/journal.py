@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeAlias
 
-FileState: TypeAlias = tuple[str, int, int]
-"""(path, bytes, modification time in nanoseconds): what must be equal for a finding to hold."""
+FileState: TypeAlias = tuple[str, int, str]
+"""(path, bytes, version): what must be equal for a finding to hold."""
 
 Key: TypeAlias = tuple[str | int, ...]
 """A file state, and what else a finding is about."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any, TypeAlias
 
 from streamvid.errors import SourceError
 from streamvid.sharder.columns import check_names, clean_value, parse_text
+from streamvid.storage import Store
 
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
+_DOWNLOAD_BYTES = 64 * 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -49,6 +52,27 @@ def read_metadata(path: Path) -> Metadata:
     names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
     check_names(names, f"metadata {path}")
     return Metadata(rows, names)
+
+
+def download_metadata(store: Store, path: str) -> Metadata:
+    """The same of an object."""
+    url = f"{store.url}/{path}"
+    state = store.state(path)
+    if state is None:
+        raise SourceError(f"cannot read the metadata {url}: there is no such object")
+    if state.num_bytes > MAX_METADATA_BYTES:
+        raise SourceError(f"metadata {url} has over {MAX_METADATA_BYTES} bytes; split the input")
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
+        local = Path(folder) / f"metadata{Path(path).suffix}"
+        with local.open("wb") as file:
+            for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
+                data = bytearray(min(_DOWNLOAD_BYTES, state.num_bytes - start))
+                store.read_ranges(path, [(start, memoryview(data))], state.version)
+                file.write(data)
+        try:
+            return read_metadata(local)
+        except SourceError as error:
+            raise SourceError(str(error).replace(str(local), url)) from error
 
 
 def _read_csv(path: Path) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -11,6 +12,8 @@ from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
 from streamvid.errors import ConfigError
+from streamvid.storage import StorageOptions
+from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encoding import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.timeline import exact_rate
@@ -33,12 +36,15 @@ class ShardOptions:
     """How records become shards. Either `buckets`, or `resolution` with `num_frames`, says which buckets there are.
 
     `caption_column=""` stands for "no captions". Sizes are bytes, times seconds, `val_fraction` is a share from 0 to
-    below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite` and the limits on a worker do
-    not. Raises ConfigError for a value that cannot be.
+    below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite`, `storage`, `work_dir` and the
+    limits on a worker do not. Raises ConfigError for a value that cannot be.
 
     clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding.
     hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
         damage is a rejection; "probe" one key frame. None: "decode" for native, which has no other; "probe" for copies.
+
+    storage: how buckets are reached, of the source and of the dataset.   work_dir: of a dataset in a bucket: the local
+        folder of what is unfinished (clips that are encoded, tars, what was probed); None: in the user's caches.
 
     Only for native clips: codec, crf, gop: as `Encoding` has them.   fps: frames a second, each the source's nearest in
         time; None keeps the source's.   max_clip_seconds: longer sources are cut into windows, each a sample.
@@ -70,8 +76,11 @@ class ShardOptions:
     probe_timeout_seconds: float = 60.0
     encode_timeout_seconds: float = 4 * 3600.0
     worker_memory_bytes: int = 4 * 2**30
+    storage: StorageOptions | Mapping[str, Any] = field(default_factory=StorageOptions)
+    work_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "storage", StorageOptions.of(self.storage))
         if self.buckets is not None and (self.resolution or self.num_frames):
             raise ConfigError("buckets stands beside resolution or num_frames: give explicit buckets or the other two")
         if self.buckets is None and not (self.resolution and self.num_frames):
@@ -126,6 +135,21 @@ class ShardOptions:
                     f"{_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
                 )
         _ = self.encoding, self.rate
+
+    @property
+    def own_storage(self) -> StorageOptions:
+        """How this process reaches object stores."""
+        return StorageOptions.of(self.storage)
+
+    @property
+    def worker_storage(self) -> StorageOptions:
+        """How each worker does: all of them together keep to the limits."""
+        whole = self.own_storage
+        return replace(
+            whole,
+            max_requests=max(1, whole.max_requests // self.workers),
+            max_bytes_in_flight=max(MAX_RANGE_BYTES, whole.max_bytes_in_flight // self.workers),
+        )
 
     @property
     def is_native(self) -> bool:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from streamvid.errors import ProbeError
+from streamvid.errors import ProbeError, SourceError, StorageError
 from streamvid.sharder.journal import FileState, Journal
+from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.records import Record
+from streamvid.sharder.spool import SpooledFile
 from streamvid.sharder.windows import Timing
+from streamvid.sharder.worker import clock_paused
 from streamvid.video.limits import LIMITS
+
+if TYPE_CHECKING:
+    from streamvid.video.container import Source
+    from streamvid.video.info import VideoInfo
+    from streamvid.video.limits import Limits
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
@@ -53,14 +62,35 @@ class Probe:
 
 
 def probe_file(task: dict[str, Any]) -> dict[str, Any]:
-    """The finding on one file: a Probe's fields, or {"rejected": reason}. Runs in a worker."""
+    """The finding on one file: a Probe's fields, or {"rejected": reason}. Runs in a worker.
+
+    For an object, "bytes_read" says how much of it was read. Raises StorageError where its store fails, SourceError
+    where it is no longer the one that was listed: neither is a reason against the file.
+    """
+    media = Media.from_json(task["media"])
+    if not media.is_remote:
+        return _find(task, lambda limits: _probe(media.path, limits, task))
+    with SpooledFile(media, None if task["folder"] is None else Path(task["folder"]), clock_paused) as file:
+        finding = _find(task, lambda limits: _probe(file, limits, task))
+        if file.error is not None:  # a demuxer may have taken it for the end of the file
+            raise file.error
+        return {**finding, "bytes_read": file.bytes_read}
+
+
+def _probe(file: Source, limits: Limits, task: dict[str, Any]) -> VideoInfo:
     from streamvid.video import probe
 
+    return probe(file, limits, verify=task["verify"])
+
+
+def _find(task: dict[str, Any], probe: Callable[[Limits], VideoInfo]) -> dict[str, Any]:
     try:
-        info = probe(task["path"], replace(LIMITS, allow_hdr=task["hdr"] == "allow"), verify=task["verify"])
-        extension = clip_extension(info.container, task["path"])
+        info = probe(replace(LIMITS, allow_hdr=task["hdr"] == "allow"))
+        extension = clip_extension(info.container, task["media"]["path"])
     except ProbeError as error:
         return {"rejected": str(error)}
+    except (SourceError, StorageError):
+        raise
     except OSError as error:
         return {"rejected": f"cannot be read: {error.strerror or error}"}
     except MemoryError:
@@ -86,25 +116,42 @@ def clip_extension(container: str, path: str) -> str:
 
 
 def probe_all(
-    records: Sequence[Record], options: ShardOptions, journal: Journal, held_fd: int, progress: Progress
+    records: Sequence[Record],
+    options: ShardOptions,
+    journal: Journal,
+    held_fd: int,
+    progress: Progress,
+    folder: Path | None = None,
 ) -> Mapping[FileState, Probe | str]:
     """A Probe or the reason of a rejection for each record's file, whatever the number of workers.
 
-    A file that crashes the decoder, outruns `probe_timeout_seconds` or outgrows `worker_memory_bytes` is a reason too.
+    folder: where what is read of objects lies meanwhile. A file that crashes the decoder, outruns
+    `probe_timeout_seconds` or outgrows `worker_memory_bytes` is a reason too.
     """
-    sources = {file_state(record): record.source for record in records}
+    sources = {file_state(record): record for record in records}
     states = [state for state in sources if state not in journal.findings]
     limits = WorkerLimits(_timeout(options)[1], options.worker_memory_bytes)
     done = len(sources) - len(states)
     progress("probe", done, len(sources))
-    rules = _rules(options)
+    shared = {**_rules(options), "folder": None if folder is None else str(folder)}
+    storage = options.worker_storage
+
+    def task(number: int) -> dict[str, Any]:
+        return {"media": sources[states[number]].media(storage).to_json(), **shared}
+
     with journal, Pool(f"{__name__}:probe_file", min(options.workers, max(1, len(states))), limits, held_fd) as pool:
-        for number, answer in pool.run(len(states), lambda number: {"path": states[number][0], **rules}):
+        for number, answer in pool.run(len(states), task):
             finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
             journal.add(states[number], finding)
             done += 1
             progress("probe", done, len(sources))
-    return {state: _finding(journal.findings[state], state[0], source) for state, source in sources.items()}
+    return {state: _finding(journal.findings[state], state[0], record.source) for state, record in sources.items()}
+
+
+def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
+    """How much was read of those that are objects, whenever it was; None where none is."""
+    read = [journal.findings[state]["bytes_read"] for state in states if "bytes_read" in journal.findings[state]]
+    return sum(read) if read else None
 
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
@@ -130,14 +177,14 @@ def _timeout(options: ShardOptions) -> tuple[str, float]:
 
 def file_state(record: Record) -> FileState:
     """What tells the record's file from another version of it."""
-    return (record.path, record.num_bytes, record.mtime_ns)
+    return (record.path, record.num_bytes, record.version)
 
 
 def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | str:
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
         return str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS]
-    return Probe(**finding)
+    return Probe(**{name: value for name, value in finding.items() if name != "bytes_read"})
 
 
 def _reason(crash: Crash, options: ShardOptions) -> str:

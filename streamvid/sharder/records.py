@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +12,38 @@ from typing import Any, TypeAlias
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.columns import (
     CAPTION_COLUMNS,
-    MAX_TEXT_BYTES,
     VIDEO_COLUMNS,
     as_type,
     check_text,
     common_type,
     find_column,
 )
-from streamvid.sharder.folder import locate, media_paths, printable_source
-from streamvid.sharder.metadata import READERS, BadRow, Metadata, cell_text, cell_value, read_metadata
+from streamvid.sharder.folder import printable_source
+from streamvid.sharder.media import Media
+from streamvid.sharder.metadata import BadRow, Metadata, cell_text, cell_value
 from streamvid.sharder.options import ShardOptions
-from streamvid.storage import LocalStore, open_store
+from streamvid.sharder.place import Place, Sidecar, find_input
+from streamvid.storage import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input row whose file is there. `source` names it in the dataset, `path` on this machine."""
+    """One input row whose file is there. `source` names it in the dataset, `path` where it is: a local path or a URL.
+
+    version: the modification time in nanoseconds, or what the store calls the object's version.
+    """
 
     row: int
     source: str
     path: str
     num_bytes: int
-    mtime_ns: int
+    version: str
     caption: str | None
     columns: dict[str, Any]
+
+    def media(self, storage: StorageOptions) -> Media:
+        """Its file, for a worker that reaches stores so."""
+        return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,70 +78,32 @@ class RecordSet:
 
 
 _Candidate: TypeAlias = tuple[object, object, dict[str, Any]]
-"""(path, caption or the file that may hold it, columns) of a row, as the user gave them."""
+"""(path, caption or its place, columns) of a row, as the user gave them."""
 
 
 def read_records(source: str | Path, options: ShardOptions) -> RecordSet:
     """Read the whole input. A row that cannot be used is a rejection; SourceError is for input that cannot be read."""
-    root, metadata = find_input(source, options.metadata)
+    place, metadata = find_input(source, options.metadata, options.own_storage)
     user_types: dict[str, str] = {}
     if metadata is None:
-        candidates = _folder_candidates(root)
+        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}) for path in place.media_paths()]
     else:
-        candidates, user_types = _metadata_candidates(read_metadata(metadata), options)
+        candidates, user_types = _metadata_candidates(metadata, options)
+    place.look_ahead([row[0] for row in candidates if not isinstance(row, BadRow)], is_folder=metadata is None)
     records: list[Record] = []
     rejections: list[Rejection] = []
     for row, candidate in enumerate(candidates):
         try:
             if isinstance(candidate, BadRow):
                 raise Rejected(candidate.reason)
-            records.append(_record(row, candidate, root, options.max_clip_bytes))
+            records.append(_record(row, candidate, place, options.max_clip_bytes))
         except Rejected as error:
             name = "" if isinstance(candidate, BadRow) else printable_source(candidate[0])
             rejections.append(Rejection(row, name, str(error)))
     if not records and not rejections:
-        what = (
-            f"metadata {metadata} has no rows" if metadata else f"{root} holds no file named like a video or an image"
-        )
+        what = "the metadata has no rows" if metadata else f"{place.url} holds no file named like a video or an image"
         raise SourceError(f"nothing to shard: {what}")
     return RecordSet(tuple(records), tuple(rejections), user_types)
-
-
-def find_input(source: str | Path, metadata: str | Path | None) -> tuple[Path, Path | None]:
-    """(the folder that relative paths start from, the metadata file if any). Raises SourceError."""
-    store = open_store(source)
-    if not isinstance(store, LocalStore):
-        raise SourceError(f"source {store.url!r} is not on this machine; copy it to a local disk first")
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would follow links, and rename what lies behind them
-    if root.is_file():
-        if metadata is not None:
-            raise SourceError(f"source {root} is a file, and metadata={str(metadata)!r} is given too; give the folder")
-        return root.parent, root
-    if not root.is_dir():
-        raise SourceError(f"source {root} is neither a folder nor a metadata file")
-    if metadata is not None:
-        return root, Path(metadata)
-    found = [path for suffix in READERS if (path := root / f"metadata{suffix}").is_file()]
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise SourceError(f"source {root} holds {names}; say which with --metadata")
-    return root, found[0] if found else None
-
-
-def _folder_candidates(root: Path) -> list[_Candidate | BadRow]:
-    return [(path, (root / path).with_suffix(".txt"), {}) for path in media_paths(root)]
-
-
-def _read_sidecar(path: Path) -> str | None:
-    """The caption beside a media file, outer white space aside; None where there is none."""
-    try:
-        if not path.is_file():
-            return None
-        with path.open("rb") as file:
-            text = file.read(MAX_TEXT_BYTES + 1).decode("utf-8-sig", "surrogateescape").strip()
-    except OSError as error:
-        raise Rejected(f"its caption file cannot be read: {error.strerror or error}") from error
-    return text or None
 
 
 def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[list[_Candidate | BadRow], dict[str, str]]:
@@ -167,9 +135,9 @@ def _caption_column(names: list[str], asked: str | None) -> str | None:
         raise SourceError(f'{error}, or give caption_column="" for no captions') from None
 
 
-def _record(row: int, candidate: _Candidate, root: Path, max_clip_bytes: int) -> Record:
-    source, path = locate(candidate[0], root)
-    caption = _read_sidecar(candidate[1]) if isinstance(candidate[1], Path) else candidate[1]
+def _record(row: int, candidate: _Candidate, place: Place, max_clip_bytes: int) -> Record:
+    source, path = place.locate(candidate[0])
+    caption = place.caption(candidate[1]) if isinstance(candidate[1], Sidecar) else candidate[1]
     if caption is not None and not isinstance(caption, str):
         raise Rejected(f"the caption is a {type(caption).__name__}, not text")
     if caption is not None:
@@ -177,16 +145,11 @@ def _record(row: int, candidate: _Candidate, root: Path, max_clip_bytes: int) ->
     for name, value in candidate[2].items():
         if isinstance(value, str):
             check_text(value, f"column {name!r}")
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise Rejected(f"cannot be read: {error.strerror or error}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise Rejected("is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file")
-    if not 0 < status.st_size <= max_clip_bytes:
-        limit = f"has {status.st_size} bytes, max_clip_bytes={max_clip_bytes} are allowed"
-        raise Rejected(limit if status.st_size else "is empty")
-    return Record(row, source, str(path), status.st_size, status.st_mtime_ns, caption, candidate[2])
+    num_bytes, version = place.state(path)
+    if not 0 < num_bytes <= max_clip_bytes:
+        limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
+        raise Rejected(limit if num_bytes else "is empty")
+    return Record(row, source, path, num_bytes, version, caption, candidate[2])
 
 
 def _line(*values: object) -> bytes:

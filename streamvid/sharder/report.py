@@ -42,7 +42,8 @@ class ShardReport:
 
     num_records counts input rows, num_windows what they were cut into: as many, unless sources were longer than
     max_clip_seconds. num_windows = num_samples + num_rejected (SHARD-3). clips: "copy" or "native". encode_seconds: of
-    CPU, earlier unfinished runs among it; None where nothing was encoded.
+    CPU, earlier unfinished runs among it; None where nothing was encoded. probe_bytes_read: of objects, to find out
+    what they are; None where no source is in a bucket.
     """
 
     state: str
@@ -54,6 +55,7 @@ class ShardReport:
     rejections: tuple[Rejection, ...]
     clips: str = "copy"
     encode_seconds: float | None = None
+    probe_bytes_read: int | None = None
 
     @property
     def num_rejected(self) -> int:

@@ -33,7 +33,7 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
-from streamvid.sharder.build import marker_path, packets_path
+from streamvid.sharder.build import marker_path, packets_path, shard_sizes
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
@@ -56,8 +56,10 @@ def planned_paths(plan: ShardPlan) -> list[str]:
 def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
     """Write index, foreign readers' files and manifest.json, in this order, then remove the staging folder."""
     folder = staging.plan_folder(plan.sha256)
-    store, temporary = LocalStore(staging.root), LocalStore(folder)
+    store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
+    if not store.is_local:
+        _check_shards(plan, staging)
     total = 2 * -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
     done = 0
 
@@ -128,6 +130,20 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
         places.append(TablePlace(offset, len(table), hashlib.sha256(table).digest()) if table else None)
         offset += len(table)
     return b"".join(tables), places
+
+
+def _check_shards(plan: ShardPlan, staging: Staging) -> None:
+    """StorageError where a finished shard is not in the store: others may write there, whatever we are promised."""
+    sizes = shard_sizes(staging.store)
+    for shard in plan.shards:
+        marker = _marker(shard, plan, staging)
+        sizes_noted = {shard.path: marker["num_bytes"], offsets_path(shard.path): marker["offsets_num_bytes"]}
+        for path, num_bytes in sizes_noted.items():
+            if sizes.get(path) != num_bytes:
+                raise StorageError(
+                    f"{staging.store.url}: {path} has {sizes.get(path, 'no')} bytes there, {num_bytes} were written; "
+                    "was it removed meanwhile? Run the same command again"
+                )
 
 
 def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> dict[str, Any]:

@@ -6,31 +6,33 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StreamvidError
+from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.sharder.assign import assign
 from streamvid.sharder.build import build_all
+from streamvid.sharder.destination import find_destination
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.journal import Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import make_plan
-from streamvid.sharder.probing import Progress, journal_header, probe_all
+from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
 from streamvid.sharder.records import RecordSet, Rejection, read_records
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
-from streamvid.sharder.staging import STAGING, Staging, has_staging, locked_staging
-from streamvid.storage import LocalStore, open_store
+from streamvid.sharder.staging import Staging, locked_staging
+from streamvid.storage import Store
 
 _REASONS_SHOWN = 5
 _logger = logging.getLogger(__name__)
 
 
 def shard(source: str | Path, dest: str | Path, options: ShardOptions, progress: Progress | None = None) -> ShardReport:
-    """Build the dataset at `dest` out of a folder of media or a metadata file; idempotent.
+    """Build the dataset at `dest` out of a folder of media or a metadata file; idempotent. Both may be in buckets.
 
     Killed at any point and run again, it goes on where it was and ends with the same bytes (SHARD-1). A dataset that
     is sealed already and would be built the same is left as it is.
@@ -38,24 +40,50 @@ def shard(source: str | Path, dest: str | Path, options: ShardOptions, progress:
     Raises SourceError (input that cannot be read, nothing accepted, a file that changes while it is read), SealedError
     (another dataset stands there), DatasetError (`dest` holds something else, or another sharder), StorageError.
     """
-    root, progress = _destination(dest), progress or _no_progress
+    place, progress = find_destination(dest, options), progress or _no_progress
+    place.check_free()
     records = read_records(source, options)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
-    report = _sealed_report(root, build, options.overwrite)
-    if report is not None and not has_staging(root):
+    report = _sealed_report(place.store, build, options.overwrite)
+    if report is not None and not place.is_begun:
         return report
-    with locked_staging(root) as staging:
+    with locked_staging(place) as staging:
         # Once more, now that nobody else is at it.
-        report = _sealed_report(root, build, options.overwrite)
+        report = _sealed_report(place.store, build, options.overwrite)
         if report is not None:
             staging.remove()
             return report
         try:
+            staging.announce(build)
             return _build(records, build, staging, options, progress)
+        except StorageError as error:
+            if staging.store.is_local:
+                raise
+            raise StorageError(f"{error}. {_REMEDY}") from error
         except BaseException:
-            _logger.info("unfinished: what is done so far stays in %s, and the same command goes on from there", root)
+            _logger.info("unfinished: what is done so far stays, and the same command goes on with %s", place.url)
             raise
+
+
+_REMEDY = (
+    "What is done so far stays: the same command goes on from there; with --abandon (streamvid.sharder.abandon) it "
+    "removes instead what is unfinished, parts of uploads among it"
+)
+
+
+def abandon(dest: str | Path, options: ShardOptions) -> bool:
+    """Remove all that unfinished builds left at `dest`, in the bucket and on this machine; whether there was any.
+
+    A sealed dataset stays. No sharder may be at work there: one on this machine is noticed (DatasetError), one on
+    another machine is not.
+    """
+    place = find_destination(dest, options)
+    if not place.is_begun:
+        return False
+    with locked_staging(place) as staging:
+        staging.abandon()
+    return True
 
 
 def dry_run(
@@ -67,48 +95,34 @@ def dry_run(
 
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
-    root, progress = _destination(dest, must_be_free=False), progress or _no_progress
+    place, progress = find_destination(dest, options), progress or _no_progress
     records = read_records(source, options)
     progress("records", records.num_rows, records.num_rows)
-    journal = Journal(root / STAGING / "probes.jsonl", journal_header(options), writable=False)
+    journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
         probes = probe_all(records.records, options, journal, nothing.fileno(), progress)
     assignment = assign(records.records, probes, options)
-    return report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
+    report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
+    return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
 
 
 def _build(
     records: RecordSet, build: dict[str, Any], staging: Staging, options: ShardOptions, progress: Progress
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
-    probes = probe_all(records.records, options, journal, staging.lock_fd, progress)
+    probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
     assignment = assign(records.records, probes, options)
     if options.is_native:
         assignment = encode_all(assignment, options, staging, progress)
     plan = make_plan(records, assignment, options, build)
     if not plan.shards:
         raise SourceError(_nothing_accepted(plan.rejections))
+    staging.announce(build, plan.sha256)
     _condemn_old(staging)
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
     seal(plan, staging, options, progress)
-    return report_plan(plan, BUILT)
-
-
-def _destination(dest: str | Path, must_be_free: bool = True) -> Path:
-    """The folder that the dataset is to be in; DatasetError where something else is in it."""
-    store = open_store(dest)
-    if not isinstance(store, LocalStore):
-        raise ConfigError(f"dest {store.url!r} is not on this machine; build locally and copy the dataset")
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — links stay as the user wrote them
-    if root.exists() and not root.is_dir():
-        raise DatasetError(f"dest {root} is a file; give a folder that is empty or not there yet")
-    is_ours = (root / MANIFEST).exists() or has_staging(root)
-    if must_be_free and root.is_dir() and not is_ours and any(root.iterdir()):
-        raise DatasetError(
-            f"dest {root} is not empty and holds no dataset; give a folder that is empty or not there yet"
-        )
-    return root
+    return replace(report_plan(plan, BUILT), probe_bytes_read=probe_bytes_read(probes, journal))
 
 
 def _build_facts(records: RecordSet, options: ShardOptions) -> dict[str, Any]:
@@ -116,15 +130,15 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> dict[str, Any]:
     return {"options": options.to_json(), "num_records": records.num_rows, "input_sha256": records.sha256()}
 
 
-def _sealed_report(root: Path, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
+def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
     """The report on a dataset that is there and is what was asked for; None where there is none, or it is to go.
 
     Raises SealedError, naming the difference, where it is another one and `overwrite` is not set.
     """
-    if not (root / MANIFEST).exists():
+    if store.size(MANIFEST) is None:
         return None
     try:
-        dataset = Dataset(LocalStore(root))
+        dataset = Dataset(store)
         difference = _difference(dataset.manifest.build, build)
         if difference is None:
             return report_dataset(dataset)
@@ -133,7 +147,7 @@ def _sealed_report(root: Path, build: Mapping[str, Any], overwrite: bool) -> Sha
     if overwrite:
         return None
     raise SealedError(
-        f"{root} holds a sealed dataset, and another would be built ({difference}); give another dest, "
+        f"{store.url} holds a sealed dataset, and another would be built ({difference}); give another dest, "
         "or overwrite=True (--overwrite) to replace it"
     )
 
@@ -161,7 +175,7 @@ def _short(value: object) -> str:
 
 def _condemn_old(staging: Staging) -> None:
     """Give an old dataset's files up for removal, its manifest first."""
-    store = LocalStore(staging.root)
+    store = staging.store
     if store.size(MANIFEST) is None:
         return
     try:
@@ -170,8 +184,8 @@ def _condemn_old(staging: Staging) -> None:
         paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
     except StreamvidError as error:
         raise DatasetError(
-            f"{staging.root} holds a damaged dataset, so that its files cannot be told from yours ({error}); "
-            "delete the folder yourself"
+            f"{store.url} holds a damaged dataset, so that its files cannot be told from yours ({error}); "
+            "delete all there yourself"
         ) from error
     staging.condemn(paths)
 

@@ -7,10 +7,10 @@ one. Allowed are the containers and codecs of `Limits`; cover art is no video.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
 
 from streamvid.errors import ProbeError
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
@@ -21,9 +21,32 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.stream import VideoStream
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
+
+@runtime_checkable
+class FarFile(Protocol):
+    """A seekable binary file whose bytes come from far away, so that none should be read that is not needed."""
+
+    def read(self, num_bytes: int = -1) -> bytes: ...
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int: ...
+
+    def tell(self) -> int: ...
+
+    def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
+        """From here on, zeros for (start, end) of what is in `bodies` and was not read yet; `heads` are read first."""
+        ...
+
+    def leave_out_nothing(self) -> None:
+        """All bytes are the file's again."""
+        ...
+
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | FarFile
 
 _READ_BYTES = 1 << 16
+#: Codecs that need no look at packets but at the first bytes of key frames, where the container's index tells the rest.
+_INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
+_KEY_HEAD_BYTES = 4096
 _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML", b"GIF8": "a GIF"}
 
@@ -56,13 +79,14 @@ class BufferReader:
 class FileReader:
     """An open binary file without its name, which FFmpeg would read meaning into. Closes what it opened itself."""
 
-    def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
+    def __init__(self, source: str | os.PathLike[str] | BinaryIO | FarFile) -> None:
         self._owned = isinstance(source, str | os.PathLike)
         self._file = Path(source).open("rb") if isinstance(source, str | os.PathLike) else source  # noqa: SIM115
+        self.far = self._file if isinstance(self._file, FarFile) else None
         self.read, self.seek, self.tell = self._file.read, self._file.seek, self._file.tell
 
     def close(self) -> None:
-        if self._owned:
+        if self._owned and self.far is None:
             self._file.close()
 
 
@@ -111,6 +135,32 @@ class VideoFile:
             return self.container_name == "matroska" and self.stream.codec_context.codec_tag != "\0\0\0\0"
         except UnicodeDecodeError:  # a tag that is not even text
             return True
+
+    @contextmanager
+    def bodies_left_out(self) -> Iterator[None]:
+        """Inside, packets of a file that is far away may be zeros behind their first bytes.
+
+        That is so where the container's index tells sizes, times and key frames, and of the codecs of which nothing
+        else is looked at. What is between the packets is always there.
+        """
+        far = self.reader.far if isinstance(self.reader, FileReader) else None
+        if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
+            yield
+            return
+        heads = [
+            (entry.pos, entry.pos + min(entry.size, _KEY_HEAD_BYTES))
+            for entry in self.stream.index_entries
+            if entry.is_keyframe
+        ]
+        bodies = [
+            (entry.pos, entry.pos + entry.size) for stream in self.container.streams for entry in stream.index_entries
+        ]
+        far.leave_out(bodies, heads)
+        try:
+            yield
+        finally:
+            far.leave_out_nothing()
+        self.reopen()  # FFmpeg still holds some of the zeros
 
     @property
     def decoder(self) -> VideoCodecContext:

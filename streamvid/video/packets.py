@@ -68,22 +68,23 @@ def read_packets(video: VideoFile) -> PacketTable:
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
     shown: list[tuple[int, int, int]] = []
-    for packet in each_packet(video):
-        ordinal = len(rows)
-        if ordinal >= video.limits.max_frames:
-            raise ProbeError(f"the video has more packets than the limit max_frames={video.limits.max_frames}")
-        if packet.is_corrupt:
-            raise ProbeError(_broken_off(video, ordinal))
-        rows.append((packet.pts, packet.pos, packet.size))
-        if packet.pts is not None and _is_entry(video, packet):
-            keys.append((packet.pts, ordinal))
-        if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
-            continue
-        if packet.pts is None:
-            raise ProbeError(f"packet {ordinal} of the video has no timestamp; {remedy()}")
-        shown.append((packet.pts, ordinal, packet.duration or 0))
-        if video.is_image:
-            break
+    with video.bodies_left_out():
+        for packet in each_packet(video):
+            ordinal = len(rows)
+            if ordinal >= video.limits.max_frames:
+                raise ProbeError(f"the video has more packets than the limit max_frames={video.limits.max_frames}")
+            if packet.is_corrupt:
+                raise ProbeError(_broken_off(video, ordinal))
+            rows.append((packet.pts, packet.pos, packet.size))
+            if packet.pts is not None and _is_entry(video, packet):
+                keys.append((packet.pts, ordinal))
+            if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
+                continue
+            if packet.pts is None:
+                raise ProbeError(f"packet {ordinal} of the video has no timestamp; {remedy()}")
+            shown.append((packet.pts, ordinal, packet.duration or 0))
+            if video.is_image:
+                break
     _check_complete(video, rows)
     return _make_table(video, rows, keys, shown)
 

@@ -22,11 +22,11 @@ OPTIONS = ShardOptions(buckets=parse_buckets("96x64@9"), shard_size_bytes=1000, 
 
 
 def record(row: int, num_bytes: int) -> Record:
-    return Record(row, f"{row}.mp4", f"/x/{row}.mp4", num_bytes, 0, None, {})
+    return Record(row, f"{row}.mp4", f"/x/{row}.mp4", num_bytes, "0", None, {})
 
 
 def plan_with(
-    records: RecordSet, probes: Mapping[tuple[str, int, int], Probe | str], options: ShardOptions
+    records: RecordSet, probes: Mapping[tuple[str, int, str], Probe | str], options: ShardOptions
 ) -> ShardPlan:
     return make_plan(records, assign(records.records, probes, options), options, {})
 
@@ -83,7 +83,7 @@ def test_numbers_run_through_splits() -> None:
 def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
     """SHARD-3."""
     records = (record(0, 1), record(2, 1), record(3, 1))
-    probes: dict[tuple[str, int, int], Probe | str] = {
+    probes: dict[tuple[str, int, str], Probe | str] = {
         file_state(records[0]): "no video",
         file_state(records[1]): PROBE,
         file_state(records[2]): replace(PROBE, num_frames=2),
