@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
+    from streamvid.dataset.copy import copy_dataset
     from streamvid.dataset.reader import Dataset, open_dataset
+    from streamvid.dataset.verify import verify_dataset
     from streamvid.errors import StreamvidError
     from streamvid.loader.batch import Batch
     from streamvid.loader.loader import VideoLoader
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from streamvid.plan.world import World
     from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
+    from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
     from streamvid.video import VideoInfo, probe
@@ -43,11 +46,13 @@ _HOMES = {
     "DatasetConfig": "streamvid.loader.mix",
     "LoaderStats": "streamvid.loader.stats",
     "ShardOptions": "streamvid.sharder.options",
+    "StorageOptions": "streamvid.storage",
     "StreamvidError": "streamvid.errors",
     "TrainConfig": "streamvid.trainer.config",
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
     "World": "streamvid.plan.world",
+    "copy_dataset": "streamvid.dataset.copy",
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
     "fit_costs": "streamvid.plan.cost",
@@ -56,6 +61,7 @@ _HOMES = {
     "probe": "streamvid.video",
     "shard": "streamvid.sharder.sharder",
     "train": "streamvid.trainer.trainer",
+    "verify_dataset": "streamvid.dataset.verify",
     "world_from_mesh": "streamvid.loader.world",
 }
 
@@ -68,12 +74,14 @@ __all__ = [
     "DatasetConfig",
     "LoaderStats",
     "ShardOptions",
+    "StorageOptions",
     "StreamvidError",
     "TrainConfig",
     "VideoInfo",
     "VideoLoader",
     "World",
     "__version__",
+    "copy_dataset",
     "detect_world",
     "dry_run",
     "fit_costs",
@@ -82,6 +90,7 @@ __all__ = [
     "probe",
     "shard",
     "train",
+    "verify_dataset",
     "world_from_mesh",
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 import streamvid
 
-HEAVY = ("torch", "av", "pandas", "accelerate", "webdataset", "pyarrow", "numpy", "pydantic", "tqdm")
+HEAVY = ("torch", "av", "pandas", "accelerate", "webdataset", "pyarrow", "numpy", "pydantic", "tqdm", "s3fs", "botocore", "fsspec")
 
 
 def test_public_names() -> None:
@@ -22,12 +22,14 @@ def test_public_names() -> None:
         "DatasetConfig",
         "LoaderStats",
         "ShardOptions",
+        "StorageOptions",
         "StreamvidError",
         "TrainConfig",
         "VideoInfo",
         "VideoLoader",
         "World",
         "__version__",
+        "copy_dataset",
         "detect_world",
         "dry_run",
         "fit_costs",
@@ -36,6 +38,7 @@ def test_public_names() -> None:
         "probe",
         "shard",
         "train",
+        "verify_dataset",
         "world_from_mesh",
     ]
 

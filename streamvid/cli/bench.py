@@ -9,6 +9,7 @@ import click
 from streamvid.cli.console import Progress, print_json, printable, size, table
 from streamvid.cli.plan import parse_sizes
 from streamvid.cli.shard import ByteSize
+from streamvid.cli.storage_flags import storage_flags
 from streamvid.errors import LoaderError
 from streamvid.video.picture import Accuracy, Pixels
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from streamvid.loader.bench import BenchReport
     from streamvid.loader.bench_figures import LoaderRun, StoreRun
     from streamvid.loader.bench_verdict import Need
+    from streamvid.storage import StorageOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -71,11 +73,15 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     "--local-ranks", type=int, default=1, show_default=True, help="Ranks (GPUs) that share this machine, for that."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def command(dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: bool, **given: Any) -> None:
+@storage_flags
+def command(
+    dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: bool, storage: StorageOptions, **given: Any
+) -> None:
     """Measure how many samples a second this machine and this store give, with the real loader, and what limits them.
 
     The store is read alone first, then a loader runs with each number of workers.
     """
+    from streamvid.dataset.reader import open_dataset
     from streamvid.loader.bench import BenchOptions, bench
 
     if given["prefetch_bytes"] is None:
@@ -83,7 +89,7 @@ def command(dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: boo
     options = BenchOptions(batch_size=parse_sizes(sizes) if sizes else None, num_local_ranks=local_ranks, **given)
     progress = Progress()
     try:
-        report = bench(dataset, options, progress)
+        report = bench(open_dataset(dataset, storage=storage), options, progress)
     finally:
         progress.close()
     if as_json:

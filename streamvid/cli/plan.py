@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from streamvid.cli.console import print_json, table
+from streamvid.cli.storage_flags import storage_flags
 from streamvid.errors import ConfigError, DatasetError, PlanError, StreamvidError
 from streamvid.plan.options import PlanOptions, Sync, Tail
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
     from streamvid.plan.plan import EpochPlan
+    from streamvid.storage import StorageOptions
 
 _MAX_EPOCHS = 1000
 _MAX_SHOWN = 10
@@ -55,6 +57,7 @@ Exit codes: 0 the run has steps, 1 it has none or the dataset cannot be read, 2 
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Steps of an epoch are a multiple of it.")
 @click.option("--split", default="train", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@storage_flags
 def command(
     dataset: str,
     num_ranks: int,
@@ -67,6 +70,7 @@ def command(
     accumulate: int,
     split: str,
     as_json: bool,
+    storage: StorageOptions,
 ) -> None:
     """Show what training on a dataset would deliver: steps, and what is left out or repeated, by bucket and tail.
 
@@ -80,7 +84,7 @@ def command(
     options = PlanOptions(tail=tail, sync=sync, accumulate=accumulate)
     batch_size = parse_sizes(sizes) if sizes else None
     run = PlannedRun(num_ranks, batch_size, max_tokens_per_batch, options, num_epochs, split, read_costs(costs))
-    facts, failure = collect(open_dataset(dataset), run)
+    facts, failure = collect(open_dataset(dataset, storage=storage), run)
     if as_json:
         print_json(facts)
     else:

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json, printable, size, table
+from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
+    from streamvid.storage import StorageOptions
 
 
-@click.command(epilog="\b\nExamples:\n  streamvid stats ds/\n  streamvid stats ds/ --json | jq .buckets")
+@click.command(
+    epilog="\b\nExamples:\n  streamvid stats ds/\n  streamvid stats s3://bucket/ds\n"
+    "  streamvid stats ds/ --json | jq .buckets"
+)
 @click.argument("dataset", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-def command(dataset: str, as_json: bool) -> None:
+@storage_flags
+def command(dataset: str, as_json: bool, storage: StorageOptions) -> None:
     """Show what a dataset holds: buckets, splits, columns, and what was rejected and why."""
     from streamvid.dataset.reader import open_dataset
 
-    facts = collect(open_dataset(dataset))
+    facts = collect(open_dataset(dataset, storage=storage))
     if as_json:
         print_json(facts)
         return

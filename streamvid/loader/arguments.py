@@ -165,7 +165,7 @@ def pipeline_options(
     sample_timeout_seconds: float | None,
     max_bad_fraction: float,
     quarantine: str | Path | None,
-    num_requests: int,
+    num_fetch_threads: int,
 ) -> dict[str, Any]:
     """What a Pipeline is made with, refused now and not at the first loop."""
     folder = None if quarantine is None else Path(quarantine)
@@ -177,7 +177,7 @@ def pipeline_options(
         "sample_timeout_seconds": sample_timeout_seconds,
         "max_bad_fraction": max_bad_fraction,
         "quarantine": folder,
-        "num_requests": num_requests,
+        "num_fetch_threads": num_fetch_threads,
     }
 
 

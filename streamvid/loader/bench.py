@@ -15,7 +15,7 @@ from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arguments import memory_options
 from streamvid.loader.bench_figures import BucketRun, LoaderRun, Setting, StoreRun
-from streamvid.loader.bench_store import NUM_FETCH_THREADS, Clock, Progress, measure_store
+from streamvid.loader.bench_store import Clock, Progress, measure_store, num_fetch_threads
 from streamvid.loader.bench_verdict import FEW_STEPS, Need, Verdict, judge, need_of, warnings_of
 from streamvid.loader.limits import usable_cores
 from streamvid.loader.loader import _DEFAULT_PREFETCH_BYTES, VideoLoader
@@ -227,7 +227,8 @@ def _measure_loader(
         end = _Mark.of(loader)
     clock.end()
     run = _run_between(start, end, num_workers, first_batch_seconds, buckets)
-    return replace(run, room=_room(run, selection, options.prefetch_bytes, setting.pixels))
+    room = _room(run, selection, options.prefetch_bytes, setting.pixels)
+    return replace(run, room=room, num_fetch_threads=num_fetch_threads(selection.mix))
 
 
 def _room(run: LoaderRun, selection: Selection, prefetch_bytes: int, pixels: Pixels) -> float:
@@ -270,7 +271,7 @@ def _run_between(
         cpu = end.worker_cpu_seconds - start.worker_cpu_seconds
     return LoaderRun(
         num_workers=num_workers,
-        num_fetch_threads=NUM_FETCH_THREADS,
+        num_fetch_threads=0,
         first_batch_seconds=first_batch_seconds,
         seconds=end.clock - start.clock,
         room=0.0,

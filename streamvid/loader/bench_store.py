@@ -16,14 +16,11 @@ from streamvid.loader.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_b
 from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, clip_start, read_parts
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.loader.requests import Selection
-from streamvid.loader.stages import _NUM_FETCH_THREADS
+from streamvid.loader.stores import Stores
 from streamvid.plan import Cursor
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, seconds done, seconds in all)."""
-
-NUM_FETCH_THREADS = _NUM_FETCH_THREADS
-"""Threads that a loader reads with, and so does this."""
 
 _MAX_SAMPLES = 100_000
 _IO = Path("/proc/self/io")
@@ -62,6 +59,11 @@ class Clock:
         if done > self._shown:
             self._progress(self._phase, done, self._total)
             self._shown = done
+
+
+def num_fetch_threads(mix: Mix) -> int:
+    """As many as a loader of these datasets has."""
+    return Stores.of(None, None, None).num_fetch_threads([part.dataset for part in mix.parts])
 
 
 def measure_store(selection: Selection, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
@@ -108,9 +110,10 @@ class _Reads:
     """Reads under way on as many threads as a loader has for them; their blocks bound how many there are."""
 
     def __init__(self, mix: Mix, rows: IndexRows) -> None:
-        self._rows, self._threads = rows, FetchThreads(NUM_FETCH_THREADS)
+        num_threads = num_fetch_threads(mix)
+        self._rows, self._threads = rows, FetchThreads(num_threads)
         self._blocks: SimpleQueue[memoryview] = SimpleQueue()
-        for _ in range(NUM_FETCH_THREADS):
+        for _ in range(num_threads):
             self._blocks.put(memoryview(bytearray(mix.max_clip_bytes + TABLE_BYTES)))
         self._failure: Exception | None = None
         self._lock = threading.Lock()

@@ -151,7 +151,7 @@ class VideoLoader:
         self._pipeline_options = pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None)
         self._pipeline_options |= arguments.pipeline_options(
             self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine,
-            stores.num_requests,
+            stores.num_fetch_threads(self.datasets),
         )  # fmt: skip
         self._groups = arguments.check_groups(world, process_group, shared_group)
         self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)

@@ -76,7 +76,7 @@ class Pipeline:
         pixels: Pixels = "rgb24",
         accuracy: Accuracy | None = None,
         decode: bool = True,
-        num_requests: int = 4,
+        num_fetch_threads: int = 4,
     ) -> None:
         self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
         self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
@@ -84,9 +84,9 @@ class Pipeline:
         self._signals = Signals(parts[0].dataset.url)
         clock = Clock(sample_timeout_seconds)
         self._stages = (
-            Stages(parts, self._signals, clock, num_workers, pixels, accuracy, num_requests)
+            Stages(parts, self._signals, clock, num_workers, pixels, accuracy, num_fetch_threads)
             if decode
-            else EncodedStages(parts, self._signals, clock, num_workers, num_requests=num_requests)
+            else EncodedStages(parts, self._signals, clock, num_workers, num_fetch_threads=num_fetch_threads)
         )
         self.is_open = False
         self._ring_wait_since: float | None = None

@@ -31,7 +31,6 @@ from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
-_NUM_FETCH_THREADS = 4
 _LOOKAHEAD = 16  # batches whose shards' index rows are asked for before their turn, where the store is far
 _THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
 _THREADED_FRAMES = 16
@@ -45,7 +44,7 @@ class Stages:
     """Fetch threads, decoders and the memory for clips: none before `open`, which leaves their end to `resources`.
 
     clip_bytes: memory for clips read ahead; `repair_bytes(parts)` are taken besides. pixels, accuracy: of the pictures
-    in the ring; see PictureFormat and PendingBatch. num_requests: to object stores, at the same time.
+    in the ring; see PictureFormat and PendingBatch. num_fetch_threads: that read.
     """
 
     def __init__(
@@ -56,10 +55,10 @@ class Stages:
         num_workers: int,
         pixels: Pixels = "rgb24",
         accuracy: Accuracy | None = None,
-        num_requests: int = _NUM_FETCH_THREADS,
+        num_fetch_threads: int = 4,
     ) -> None:
         self._is_remote = any(not part.dataset.store.is_local for part in parts)
-        self._num_requests = num_requests
+        self._num_fetch_threads = num_fetch_threads
         self._stores = {part.dataset.url: part.dataset.store for part in parts}
         self._signals, self._clock, self._num_workers = signals, clock, num_workers
         self._pixels, self._accuracy = pixels, accuracy
@@ -78,7 +77,7 @@ class Stages:
         resources.callback(self._clips.close)
         self._clips.allocate(GENERATION.size, 0.0)  # its first page is the run that workers look at
         self._repair_clip = self._clips.allocate(self._repair_bytes, 0.0)
-        self._fetchers = FetchThreads(self._num_requests if self._is_remote else _NUM_FETCH_THREADS)
+        self._fetchers = FetchThreads(self._num_fetch_threads)
         resources.callback(self._close_fetchers)
         self._decoder: Decoder = (
             DecodePool(self._num_workers, self._clips, ring) if self._num_workers else InlineDecoder(self._clips, ring)

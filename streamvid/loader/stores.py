@@ -19,7 +19,7 @@ from streamvid.storage import (
     open_store,
 )
 
-_MAX_FETCH_THREADS = 64
+_NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 64
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Stores:
         """Open a dataset. Raises as `open_dataset` does."""
         return Dataset(open_store(url, self.options), self.cache)
 
-    @property
-    def num_requests(self) -> int:
-        """Threads that wait for reads of object stores."""
-        return min(_MAX_FETCH_THREADS, self.options.max_requests)
+    def num_fetch_threads(self, datasets: Iterable[Dataset]) -> int:
+        """Threads that read these datasets: of local ones few, of object stores one for each request under way."""
+        is_local = all(dataset.store.is_local for dataset in datasets)
+        return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
 
 def store_stats(datasets: Iterable[Dataset]) -> tuple[StoreStats | None, CacheStats | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamvid.errors import ConfigError
+from streamvid.storage import StorageOptions
 
 
 def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
@@ -79,6 +80,7 @@ class TrainConfig:
     dataset: URL or path of a sealed dataset.  output: the folder for metrics.jsonl, weights and state.
     num_steps, num_epochs: how long; at most one of them, and one epoch where neither is given.
     batch_size: samples a rank, or {bucket: samples}; max_tokens_per_batch takes its place where given.
+    storage: how an object store is reached.   cache_dir, cache_bytes: a local folder for what is read from it.
     save_every_steps: None saves at the end only.  keep_checkpoints: the newest so many stay.
     resume: "latest" goes on from the newest checkpoint in `output` if there is one, a path from that state folder,
         None starts anew.
@@ -93,6 +95,9 @@ class TrainConfig:
     batch_size: int | dict[str, int] | None = None
     max_tokens_per_batch: int | None = None
     num_workers: int = 2
+    storage: StorageOptions = field(default_factory=StorageOptions)
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

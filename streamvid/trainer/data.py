@@ -72,12 +72,13 @@ class BatchClock:
 @contextmanager
 def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """The training loader and the one for evaluation: split "val" where the dataset has it, else "train"."""
-    from streamvid.dataset.reader import open_dataset
     from streamvid.loader.loader import VideoLoader
+    from streamvid.loader.stores import Stores
 
-    dataset = open_dataset(config.dataset)
+    dataset = Stores.of(config.storage, config.cache_dir, config.cache_bytes).open(config.dataset)
     split = "val" if "val" in dataset.shards.splits else "train"
     sizes: dict[str, Any] = {"batch_size": config.batch_size, "max_tokens_per_batch": config.max_tokens_per_batch}
+    sizes["storage"] = config.storage
     with ExitStack() as stack:
         loader = stack.enter_context(
             VideoLoader(dataset, **sizes, num_epochs=None, seed=config.seed, num_workers=config.num_workers)
