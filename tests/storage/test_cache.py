@@ -219,7 +219,7 @@ def test_errors_of_the_store_pass_unchanged_and_leave_nothing(tmp_path: Path, re
     assert sys.platform != "linux" or len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-def test_the_least_recently_used_goes_first(tmp_path: Path, remote: Remote) -> None:
+def test_of_few_the_least_recently_used_goes_first(tmp_path: Path, remote: Remote) -> None:
     name, cache = biggest(remote), BlockCache(tmp_path, 3 * BLOCK_BYTES)
     remote.check(cache, name, [(0, 1), (BLOCK_BYTES, 1)])
     first, second = blocks(tmp_path)
