@@ -211,7 +211,7 @@ class CacheFolder:
             _unlock(claim)
 
     def _make_room(self, ledger: _Ledger, need: int) -> int:
-        """Count the files; where `need` bytes do not fit, remove some that were not used lately. How many those were."""
+        """Count the files; where `need` more do not fit, remove some not used lately. How many those were."""
         files = list(self._files())
         total = sum(size for _, size, _ in files)
         ledger.set(total)
