@@ -1,0 +1,297 @@
+"""Datasets that are built in a bucket, and sources that lie in one: the same bytes as on a local disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid.errors import DatasetError, SealedError, SourceError, StorageError
+from streamvid.sharder import ShardOptions, abandon, dry_run, shard
+from streamvid.storage import StorageOptions
+from tests.servers import ProxyFactory, S3Env, S3Server
+from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Tree, tree_of
+from tests.sharder.test_kill import moments, native_moments, run
+
+QUICK = StorageOptions(deadline_seconds=3.0)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's caches, where the unfinished lies by default."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "streamvid" / "shard"
+
+
+@pytest.fixture
+def bucket(moto_server: S3Server, s3_env: S3Env, work: Path) -> str:
+    s3_env(moto_server)
+    return moto_server.new_bucket()
+
+
+def options(**changes: Any) -> ShardOptions:
+    return ShardOptions(**{**OPTIONS, **changes})
+
+
+def stored(server: S3Server, bucket: str, prefix: str = "ds") -> Tree:
+    """Every object below a prefix, by relative path, as another client sees it."""
+    return {key.removeprefix(f"{prefix}/"): server.read(bucket, key) for key in server.objects(bucket, f"{prefix}/")}
+
+
+def stop_at(phase: str, done: int) -> Any:
+    def progress(now: str, count: int, total: int) -> None:
+        if (now, count) == (phase, done):
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def test_a_bucket_gets_the_bytes_of_a_folder(
+    built: Built, bucket: str, moto_server: S3Server, work: Path
+) -> None:
+    """SHARD-1: every object is the local file, and nothing else is there, nor in the working folder."""
+    report = shard(built.source, f"s3://{bucket}/ds", options(workers=2))
+    assert report == built.report
+    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.uploads(bucket) == [] and list(work.iterdir()) == []
+    assert shard(built.source, f"s3://{bucket}/ds", options()).state == "already sealed"
+    assert not dry_run(built.source, f"s3://{bucket}/ds", options()).probe_bytes_read
+
+
+def test_native_clips_of_a_bucket_are_those_of_a_folder(
+    native: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-1: sources and dataset in buckets, clips encoded: the dataset is that of local folders."""
+    moto_server.upload_folder(native.source, bucket, "videos/")
+    chosen = ShardOptions(**{**NATIVE, "workers": 2, "work_dir": tmp_path / "work"})
+    shard(f"s3://{bucket}/videos/", f"s3://{bucket}/ds", chosen)
+    assert stored(moto_server, bucket) == native.tree
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_sources_in_a_bucket_make_the_dataset_of_a_folder(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-1, SHARD-3: rows, names, rejections and bytes do not tell where the files lay."""
+    moto_server.upload_folder(built.source, bucket, "videos/")
+    for number, source in enumerate((f"s3://{bucket}/videos", f"s3://{bucket}/videos/metadata.csv")):
+        report = shard(source, tmp_path / str(number), options())
+        assert tree_of(tmp_path / str(number)) == built.tree
+        assert report.probe_bytes_read and report.rejections == built.report.rejections
+
+
+def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
+    """A folder without metadata: captions in .txt files, hidden names left out."""
+    own = tmp_path / "own"
+    (own / ".hidden").mkdir(parents=True)
+    for name in ("b.mp4", "a/clip.mp4", ".hidden/x.mp4"):
+        (own / name).parent.mkdir(exist_ok=True)
+        (own / name).write_bytes((built.source / "a/clip_1.5s_a.mp4").read_bytes())
+    (own / "a" / "clip.txt").write_text("  a dog, é\n")
+    moto_server.upload_folder(own, bucket, "own/")
+    shard(own, tmp_path / "local", options())
+    shard(f"s3://{bucket}/own", tmp_path / "far", options())
+    assert tree_of(tmp_path / "local") == tree_of(tmp_path / "far")
+
+
+def test_rows_of_a_local_file_may_name_objects(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
+    """SHARD-3: what is not in the bucket is a rejection."""
+    key = "raw/ä b?#%41.mp4"
+    moto_server.put(bucket, key, (built.source / "a/clip_1.5s_a.mp4").read_bytes())
+    rows = [{"path": f"s3://{bucket}/{name}", "caption": "x"} for name in (key, "gone.mp4")]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = shard(tmp_path / "m.jsonl", tmp_path / "ds", options())
+    assert report.num_samples == 1
+    assert [row.reason for row in report.rejections] == ["cannot be read: No such file or directory"]
+
+
+def test_an_object_that_changes_between_probe_and_build_is_noticed(
+    bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
+) -> None:
+    """SHARD-1: another video does not take its place unseen; the same command then takes the new one."""
+    data = {name: (built.source / name).read_bytes() for name in ("a/clip_1.5s_a.mp4", "a/clip_1.5s_b.mp4")}
+    first, second = data.values()
+    moto_server.put(bucket, "v/x.mp4", first)
+
+    def change(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("build", 0):
+            moto_server.put(bucket, "v/x.mp4", second)
+
+    with pytest.raises(SourceError, match="changed after it was probed"):
+        shard(f"s3://{bucket}/v", tmp_path / "ds", options(), change)
+    assert shard(f"s3://{bucket}/v", tmp_path / "ds", options()).num_samples == 1
+    with pytest.raises(SourceError, match="cannot be read .there is no such object"):
+        shard(f"s3://{bucket}/v", tmp_path / "b", options(), _removing(moto_server, bucket))
+
+
+def _removing(server: S3Server, bucket: str) -> Any:
+    def remove(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("build", 0):
+            server.remove(bucket, "v/x.mp4")
+
+    return remove
+
+
+def test_another_dataset_is_refused_and_overwritten_when_asked(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-2: as in a folder."""
+    dest = f"s3://{bucket}/ds"
+    shard(built.source, dest, options(buckets=BUCKETS[:1]))
+    with pytest.raises(SealedError, match="another would be built"):
+        shard(built.source, dest, options())
+    shard(built.source, dest, options(overwrite=True))
+    assert stored(moto_server, bucket) == built.tree
+
+
+def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3Server) -> None:
+    moto_server.put(bucket, "ds/notes.txt", b"mine")
+    with pytest.raises(DatasetError, match="is not empty and holds no dataset"):
+        shard(built.source, f"s3://{bucket}/ds", options())
+    assert stored(moto_server, bucket) == {"notes.txt": b"mine"}
+
+
+def test_an_unfinished_build_of_something_else_leaves_nothing(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-2: on the same machine other options take its place; on another one they are refused until it is given up.
+
+    Another machine is another working folder.
+    """
+    dest = f"s3://{bucket}/ds"
+    with pytest.raises(KeyboardInterrupt):
+        shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
+    with pytest.raises(DatasetError, match="builds something else.*--abandon"):
+        shard(built.source, dest, options(work_dir=tmp_path / "other"))
+    shard(built.source, dest, options())
+    assert stored(moto_server, bucket) == built.tree
+
+
+def test_another_machine_repeats_no_finished_shard(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
+) -> None:
+    """SHARD-1: the markers in the bucket say what is done."""
+    dest, client = f"s3://{bucket}/ds", moto_server.client
+    with pytest.raises(KeyboardInterrupt):
+        shard(built.source, dest, options(), stop_at("build", 3))
+    keys = [key for key in moto_server.objects(bucket, "ds/shards") if key.endswith(".tar")]
+    before = {key: client.head_object(Bucket=bucket, Key=key)["LastModified"] for key in keys}
+    assert len(keys) >= 3
+    counts = []
+    shard(
+        built.source, dest, options(work_dir=tmp_path / "other"),
+        lambda phase, done, total: counts.append(done) if phase == "build" else None,
+    )  # fmt: skip
+    assert counts[0] >= 3
+    assert stored(moto_server, bucket) == built.tree
+    done = sorted(before)[: counts[0]]
+    assert [client.head_object(Bucket=bucket, Key=key)["LastModified"] for key in done] == [before[key] for key in done]
+
+
+def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
+    """SHARD-2: --abandon leaves neither objects nor parts of uploads nor files."""
+    dest = f"s3://{bucket}/ds"
+    moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/x.tar")
+    with pytest.raises(KeyboardInterrupt):
+        shard(built.source, dest, options(), stop_at("seal", 2))
+    assert stored(moto_server, bucket)
+    assert abandon(dest, options()) is True
+    assert stored(moto_server, bucket) == {} and moto_server.uploads(bucket) == [] and list(work.iterdir()) == []
+    assert abandon(dest, options()) is False
+
+
+def test_uploads_that_were_left_are_given_up_after_success(built: Built, bucket: str, moto_server: S3Server) -> None:
+    """SHARD-2: no parts that nobody sees and somebody pays for."""
+    moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/killed.tar")
+    shard(built.source, f"s3://{bucket}/ds", options())
+    assert moto_server.uploads(bucket) == []
+
+
+def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
+    built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
+) -> None:
+    """SHARD-2, SHARD-3: neither a rejection nor a sealed dataset; then the same command ends with the same bytes."""
+    proxy = fault_proxy(moto_server)
+    server = moto_server.behind(proxy)
+    s3_env(server)
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(built.source, bucket, "videos/")
+    chosen = options(storage=QUICK)
+
+    def die(when: tuple[str, int]) -> Any:
+        return lambda phase, done, total: proxy.set(dead=True) if (phase, done) == when else None
+
+    for when in (("probe", 2), ("build", 1), ("seal", 1)):
+        with pytest.raises(StorageError, match=re.escape(f"s3://{bucket}")) as caught:
+            shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", chosen, die(when))
+        assert "the same command goes on" in str(caught.value) and "--abandon" in str(caught.value)
+        assert server.secret_key not in str(caught.value)
+        proxy.set(dead=False)
+        assert "manifest.json" not in stored(moto_server, bucket)
+    shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", chosen)
+    assert stored(moto_server, bucket) == built.tree
+
+
+def test_faults_change_no_byte(
+    built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
+) -> None:
+    """FETCH-1, SHARD-1: one request in five fails, of reads and writes."""
+    kinds = ("status_500", "slow_down", "too_many", "refused", "lost_answer", "reset", "truncated")
+    s3_env(moto_server.behind(fault_proxy(moto_server, fault_rate=0.2, seed=5, faults=kinds)))
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(built.source, bucket, "videos/")
+    shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", options(workers=2))
+    assert stored(moto_server, bucket) == built.tree
+
+
+def end_after_kills(
+    built: Built, server: S3Server, tmp_path: Path, kills: list[tuple[str, int, float]], clips: str = "copy"
+) -> None:
+    bucket, rng = server.new_bucket(), random.Random(len(kills))
+    dest: Any = f"s3://{bucket}/ds"
+    num_killed = 0
+    for moment in kills:
+        result = run(built, dest, kill=moment, options={"clips": clips, "workers": rng.choice([1, 2])})
+        assert result.returncode in (0, -signal.SIGKILL), result.stderr
+        num_killed += result.returncode != 0
+        assert ("ds/manifest.json" in server.objects(bucket)) >= (result.returncode == 0)
+    assert num_killed
+    result = run(built, dest, options={"clips": clips, "workers": 2})
+    assert result.returncode == 0, result.stderr
+    assert stored(server, bucket) == built.tree
+    assert server.uploads(bucket) == []
+
+
+def test_killed_against_moto_it_ends_with_the_same_bytes(
+    built: Built, bucket: str, moto_server: S3Server, tmp_path: Path, work: Path
+) -> None:
+    """SHARD-1, SHARD-2: kill -9, run again."""
+    kills = random.Random(3).sample(moments(built.report.num_shards, random.Random(1)), 4)
+    end_after_kills(built, moto_server, tmp_path, kills)
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_against_ceph_it_ends_with_the_same_bytes(
+    built: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path, count: int
+) -> None:
+    """SHARD-1, SHARD-2: a real object store, kill -9 at seeded moments of every phase, in the order of a run."""
+    s3_env(rgw)
+    kills = moments(built.report.num_shards, random.Random(7))
+    end_after_kills(built, rgw, tmp_path, kills[:: len(kills) // count])
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_native_clips_killed_against_ceph_end_with_the_same_bytes(
+    native: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path
+) -> None:
+    """SHARD-1, SHARD-2: encoded clips wait on this machine, their shards go to the bucket."""
+    s3_env(rgw)
+    kills = native_moments(native.report.num_shards, random.Random(8), 10)
+    end_after_kills(native, rgw, tmp_path, kills, "native")
