@@ -57,6 +57,7 @@ class VideoLoader:
     accumulate: batches between two steps of the optimizer; the number of steps of an epoch is a multiple of it.
 
     shuffle: "window", over runs of `window` shards | "shards" | "none".   order: "mixed" | "largest-first".
+    deal: so many samples of a step are sorted by shard before the ranks take theirs: more are fewer requests to a store.
     tail: what becomes of samples that fill no step: "carry" | "drop" | "pad" | "shrink" | "uneven", see PlanOptions.
         None: "carry" for split "train"; "uneven" for others, where each sample comes exactly once and ranks may have
         unequal last batches, or none.
@@ -101,6 +102,7 @@ class VideoLoader:
         shuffle: Shuffle = "window",
         window: int = 16,
         order: Order = "mixed",
+        deal: int = 64,
         tail: Tail | None = None,
         sync: Sync = "bucket",
         costs: CostTable | None = None,
@@ -128,7 +130,7 @@ class VideoLoader:
     ) -> None:
         self.world = detect_world() if world is None else arguments.check_world(world)
         tail = tail or ("carry" if split == "train" else "uneven")
-        self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate)
+        self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate, deal)
         self.split, self._layout = split, check_layout(layout)
         self._num_epochs = arguments.at_least("num_epochs", num_epochs, 1)
         self._num_workers = arguments.check_workers(num_workers)
