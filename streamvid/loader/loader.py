@@ -57,7 +57,7 @@ class VideoLoader:
     accumulate: batches between two steps of the optimizer; the number of steps of an epoch is a multiple of it.
 
     shuffle: "window", over runs of `window` shards | "shards" | "none".   order: "mixed" | "largest-first".
-    deal: so many samples of a step are sorted by shard before the ranks take theirs: more are fewer requests to a store.
+    deal: so many samples of a step are sorted by shard before the ranks take theirs: more mean fewer requests.
     tail: what becomes of samples that fill no step: "carry" | "drop" | "pad" | "shrink" | "uneven", see PlanOptions.
         None: "carry" for split "train"; "uneven" for others, where each sample comes exactly once and ranks may have
         unequal last batches, or none.
