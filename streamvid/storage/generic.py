@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from streamvid.storage.store import FileState
@@ -11,7 +11,9 @@ from streamvid.storage.transport import Body, RequestError
 
 
 class FsspecTransport:
-    """Requests to what `fsspec.filesystem(protocol)` gives. Versions are not compared: few of these stores can."""
+    """Requests to what `fsspec.filesystem(protocol)` gives. A version is compared where one is asked for, after the
+    read; answers say none, so that parts of one large read may be of two versions.
+    """
 
     part_bytes = 2**62  # the package cuts uploads as it likes
 
@@ -61,9 +63,11 @@ class FsspecTransport:
             num_there = self.state(key).num_bytes
             if num_there < start + num_bytes:
                 raise RequestError(
-                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have"
+                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have", is_short=True
                 )
             raise RequestError("the answer ended early", may_pass=True)
+        if version and self.state(key).version != version:
+            raise RequestError("it was replaced by another version", is_changed=True)
         return Body([data])
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
@@ -71,17 +75,16 @@ class FsspecTransport:
             raise RequestError("there is one already", is_taken=True)
         self._call("pipe_file", key, data)
 
-    def files(self, prefix: str) -> Iterator[FileState]:
+    def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         try:
             found = self._call("find", prefix.rstrip("/"), detail=True)
         except RequestError as error:
             if not error.is_absent:
                 raise
-            return
-        for key in sorted(found):
-            name = key.lstrip("/") if self._protocol == "memory" else key
-            if name.startswith(prefix):
-                yield FileState(name, int(found[key]["size"]), _version(found[key]))
+            return [], ""
+        named = ((key.lstrip("/") if self._protocol == "memory" else key, found[key]) for key in sorted(found))
+        files = [FileState(key, int(info["size"]), _version(info)) for key, info in named if key.startswith(prefix)]
+        return files, ""
 
     def remove(self, key: str) -> None:
         try:

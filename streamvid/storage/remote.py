@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,9 +24,9 @@ from streamvid.storage.latency import Latency
 from streamvid.storage.options import StorageOptions
 from streamvid.storage.ranges import join_ranges
 from streamvid.storage.request_pool import RequestPool
-from streamvid.storage.store import FileState, Ranges, StoreStats, check_relative
+from streamvid.storage.store import FileState, Ranges, ShortFileError, StoreStats, check_relative
 from streamvid.storage.tally import Tally
-from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, pause_seconds
+from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, ask, pause_seconds
 from streamvid.storage.transport import RequestError, Transport
 from streamvid.storage.wanted import pause as pause_while_wanted
 
@@ -33,6 +34,7 @@ _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
+_LEAST_BYTES_PER_SECOND = 256 * 2**10  # of what is written: its deadline is later by that, but not for tries anew
 
 
 class RemoteStore:
@@ -85,17 +87,26 @@ class RemoteStore:
         return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
-        state = self.state(path)
-        if state is None:
-            raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
-        data = bytearray(state.num_bytes)
-        self.read_ranges(path, [(0, memoryview(data))])
-        if _is_md5(state.version) and hashlib.md5(data, usedforsecurity=False).hexdigest() != state.version:
+        for is_last in (False, False, True):
+            state = self.state(path)
+            if state is None:
+                raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
+            try:
+                return self._read_version(path, state)
+            except _ChangedError:  # its size, too, may be another one now
+                if is_last:
+                    raise
+        raise AssertionError
+
+    def _read_version(self, path: str, state: FileState) -> bytes:
+        data, version = bytearray(state.num_bytes), state.version
+        self.read_ranges(path, [(0, memoryview(data))], version)
+        if _is_md5(version) and hashlib.md5(data, usedforsecurity=False).hexdigest() != version:
             # Wrong on its way, or a version that is no MD5: what comes twice is what is there.
             first = bytes(data)
-            self.read_ranges(path, [(0, memoryview(data))])
+            self.read_ranges(path, [(0, memoryview(data))], version)
             if data != first:
-                self.read_ranges(path, [(0, memoryview(data))])
+                self.read_ranges(path, [(0, memoryview(data))], version)
         return bytes(data)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -133,28 +144,40 @@ class RemoteStore:
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         prefix = self._key(folder) + "/" if folder else self._prefix
-        found = self._retry("list", folder or "it", lambda transport: list(transport.files(prefix)))
-        for state in found:
-            path = state.path[len(self._prefix) :]
-            if path and not path.endswith("/"):  # a "folder" that some tools make
-                yield FileState(path, state.num_bytes, state.version)
+        following = ""
+        while True:
+            found, following = self._retry("list", folder or "it", partial(_page, prefix=prefix, following=following))
+            for state in found:
+                path = state.path[len(self._prefix) :]
+                if path and not path.endswith("/"):  # a "folder" that some tools make
+                    yield FileState(path, state.num_bytes, state.version)
+            if not following:
+                return
 
     # Writing.
 
     def put(self, path: str, data: bytes | Path) -> None:
-        key, transport = self._key(path), self._engine().transport
+        key = self._key(path)
         if isinstance(data, bytes):
-            self._retry("write", path, lambda transport: transport.put(key, data))
             num_bytes = len(data)
+            self._retry("write", path, lambda transport: transport.put(key, data), num_bytes)
         else:
-            num_bytes = data.stat().st_size
-            if num_bytes <= transport.part_bytes:
-                self._retry("write", path, lambda transport: transport.put(key, data.read_bytes()))
-            else:
-                self._put_parts(path, key, data, num_bytes)
-            data.unlink()
+            try:
+                num_bytes = self._put_file(path, key, data)
+            except OSError as error:
+                raise StorageError(f"{self.url}: cannot write {path}: {data}: {error.strerror or error}") from error
         self._engine().tally.add(num_bytes_written=num_bytes)
         self._versions.pop(path, None)
+
+    def _put_file(self, path: str, key: str, file: Path) -> int:
+        num_bytes = file.stat().st_size
+        if num_bytes <= self._engine().transport.part_bytes:
+            data = file.read_bytes()
+            self._retry("write", path, lambda transport: transport.put(key, data), len(data))
+        else:
+            self._put_parts(path, key, file, num_bytes)
+        file.unlink()
+        return num_bytes
 
     def create(self, path: str, data: bytes) -> bool:
         key = self._key(path)
@@ -165,7 +188,7 @@ class RemoteStore:
             transport.put(key, data, if_absent=True)
 
         try:
-            self._retry("write", path, attempt)
+            self._retry("write", path, attempt, len(data))
         except _TakenError:
             # The answer to an earlier try of ours may have been lost.
             return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
@@ -178,11 +201,14 @@ class RemoteStore:
         self._versions.pop(path, None)
 
     def abort_uploads(self, folder: str = "") -> int:
-        prefix = self._key(folder) + "/" if folder else self._prefix
-        begun = self._retry("list the uploads of", folder or "it", lambda transport: transport.uploads(prefix))
+        begun = self._uploads(self._key(folder) + "/" if folder else self._prefix)
         for key, upload in begun:
             self._abort(key, upload)
         return len(begun)
+
+    def _uploads(self, prefix: str) -> list[tuple[str, str]]:
+        path = prefix[len(self._prefix) :]
+        return self._retry("list the uploads of", path or "it", lambda transport: transport.uploads(prefix))
 
     def _abort(self, key: str, upload: str) -> None:
         path = key[len(self._prefix) :]
@@ -190,13 +216,13 @@ class RemoteStore:
 
     def _put_parts(self, path: str, key: str, file: Path, num_bytes: int) -> None:
         size = self._engine().transport.part_bytes
-        upload = self._retry("write", path, lambda transport: transport.begin_parts(key))
+        upload = self._begin_parts(path, key)
 
         def put(number: int) -> tuple[str, bytes]:
             with file.open("rb") as source:
                 source.seek((number - 1) * size)
                 data = source.read(size)
-            tag = self._retry("write", path, lambda transport: transport.put_part(key, upload, number, data))
+            tag = self._retry("write", path, lambda transport: transport.put_part(key, upload, number, data), len(data))
             return tag, hashlib.md5(data, usedforsecurity=False).digest()
 
         try:
@@ -204,11 +230,31 @@ class RemoteStore:
                 sent = list(threads.map(put, range(1, -(-num_bytes // size) + 1)))
             self._end_parts(path, key, upload, sent, num_bytes)
         except BaseException:
-            try:
-                self._abort(key, upload)
-            except StorageError as error:
-                _log.warning("%s: parts of an upload of %s are left: %s", self.url, path, error)
+            self._try_abort(path, lambda: [(key, upload)])
             raise
+
+    def _begin_parts(self, path: str, key: str) -> str:
+        tries, upload = 0, ""
+
+        def attempt(transport: Transport) -> str:
+            nonlocal tries
+            tries += 1
+            return transport.begin_parts(key)
+
+        try:
+            upload = self._retry("write", path, attempt)
+            return upload
+        finally:
+            if tries > 1:  # the answer to an earlier try may have been lost: what it began is nobody's
+                self._try_abort(path, lambda: [begun for begun in self._uploads(key) if begun != (key, upload)], key)
+
+    def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]], only: str = "") -> None:
+        try:
+            for key, upload in begun():
+                if not only or key == only:
+                    self._abort(key, upload)
+        except StorageError as error:
+            _log.warning("%s: parts of an upload of %s are left: %s", self.url, path, error)
 
     def _end_parts(self, path: str, key: str, upload: str, sent: list[tuple[str, bytes]], num_bytes: int) -> None:
         tags = [tag for tag, _ in sent]
@@ -229,13 +275,13 @@ class RemoteStore:
 
     # Trying again.
 
-    def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer]) -> _Answer:
+    def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
         engine, since, num_tries, num_renewals = self._engine(), time.monotonic(), 0, 0
+        seconds_left = self.options.deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
         while True:
             num_tries += 1
-            engine.tally.add(num_requests=1)
             try:
-                return attempt(engine.transport)
+                return ask(engine, num_bytes, attempt, since + seconds_left)
             except RequestError as error:
                 engine.tally.fail(error)
                 if error.is_absent or error.is_taken:
@@ -262,7 +308,12 @@ class RemoteStore:
             text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
-        return StorageError(f"{text}. {error.hint}" if error.hint else text)
+        kind = ShortFileError if error.is_short else _ChangedError if error.is_changed else StorageError
+        return kind(f"{text}. {error.hint}" if error.hint else text)
+
+
+def _page(transport: Transport, prefix: str, following: str) -> tuple[list[FileState], str]:
+    return transport.files(prefix, following)
 
 
 def _is_md5(version: str) -> bool:
@@ -271,6 +322,10 @@ def _is_md5(version: str) -> bool:
 
 class _AbsentError(StorageError):
     """There is no such object."""
+
+
+class _ChangedError(StorageError):
+    """There is another version."""
 
 
 class _TakenError(StorageError):

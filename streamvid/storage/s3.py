@@ -8,7 +8,7 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -45,8 +45,8 @@ class S3Transport:
         try:
             status, headers = response.status_code, response.headers
             total = headers.get("Content-Range", "").rpartition("/")[2]
-            if status == 416 and total.isdigit():
-                return FileState(key, int(total), _version(headers))
+            if status == 416:  # the only object without a first byte; not every server says its size
+                return FileState(key, 0, _version(headers))
             if status == 206 and total.isdigit():
                 self._read_piece(response, 1)
                 return FileState(key, int(total), _version(headers))
@@ -80,7 +80,7 @@ class S3Transport:
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have")
+            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have", is_short=True)
         if status == 200:
             raise RequestError("the server gives the whole object where a part of it is asked for; it is no S3 server")
         if status != 206:
@@ -88,7 +88,9 @@ class S3Transport:
         said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if said != f"{start}-{start + num_bytes - 1}":
             if total.isdigit() and int(total) < start + num_bytes:
-                raise RequestError(f"it ends at byte {total}, before byte {start + num_bytes}, which it should have")
+                raise RequestError(
+                    f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", is_short=True
+                )
             raise RequestError(f"the server sent the bytes {said!r} of {total}, others were asked for", may_pass=True)
 
     def _read_piece(self, response: Any, num_bytes: int) -> bytes:
@@ -177,15 +179,14 @@ class S3Transport:
             else:
                 raise RequestError("there is one already", is_taken=True) from None
 
-    def files(self, prefix: str) -> Iterator[FileState]:
-        following: dict[str, str] = {}
-        while True:
-            page = self._call("list_objects_v2", Prefix=prefix, **following)
-            for found in page.get("Contents", ()):
-                yield FileState(found["Key"], int(found["Size"]), str(found.get("ETag", "")).strip('"'))
-            if not page.get("IsTruncated"):
-                return
-            following = {"ContinuationToken": page["NextContinuationToken"]}
+    def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
+        token = {"ContinuationToken": following} if following else {}
+        page = self._call("list_objects_v2", Prefix=prefix, **token)
+        files = [
+            FileState(found["Key"], int(found["Size"]), str(found.get("ETag", "")).strip('"'))
+            for found in page.get("Contents", ())
+        ]
+        return files, page["NextContinuationToken"] if page.get("IsTruncated") else ""
 
     def remove(self, key: str) -> None:
         self._call("delete_object", Key=key)

@@ -13,6 +13,10 @@ Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
 """(offset, where its bytes go) of parts of one file."""
 
 
+class ShortFileError(StorageError):
+    """A file of an object store ends before the bytes that were asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """A file as it is now: its size, and a text that is another one once the file is replaced ("" where unknown)."""
@@ -113,6 +117,6 @@ class Store(Protocol):
 
 def check_relative(path: str) -> str:
     """`path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
-    if not path or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
+    if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(f"path {path!r} is not allowed: paths in a dataset are relative and stay inside it")
     return path

@@ -7,12 +7,14 @@ once the read is over, well or not, none does.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import TypeVar, cast
 
 from streamvid.storage.latency import Latency
 from streamvid.storage.ranges import RangeRequest
@@ -25,6 +27,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SLOW_DOWN_PAUSE_SECONDS = 0.5
 MAX_RENEWALS = 5  # of keys that are said to be expired, for one request
 _NEVER = float("inf")
+_Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, is_slow_down: bool) -> float:
@@ -41,6 +44,36 @@ class Engine:
     pool: RequestPool
     latency: Latency
     tally: Tally
+
+
+def ask(engine: Engine, num_bytes: int, attempt: Callable[[Transport], _Answer], deadline: float) -> _Answer:
+    """One request that is no read of ranges, with a body of so many bytes, tried once; RequestError at the deadline,
+    however its server behaves. What is then under way may still be done by the server.
+    """
+    heard: SimpleQueue[tuple[_Answer, None] | tuple[None, BaseException]] = SimpleQueue()
+    is_over = threading.Event()
+
+    def job() -> None:
+        if is_over.is_set():
+            return
+        engine.tally.add(num_requests=1)
+        try:
+            heard.put((attempt(engine.transport), None))
+        except BaseException as error:  # noqa: BLE001 - it is the asker's
+            heard.put((None, error))
+
+    engine.pool.submit(num_bytes, job)
+    try:
+        while (left := deadline - time.monotonic()) > 0:
+            check_wanted()
+            with contextlib.suppress(Empty):
+                answer, error = heard.get(timeout=min(LOOK_SECONDS, left))
+                if error is not None:
+                    raise error
+                return cast("_Answer", answer)
+    finally:
+        is_over.set()
+    raise RequestError("no answer came", hint="Look at the network and at the server")
 
 
 @dataclass(eq=False)
@@ -128,6 +161,8 @@ class Transfer:
                     self._send(part)
 
     def _send(self, part: _Part) -> None:
+        if part.num_active == 0:
+            part.sent_at = _NEVER  # that of its last try says nothing of this one
         part.num_active += 1
         self.num_tries += 1
         self._engine.pool.submit(part.request.num_bytes, lambda: self._request(part))
@@ -139,8 +174,11 @@ class Transfer:
         now = time.monotonic()
         if error is None:
             self._engine.pool.succeeded()
-            if not self.version:
-                self.version = event.version
+            if self.version and event.version not in ("", self.version):  # sent before the version was known
+                changed = RequestError("it was replaced by another version", is_changed=True)
+                self._engine.tally.fail(changed)
+                raise changed
+            self.version = self.version or event.version
             if part.failed_at is not None:
                 self._engine.tally.add(seconds_lost=now - part.failed_at)
             return True
@@ -183,17 +221,17 @@ class Transfer:
             body = engine.transport.get(
                 self._key, request.start, request.num_bytes, self.version, lambda: not part.is_done
             )
+            engine.latency.add(request.num_bytes, time.monotonic() - since)
+            engine.tally.add(num_bytes_read=request.num_bytes)
+            with part.lock:
+                if not part.is_done:
+                    request.scatter(body.pieces)
+                    part.is_done = True
+                    engine.tally.add(num_bytes_wanted=request.num_bytes_wanted)
         except RequestError as error:
             self._events.put(_Event(part, error))
             return
         except Exception as error:  # noqa: BLE001 - the reader must hear of it, and its thread must go on
             self._events.put(_Event(part, RequestError(f"{type(error).__name__}: {error}")))
             return
-        engine.latency.add(request.num_bytes, time.monotonic() - since)
-        engine.tally.add(num_bytes_read=request.num_bytes)
-        with part.lock:
-            if not part.is_done:
-                request.scatter(body.pieces)
-                part.is_done = True
-                engine.tally.add(num_bytes_wanted=request.num_bytes_wanted)
         self._events.put(_Event(part, None, body.version))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ class RequestError(Exception):
     may_pass: whether the same may work in a moment.   is_slow_down: the store asks for fewer requests.
     is_expired: keys or signature were no longer valid.   is_absent: there is no such file.   is_changed: another
     version is there.   is_taken: there is a file where none was to be.   is_unknown: the store cannot do this.
+    is_short: the object ends before the range does.
     hint: what the user can do, "" if nothing.
     """
 
@@ -29,13 +30,14 @@ class RequestError(Exception):
         is_changed: bool = False,
         is_taken: bool = False,
         is_unknown: bool = False,
+        is_short: bool = False,
         hint: str = "",
     ) -> None:
         super().__init__(cause)
         self.cause, self.hint, self.may_pass = cause, hint, may_pass
         self.is_slow_down, self.is_expired = is_slow_down, is_expired
         self.is_absent, self.is_changed, self.is_taken = is_absent, is_changed, is_taken
-        self.is_unknown = is_unknown
+        self.is_unknown, self.is_short = is_unknown, is_short
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ class Transport(Protocol):
         """Make an object."""
         ...
 
-    def files(self, prefix: str) -> Iterator[FileState]:
-        """All objects whose key begins so, in order; `path` is the whole key."""
+    def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
+        """Objects whose key begins so, in order; `path` is the whole key. With them what to give as `following` for
+        those that come next, "" after the last."""
         ...
 
     def remove(self, key: str) -> None:

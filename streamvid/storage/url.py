@@ -6,7 +6,7 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from streamvid.errors import StorageError
@@ -38,13 +38,14 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 def redact(url: str) -> str:
     """A URL without user, password and query: what may stand in a log, an error or a manifest."""
-    if "://" not in url:
+    scheme, colon, rest = url.partition("://")
+    if not colon:
         return url
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.port is not None:
-        host = f"{host}:{parts.port}"
-    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    # A secret may have a slash in it: what looks like a user without a host goes on to the last "@".
+    if "@" in path and ("::" in scheme or re.search(r":(?!\d*$)", host) is not None):
+        host, slash, path = path.rpartition("@")[2].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
@@ -75,7 +76,7 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
             f"url {redact(url)!r} has the scheme {scheme!r}; local paths, file://, s3:// and memory:// URLs are "
             "opened, and those of object stores that fsspec has a package for, as gs://"
         )
-    if "?" in rest or "#" in rest or "@" in rest.removeprefix("//").split("/")[0]:
+    if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
             f"url {redact(url)!r} has more than a bucket and a path; keys come from AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, from the files of AWS or from a role"
