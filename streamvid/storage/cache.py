@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * 2**20
 
+_MOST_FETCHED = 2.0  # times the bytes that were asked for, in a cache that is full
 _TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so that most hits write nothing
 _PAUSE_SECONDS = 60.0  # without writing, after the disk refused
 _NAME = re.compile("[0-9a-f]{64}")
@@ -87,6 +88,8 @@ class _Process:
     bytes_from_cache: int = 0
     bytes_fetched: int = 0
     evicted: int = 0
+    recently_wanted: float = 0.0  # bytes, the older ones counting less
+    recently_fetched: float = 0.0
 
 
 class BlockCache:
@@ -220,13 +223,15 @@ class BlockCache:
         finally:
             os.close(descriptor)
         with process.lock:
+            num_bytes = sum(len(buffer) for _, buffer in block.pieces)
             process.hits += 1
-            process.bytes_from_cache += sum(len(buffer) for _, buffer in block.pieces)
+            process.bytes_from_cache += num_bytes
+            self._count(num_bytes, 0)
         return True
 
     def _try(self, block: _Block) -> bool | None:
         """Is the block there now? None: another is bringing it. False: it is not, and claimed if that is possible."""
-        if time.monotonic() < self._process().paused_until:
+        if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
             if not self._folder.claim(block.claim):
@@ -237,6 +242,23 @@ class BlockCache:
             return False
         self._folder.release([block.claim])
         return True
+
+    def _is_wasted(self, block: _Block) -> bool:
+        """Whether bringing all of a block for a part of it would do more harm than good: in a cache too small for a
+        window of the shuffle, blocks go before their other parts are asked for."""
+        process = self._process()
+        if not process.evicted or sum(len(buffer) for _, buffer in block.pieces) >= block.claim.size:
+            return False
+        return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
+
+    def _count(self, wanted: int, fetched: int) -> None:
+        """Under the process' lock."""
+        process = self._process()
+        process.recently_wanted += wanted
+        process.recently_fetched += fetched
+        if process.recently_wanted + process.recently_fetched > 2 * self._folder.max_bytes:
+            process.recently_wanted /= 2
+            process.recently_fetched /= 2
 
     def _wait(self, block: _Block, deadline: float) -> bool:
         """As `_try`, but what another brings is waited for; once the time is over the block is not there."""
@@ -301,7 +323,9 @@ class BlockCache:
         fetch(asked)
         with process.lock:
             process.misses += len(missing)
-            process.bytes_fetched += sum(len(buffer) for _, buffer in asked)
+            num_fetched = sum(len(buffer) for _, buffer in asked)
+            process.bytes_fetched += num_fetched
+            self._count(sum(len(buffer) for block in missing for _, buffer in block.pieces), num_fetched)
         for block, memory in whole:
             for start, buffer in block.pieces:
                 if buffer is not memory:

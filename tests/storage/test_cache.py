@@ -499,3 +499,22 @@ def test_forked_children_read_on_their_own(tmp_path: Path, remote: Remote) -> No
         ends(process)
     reopened(tmp_path, 3 * BLOCK_BYTES)
     assert not parts(tmp_path)
+
+
+def test_a_cache_too_small_for_a_window_does_not_multiply_what_is_fetched(tmp_path: Path) -> None:
+    """Small parts of many blocks, each asked for long after its block had to go: most are fetched as they are."""
+    name, num_blocks, size = "ab" * 32, 64, 100_000
+    cache, fetched = BlockCache(tmp_path, 8 * BLOCK_BYTES), []
+    draw = random.Random(3)
+
+    def fetch(wanted: Sequence[tuple[int, memoryview]]) -> None:
+        fetched.append(sum(len(buffer) for _, buffer in wanted))
+
+    num_wanted = 0
+    for _ in range(2000):
+        offset = draw.randrange(num_blocks) * BLOCK_BYTES + draw.randrange(BLOCK_BYTES - size)
+        cache.read_ranges(name, num_blocks * BLOCK_BYTES, [(offset, memoryview(bytearray(size)))], fetch)
+        num_wanted += size
+    filling = 16 * BLOCK_BYTES
+    assert sum(fetched) - filling < 3 * num_wanted
+    assert cache.stats().hits > 0
