@@ -26,6 +26,7 @@ from streamvid.errors import ConfigError, DatasetError, SealedError, StorageErro
 from streamvid.storage import FileState, LocalStore, StorageOptions, Store, open_store
 
 _JOURNALS = "copy"
+_MAX_READS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def copy_store(
     check_workers(workers)
     _check_places(source, dest)
     dataset = Dataset(source)
-    manifest = source.read(MANIFEST)
+    manifest = _read_twice(source, MANIFEST)
     if manifest_to_json(manifest_from_json(manifest)) != manifest_to_json(dataset.manifest):
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
     files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these decide all others, wherever from
@@ -107,6 +108,18 @@ def copy_store(
     with Journal(journal, _JOURNALS, about) as done:
         copy = _Copy(dataset, manifest, dest, done, check_existing, workers, progress or _no_progress)
         return copy.run(temp_dir)
+
+
+def _read_twice(store: Store, path: str) -> bytes:
+    """A file's bytes, the same in two reads: what no checksum from outside proves may go wrong on its way."""
+    data = store.read(path)
+    for _ in range(_MAX_READS):
+        before, data = data, store.read(path)
+        if data == before:
+            return data
+    raise StorageError(
+        f"{store.url}: {path} is another one each time that it is read; look at the link, or at who writes"
+    )
 
 
 def _check_places(source: Store, dest: Store) -> None:
@@ -169,7 +182,7 @@ class _Copy:
             if state.path in names:
                 there[state.path] = state
             elif not state.path.startswith(f"{OWN_FOLDER}/"):
-                foreign = foreign or state.path
+                foreign = foreign or (state.path if self.dest.state(state.path) else "")  # lists come without checksums
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
@@ -179,7 +192,7 @@ class _Copy:
         return there, sealed
 
     def _sealed_there(self) -> bytes | None:
-        data = self.dest.read(MANIFEST)
+        data = _read_twice(self.dest, MANIFEST)
         try:
             manifest = manifest_from_json(data)
         except StreamvidError:

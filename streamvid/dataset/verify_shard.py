@@ -17,6 +17,7 @@ from streamvid.dataset.verify_report import CHECKSUM, CONTENT, MAX_KEYS, MISSING
 from streamvid.errors import IntegrityError, StorageError, StreamvidError
 from streamvid.storage import FileState, Store
 
+_ATTEMPTS = 3  # at a file that is replaced while it is read, or whose version came wrong
 _COLUMNS = ("key", "text", "text_sha256", "clip_offset", "clip_bytes", "clip_sha256")
 _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
@@ -66,11 +67,12 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
     shard = findings.shard
     rows = _check_rows(dataset, findings) if is_index_right else []
     wrong = {problem.path for problem in findings.problems}
+    known = {state.path: state for state in findings.states}
     for file in shard_files(shard):
         if file.path in wrong:
             continue
         clips = _Clips(rows, file.num_bytes) if file.path == shard.path else None
-        problem = check_file(dataset.store, file, stop, clips)
+        problem = check_file(dataset.store, file, stop, clips, known.get(file.path))
         findings.num_bytes_read += file.num_bytes
         if problem is None:
             bad = clips.wrong() if clips else []
@@ -84,21 +86,33 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
             findings.add(file.path, problem.what, problem.expected, problem.found)
 
 
-def check_file(store: Store, file: FileInfo, stop: threading.Event, clips: _Clips | None = None) -> Problem | None:
+def check_file(
+    store: Store,
+    file: FileInfo,
+    stop: threading.Event,
+    clips: _Clips | None = None,
+    known: FileState | None = None,
+) -> Problem | None:
     """Whether a file's bytes are right; wrong ones are read again, as they may have gone wrong on their way.
+
+    known: its state as it was just now, where somebody has looked.
 
     Raises StorageError where the store cannot even say whether the file is there.
     """
-    try:
-        state = store.state(file.path)
+    state = known or store.state(file.path)
+    for attempt in range(_ATTEMPTS):
         problem = problem_of_state(file, state)
         if state is None or problem is not None:
             return problem
-        read = partial(_read, store, file, state.version, stop, clips)
-        found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
-    except StorageError as error:
-        # A store that is away is no finding about this file: then the next line raises.
-        return problem_of_state(file, store.state(file.path)) or unreadable(file.path, error)
+        try:
+            read = partial(_read, store, file, state.version, stop, clips)
+            found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
+            break
+        except StorageError as error:
+            # A store that is away is no finding about this file: then the next line raises.
+            state = store.state(file.path)
+            if attempt == _ATTEMPTS - 1:
+                return problem_of_state(file, state) or unreadable(file.path, error)
     return None if found == file.sha256 else Problem(file.path, CHECKSUM, file.sha256, found)
 
 

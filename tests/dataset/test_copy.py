@@ -26,7 +26,8 @@ from streamvid.storage import LocalStore, open_store
 from tests.clips import ROOT
 from tests.dataset.test_verify import tars, tree_of
 from tests.dataset.whole import DATA, Watched, flip, seal_whole
-from tests.servers import S3Server
+from tests.servers import Rgw, S3Server
+from tools.fault_proxy import FaultProxy
 
 NATIVE = DATA / "dataset_v1_2"
 FILES = sorted(tree_of(NATIVE))
@@ -318,6 +319,80 @@ def test_a_copy_to_a_bucket_that_is_killed_goes_on(
     assert kept >= 8 and len(tree) == len(moto_server.objects(bucket)) and not moto_server.uploads(bucket)
     assert all(moto_server.read(bucket, f"ds/{path}") == data for path, data in tree.items())
     assert not [path for path in tmp_path.iterdir() if path.name not in ("source", "journal")]
+
+
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 23))])
+def test_copy_and_verify_through_faults(
+    tmp_path: Path,
+    moto_server: S3Server,
+    s3_env: Callable[[S3Server], dict[str, str]],
+    fault_proxy: Callable[..., FaultProxy],
+    seed: int,
+) -> None:
+    """FETCH-1, SHARD-2: every fault that the proxy knows on a tenth of requests: the bytes are right, and found so."""
+    proxy = fault_proxy(moto_server, fault_rate=0.1, seed=seed, stall_s=0.5, slow_s=0.5)
+    s3_env(moto_server.behind(proxy))
+    seal_whole(tmp_path / "source", 12, clip_bytes=60_000)
+    one, two = (f"s3://{moto_server.new_bucket()}/ds" for _ in range(2))
+    copy_dataset(tmp_path / "source", one, journal=tmp_path / "journal", temp_dir=tmp_path)
+    copy_dataset(one, two, journal=tmp_path / "journal", temp_dir=tmp_path)
+    report = verify_dataset(two, deep=True, journal=tmp_path / "journal")
+    assert report.is_right, report.problems
+    tree = tree_of(tmp_path / "source")
+    bucket = two.split("/")[2]
+    assert {path: moto_server.read(bucket, f"ds/{path}") for path in tree} == tree
+    assert len(moto_server.objects(bucket)) == len(tree) and not moto_server.uploads(bucket)
+    assert sum(proxy.counts().faults.values()) > 10
+
+
+def test_a_bucket_that_answers_no_more_is_an_error_in_time(
+    tmp_path: Path,
+    moto_server: S3Server,
+    s3_env: Callable[[S3Server], dict[str, str]],
+    fault_proxy: Callable[..., FaultProxy],
+) -> None:
+    """FETCH-1: within the deadline, of source, dest and of what is verified; it is no finding. The same call goes on."""
+    proxy = fault_proxy(moto_server)
+    s3_env(moto_server.behind(proxy))
+    seal_whole(tmp_path / "source", 12)
+    url, journal = f"s3://{moto_server.new_bucket()}/ds", tmp_path / "journal"
+    storage = {"deadline_seconds": 2.0}
+
+    def dies(phase: str, done: int, total: int) -> None:
+        proxy.set(dead=phase != "index" and done >= 5)
+
+    for run_once in (
+        lambda progress: copy_dataset(tmp_path / "source", url, storage=storage, journal=journal, progress=progress),
+        lambda progress: verify_dataset(url, deep=True, storage=storage, journal=journal, progress=progress),
+        lambda progress: copy_dataset(url, tmp_path / "back", storage=storage, journal=journal, progress=progress),
+    ):
+        with pytest.raises(StorageError, match=url):
+            run_once(dies)
+        proxy.set(dead=False)
+        run_once(None)
+    assert tree_of(tmp_path / "back") == tree_of(tmp_path / "source")
+    assert not list(journal.iterdir())
+
+
+def test_a_real_object_store(tmp_path: Path, rgw: Rgw, s3_env: Callable[[S3Server], dict[str, str]]) -> None:
+    """SHARD-2 against Ceph RGW: parts and all; whoever may not read or write is told so at once."""
+    s3_env(rgw)
+    seal_whole(tmp_path / "source", 2, clip_bytes=6 * 2**20)
+    bucket = rgw.new_bucket()
+    url, tree = f"s3://{bucket}/ds", tree_of(tmp_path / "source")
+    rgw.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/left.tar")
+    report = copy_dataset(tmp_path / "source", url, journal=tmp_path / "journal", temp_dir=tmp_path)
+    assert report.num_uploads_aborted == 1 and not rgw.uploads(bucket)
+    assert {path: rgw.read(bucket, f"ds/{path}") for path in tree} == tree
+    assert verify_dataset(url, deep=True, journal=tmp_path / "journal").is_right
+    s3_env(rgw.other)
+    for refused in (
+        lambda: verify_dataset(url, journal=tmp_path / "journal"),
+        lambda: copy_dataset(url, tmp_path / "back", journal=tmp_path / "journal"),
+        lambda: copy_dataset(tmp_path / "source", f"s3://{bucket}/mine", journal=tmp_path / "journal"),
+    ):
+        with pytest.raises(StorageError, match=r"403|AccessDenied"):
+            refused()
 
 
 def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
