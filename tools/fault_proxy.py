@@ -20,7 +20,7 @@ Faults, each at one request; which one, a hash of the seed and of the request's 
     truncated     the connection is closed in the middle of the body (GET)
     stalled       nothing for stall_s in the middle of the body, or before an answer without one; then the rest
     slow          the body drips, 20 drips in slow_s; each 256 KiB of it where its length is not told (GET)
-    flipped       one bit of the body is another (GET)
+    flipped       one bit of the body is another, not the same one twice (GET)
     wrong_etag    the ETag header is another
 """
 
@@ -58,7 +58,7 @@ class Proxy:
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self._number = 0
+        self._number = self._num_flips = 0
         self._up, self._down = Link(), Link()
         self._open: set[asyncio.Task[None]] = set()
 
@@ -234,7 +234,10 @@ class Proxy:
     async def _break(self, client: Stream, data: bytes, at: int, fault: str) -> bytes:
         """Do it within `data`; what of it is still to be sent."""
         if fault == "flipped":
-            return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+            # Another bit each time: to readers, the same wrong bytes twice are what the server has.
+            self._num_flips += 1
+            at = (at + self._num_flips * 7919) % len(data)
+            return data[:at] + bytes([data[at] ^ 1 << self._num_flips % 8]) + data[at + 1 :]
         await self._down_to(client, data[:at])
         if fault == "stalled":
             await asyncio.sleep(self.settings.stall_s)

@@ -6,9 +6,11 @@ What Arrow says of bytes that it cannot read becomes an IntegrityError with the 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import io
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
 from streamvid.errors import IntegrityError, StreamvidError
-from streamvid.storage import Store
+from streamvid.storage import Store, is_wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,13 +27,17 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**20
 _REMOTE_BLOCK_BYTES = 16 * 2**20
 _MAX_READS = 5
+_FOOTER_END_BYTES = 8  # of a Parquet file: its footer's size, and what it is
 _ROWS_AT_ONCE = 1 << 14
 _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
-def prove(store: Store, file: FileInfo) -> None:
-    """IntegrityError unless the file's bytes are those that the manifest names; read a block at a time."""
-    _check_size(store, file)
+def prove(store: Store, file: FileInfo, tail: bytearray) -> None:
+    """IntegrityError unless the file's bytes are those that the manifest names; read a block at a time.
+
+    tail: is filled with the file's last bytes, as they were proved. Its size was checked.
+    """
+    end, end_start = memoryview(tail), file.num_bytes - len(tail)
     size = min(file.num_bytes, _BLOCK_BYTES if store.is_local else _REMOTE_BLOCK_BYTES)
     buffer = memoryview(bytearray(size))
 
@@ -41,6 +47,8 @@ def prove(store: Store, file: FileInfo) -> None:
             block = buffer[: min(size, file.num_bytes - start)]
             store.read_into(file.path, start, block)
             digest.update(block)
+            if (first := max(start, end_start)) < start + len(block):
+                end[first - end_start : start + len(block) - end_start] = block[first - start :]
         return digest.digest()
 
     _check_digest(store, file, until_right(store, file.path, bytes.fromhex(file.sha256), read))
@@ -63,6 +71,10 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 def read_packets(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
     """A packet table's bytes; whoever makes use of them proves them once more."""
+    return _read_until_right(store, path, offset, num_bytes, sha256)
+
+
+def _read_until_right(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -206,6 +218,7 @@ class StoreFile(io.RawIOBase):
 class SamplesFile:
     """One samples file, proved when it is first used. Its footer is kept, and no descriptor; safe in several threads.
 
+    The footer, which has no checksum of its own, is taken from the bytes that were proved, or proved as they were.
     Bytes that rot after the proof are found by the page checksums of files that have them (format 1.1 on).
     """
 
@@ -213,8 +226,9 @@ class SamplesFile:
         self._store, self._file = store, file
         self._where = f"{store.url}: {file.path}"
         self._lock = threading.Lock()
-        self._is_proved = False
+        self._tail: tuple[int, bytes] | None = None  # size and checksum of the footer, once all is proved
         self._footer: Any = None
+        self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
         """One row group: one small read. Columns that the file does not have are left out."""
@@ -222,14 +236,15 @@ class SamplesFile:
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
                 raise ValueError(f"the file has {footer.num_row_groups} row groups")
-        try:
-            return self._rows(footer, row_group, columns)
-        except IntegrityError:
-            # The file was proved: it is another now, or went wrong on its way, which a disk's does not.
-            if self._store.is_local:
-                raise
-            self._store.forget(self._file.path)
-            return self._rows(footer, row_group, columns)
+        for num_reads_left in reversed(range(1 if self._store.is_local else _MAX_READS)):
+            try:
+                return self._rows(footer, row_group, columns)
+            except IntegrityError:
+                # The file was proved: it is another now, or went wrong on its way, which a disk's does not.
+                if not num_reads_left:
+                    raise
+                self._store.forget(self._file.path)
+        raise AssertionError
 
     def _rows(self, footer: Any, row_group: int, columns: Sequence[str] | None) -> pa.Table:
         with _named(f"{self._where}, row group {row_group}"):
@@ -248,14 +263,42 @@ class SamplesFile:
         self._footer = None
 
     def _get_footer(self) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        since = time.monotonic()
         with self._lock:
-            if not self._is_proved:
-                prove(self._store, self._file)
-                self._is_proved = True
-            footer = self._footer
-            if footer is None:
-                footer = self._footer = self._open(None).metadata
-            return footer
+            if self._footer is not None:
+                return self._footer
+            if self._failed is not None and self._failed[0] >= since:
+                raise copy.copy(self._failed[1])  # each in turn would wait as long for a store that is not there
+            try:
+                self._footer = pq.read_metadata(pa.BufferReader(self._read_tail()))
+            except StreamvidError as error:
+                if is_wanted():
+                    self._failed = time.monotonic(), copy.copy(error)
+                raise
+            return self._footer
+
+    def _read_tail(self) -> bytes:
+        """The footer's bytes, to the end of the file."""
+        store, file = self._store, self._file
+        if self._tail is not None:
+            size, sha256 = self._tail
+            return _read_until_right(store, file.path, file.num_bytes - size, size, sha256)
+        _check_size(store, file)
+        end = bytearray(min(_FOOTER_END_BYTES, file.num_bytes))
+        if end:
+            store.read_into(file.path, file.num_bytes - len(end), memoryview(end))
+        tail = end
+        for _ in range(2):  # what says how long the footer is may be wrong itself, until it is proved
+            tail = bytearray(min(file.num_bytes, int.from_bytes(end[:4], "little") + _FOOTER_END_BYTES))
+            prove(store, file, tail)
+            if tail[-_FOOTER_END_BYTES:] == end:
+                break
+            end = tail[-_FOOTER_END_BYTES:]
+        self._tail = len(tail), hashlib.sha256(tail).digest()
+        return bytes(tail)
 
     def _open(self, footer: Any, near: tuple[int, int] | None = None) -> Any:
         import pyarrow.parquet as pq

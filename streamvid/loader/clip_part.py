@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError, IntegrityError, StorageError
+from streamvid.storage import ShortFileError
 
 if TYPE_CHECKING:
     from streamvid.storage import Ranges, Store
@@ -92,7 +93,10 @@ def read_ranges(store: Store, path: str, ranges: Ranges, read: Callable[[], None
     """
     try:
         read()
-    except StorageError:
+    except StorageError as error:
+        # A store that is not there would be asked for its size as long again.
+        if not (store.is_local or isinstance(error, ShortFileError)):
+            raise
         size = store.size(path)
         if size is None or all(size >= offset + len(data) for offset, data in ranges):
             raise

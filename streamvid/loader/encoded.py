@@ -170,13 +170,11 @@ class ClipReader:
         return _Reading(number, slot, part, len(table), room[len(table) : part.block_bytes])
 
     def _read(self, several: Sequence[_Reading]) -> list[tuple[Any, ...]]:
-        """The results of clips of one shard: read together, and each alone where that went wrong."""
+        """The results of clips of one shard: read together, and each alone where their tar ends too early."""
         try:
             problem = self._fill(several)
         except Exception as error:  # noqa: BLE001 - as above
-            if len(several) == 1:
-                return [_failed(error)]
-            problem = str(error)
+            return [_failed(error)] * len(several)  # the store is what is wrong, for all of them
         if problem is not None and len(several) > 1:
             return [self._read([one])[0] for one in several]
         return [self._prove(one, problem) for one in several]

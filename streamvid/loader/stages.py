@@ -222,9 +222,9 @@ class Stages:
         self._fetch_all([work])
 
     def _fetch_all(self, works: Sequence[Work]) -> None:
-        """Read clips that lie near each other in one shard; where that fails, each alone."""
+        """Read clips that lie near each other in one shard; where their tar ends too early, each alone."""
+        blocks: list[tuple[Work, int]] = []
         try:
-            blocks: list[tuple[Work, int]] = []
             for work in works:
                 clip = work.clip if work.clip is not None else self._repair_clip
                 if work.run != self._signals.run or clip is None:
@@ -247,10 +247,7 @@ class Stages:
                 else:
                     self._is_corrupt(work, work.problem)
         except StreamvidError as error:
-            if len(blocks) > 1:
-                self._fetch_each(blocks)
-            else:
-                work = blocks[0][0]
+            for work, _ in blocks:  # the store is what is wrong, for all of them: none is tried again
                 self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)

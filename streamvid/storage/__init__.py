@@ -10,9 +10,9 @@ from streamvid.storage.cached import CachedStore, Content, read_content
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import GAP_BYTES
-from streamvid.storage.store import FileState, Ranges, Store, StoreStats, check_relative
+from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.url import open_store, redact
-from streamvid.storage.wanted import while_wanted
+from streamvid.storage.wanted import is_wanted, while_wanted
 
 __all__ = [
     "GAP_BYTES",
@@ -24,10 +24,12 @@ __all__ = [
     "FileState",
     "LocalStore",
     "Ranges",
+    "ShortFileError",
     "StorageOptions",
     "Store",
     "StoreStats",
     "check_relative",
+    "is_wanted",
     "open_store",
     "read_content",
     "redact",

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from streamvid.storage.cache import BlockCache
-from streamvid.storage.store import FileState, Ranges, Store, StoreStats
+from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats
 
 Content = tuple[str, int]
 """(SHA-256 as hex, bytes) of a whole file: what the cache knows it by."""
@@ -65,7 +65,10 @@ class CachedStore:
 
     def read_content(self, path: str, content: Content, ranges: Ranges) -> None:
         """`read_ranges` of a file whose content is known to whoever reads it."""
-        self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
+        try:
+            self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
+        except ShortFileError:  # a block that is not whole is not kept, but what was asked for may be there
+            self._store.read_ranges(path, ranges)
 
     def forget(self, path: str) -> None:
         if path in self._known:

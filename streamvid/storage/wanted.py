@@ -25,10 +25,15 @@ def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
         _is_wanted.reset(token)
 
 
+def is_wanted() -> bool:
+    """Whether anybody waits for this thread's reads, as far as is known."""
+    ask = _is_wanted.get()
+    return ask is None or ask()
+
+
 def check_wanted() -> None:
     """Raise RequestError if nobody waits for this thread's read any more."""
-    is_wanted = _is_wanted.get()
-    if is_wanted is not None and not is_wanted():
+    if not is_wanted():
         raise RequestError("nobody waits for it any more")
 
 
