@@ -58,6 +58,7 @@ class Spans:
 class SpooledFile:
     """A binary file over a remote `media`. `folder`: where what was fetched lies, None: where temporary files do.
 
+    first_bytes: what one read fetches at least, where that is not known already; more, the longer it goes straight on.
     waiting: entered around every wait for the store, whose time is not the reader's.
     error: the last of the store's; a reader that swallows errors has to be asked for it.
     """
@@ -67,12 +68,14 @@ class SpooledFile:
         media: Media,
         folder: Path | None,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        first_bytes: int = FIRST_BYTES,
     ) -> None:
         self.error: StreamvidError | None = None
         self._media, self._waiting = media, waiting
         self._store, self._key = media.place
         self._bytes_before = self._store.stats().num_bytes_read
-        self._position, self._ahead, self._last_end = 0, FIRST_BYTES, -1
+        self._first_bytes = first_bytes
+        self._position, self._run_start, self._last_end = 0, 0, -1
         self._there, self._left_out = Spans(), Spans()
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed by close()
@@ -126,9 +129,11 @@ class SpooledFile:
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """More than was asked for: the longer a reader goes straight on, the more."""
-        self._ahead = min(MOST_BYTES, 2 * self._ahead) if start == self._last_end else FIRST_BYTES
-        most = min(self._media.num_bytes, max(end, start + self._ahead))
+        """More than was asked for: the longer a reader has gone straight on, the more."""
+        if start != self._last_end:
+            self._run_start = start
+        ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
+        most = min(self._media.num_bytes, max(end, start + ahead))
         free = [span for part in self._there.missing(start, most) for span in self._left_out.missing(*part)]
         return start, max(end, free[0][1])
 

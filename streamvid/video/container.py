@@ -47,6 +47,7 @@ _READ_BYTES = 1 << 16
 #: Codecs that need no look at packets but at the first bytes of key frames, where the container's index tells the rest.
 _INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
 _KEY_HEAD_BYTES = 4096
+_FAR_PROBE_BYTES = 1 << 17
 _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML", b"GIF8": "a GIF"}
 
@@ -116,7 +117,8 @@ class VideoFile:
         self.head = self.reader.read(_HEAD_BYTES)
         self.reader.seek(0)
         _refuse_by_name(self.head)
-        self.container = _open_container(self.reader, self.limits)
+        is_far = isinstance(self.reader, FileReader) and self.reader.far is not None
+        self.container = _open_container(self.reader, self.limits, is_far and self.head[4:8] == b"ftyp")
         try:
             self.container_name = _canonical(self.container.format.name)
             self.is_image = self.container_name in IMAGE_CONTAINERS
@@ -212,7 +214,7 @@ def _refuse_by_name(head: bytes) -> None:
         raise ProbeError(f"the file is {names[0]}, which is not allowed: give a video (mp4, mkv, ...) or a still image")
 
 
-def _open_container(reader: BufferReader | FileReader, limits: Limits) -> InputContainer:
+def _open_container(reader: BufferReader | FileReader, limits: Limits, is_far: bool) -> InputContainer:
     import av
 
     options = {
@@ -225,6 +227,9 @@ def _open_container(reader: BufferReader | FileReader, limits: Limits) -> InputC
         # again where it is needed. This reaches only that throw-away decoder.
         "skip_frame": "all",
     }
+    if is_far:
+        # For the same facts it would read 5 MB or 5 s of packets, whatever the index of an MP4 has told it already.
+        options["probesize"] = str(_FAR_PROBE_BYTES)
     try:
         return av.open(reader, "r", options=options, buffer_size=_READ_BYTES, metadata_errors="replace")
     except av.FFmpegError as error:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder import ShardOptions, abandon, dry_run, shard
-from streamvid.storage import StorageOptions
+from streamvid.sharder.media import Media
+from streamvid.sharder.spool import FIRST_BYTES, SpooledFile
+from streamvid.storage import StorageOptions, open_store
 from tests.servers import ProxyFactory, S3Env, S3Server
 from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Tree, tree_of
 from tests.sharder.test_kill import moments, native_moments, run
+from tests.sharder.test_spool import late_index
 
 QUICK = StorageOptions(deadline_seconds=3.0)
 
@@ -51,9 +55,7 @@ def stop_at(phase: str, done: int) -> Any:
     return progress
 
 
-def test_a_bucket_gets_the_bytes_of_a_folder(
-    built: Built, bucket: str, moto_server: S3Server, work: Path
-) -> None:
+def test_a_bucket_gets_the_bytes_of_a_folder(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
     """SHARD-1: every object is the local file, and nothing else is there, nor in the working folder."""
     report = shard(built.source, f"s3://{bucket}/ds", options(workers=2))
     assert report == built.report
@@ -85,6 +87,19 @@ def test_sources_in_a_bucket_make_the_dataset_of_a_folder(
         assert report.probe_bytes_read and report.rejections == built.report.rejections
 
 
+def test_the_report_counts_what_probing_read(bucket: str, moto_server: S3Server, tmp_path: Path) -> None:
+    """An MP4 of many MB with its index at the end, as the user gives it: a twentieth of it at most."""
+    data = late_index()
+    moto_server.put(bucket, "v/late.mp4", data)
+    (tmp_path / "v").mkdir()
+    (tmp_path / "v" / "late.mp4").write_bytes(data)
+    report = dry_run(f"s3://{bucket}/v", tmp_path / "ds", options())
+    assert report.probe_bytes_read is not None and 0 < report.probe_bytes_read < len(data) / 20
+    assert report.to_json()["probe_bytes_read"] == report.probe_bytes_read
+    local = dry_run(tmp_path / "v", tmp_path / "ds", options())
+    assert replace(report, probe_bytes_read=None) == local
+
+
 def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
     """A folder without metadata: captions in .txt files, hidden names left out."""
     own = tmp_path / "own"
@@ -99,7 +114,9 @@ def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, bu
     assert tree_of(tmp_path / "local") == tree_of(tmp_path / "far")
 
 
-def test_rows_of_a_local_file_may_name_objects(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
+def test_rows_of_a_local_file_may_name_objects(
+    bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
+) -> None:
     """SHARD-3: what is not in the bucket is a rejection."""
     key = "raw/ä b?#%41.mp4"
     moto_server.put(bucket, key, (built.source / "a/clip_1.5s_a.mp4").read_bytes())
@@ -135,6 +152,27 @@ def _removing(server: S3Server, bucket: str) -> Any:
             server.remove(bucket, "v/x.mp4")
 
     return remove
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(bucket: str, moto_server: S3Server) -> None:
+    """SHARD-1: two versions are never mixed; the reader may swallow the error, the file keeps it."""
+    data = random.Random(1).randbytes(4 * FIRST_BYTES)
+    url = f"s3://{bucket}/clip"
+    moto_server.put(bucket, "clip", data)
+    state = open_store(f"s3://{bucket}").state("clip")
+    assert state is not None
+    with SpooledFile(Media(url, "clip", len(data), state.version, StorageOptions()), None) as file:
+        assert file.read(10) == data[:10]
+        moto_server.put(bucket, "clip", data[::-1])
+        file.seek(3 * FIRST_BYTES)
+        with pytest.raises(SourceError, match="changed after it was probed"):
+            file.read(10)
+        assert isinstance(file.error, SourceError)
+        assert file.seek(0) == 0 and file.read(10) == data[:10]
+        moto_server.remove(bucket, "clip")
+        file.seek(3 * FIRST_BYTES)
+        with pytest.raises(SourceError, match="cannot be read .there is no such object"):
+            file.read(10)
 
 
 def test_another_dataset_is_refused_and_overwritten_when_asked(
