@@ -87,7 +87,7 @@ class FileReader:
         self.read, self.seek, self.tell = self._file.read, self._file.seek, self._file.tell
 
     def close(self) -> None:
-        if self._owned and self.far is None:
+        if self._owned and not isinstance(self._file, FarFile):
             self._file.close()
 
 

@@ -305,6 +305,7 @@ def end_after_kills(
     assert server.uploads(bucket) == []
 
 
+@pytest.mark.slow
 def test_killed_against_moto_it_ends_with_the_same_bytes(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path, work: Path
 ) -> None:
