@@ -23,6 +23,7 @@ ROOMS_OF = {
     "av": {"video"},
     "fsspec": {"storage"},
     "s3fs": {"storage"},
+    "botocore": {"storage"},
     "accelerate": {"trainer"},
     "safetensors": {"trainer"},
     "webdataset": {"dataset"},
