@@ -280,6 +280,7 @@ def _filesystem(options: StorageOptions) -> Any:
         # Checksums of newer SDKs are unknown to older servers; ours is Content-MD5.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
+        "http_session_cls": _session_class(),
     }
     if not options.anon:
         config["signature_version"] = "s3v4"
@@ -297,6 +298,20 @@ def _filesystem(options: StorageOptions) -> Any:
     filesystem.retries = 1
     filesystem.connect()
     return filesystem
+
+
+def _session_class() -> Any:
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
+        """aiohttp by itself sends a PUT again whose connection broke: a create that worked would look taken."""
+
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return session
+
+    return OneTrySession
 
 
 def _version(headers: Mapping[str, str]) -> str:

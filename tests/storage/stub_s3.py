@@ -1,0 +1,131 @@
+"""Servers that do what no real S3 can be made to do on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+
+@dataclass
+class StubS3:
+    """Objects of one bucket "stub", and every request as "METHOD key". `versions`: of an object that is replaced by the
+    next one before each read that names no version. `knows_conditions`: of PUT; else 501.
+    """
+
+    endpoint_url: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    versions: dict[str, list[bytes]] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    knows_conditions: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    stub: StubS3
+
+    def _begin(self) -> str:
+        key = unquote(self.path.partition("?")[0]).removeprefix("/stub/")
+        with self.stub.lock:
+            self.stub.requests.append(f"{self.command} {key}")
+            if self.stub.versions.get(key) and "If-Match" not in self.headers:
+                self.stub.objects[key] = self.stub.versions[key].pop(0)
+        return key
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._answer(status, f"<Error><Code>{code}</Code></Error>".encode())
+
+    def do_GET(self) -> None:
+        data = self.stub.objects.get(self._begin())
+        if data is None:
+            self._refuse(404, "NoSuchKey")
+            return
+        tag = f'"{hashlib.md5(data).hexdigest()}"'
+        if self.headers.get("If-Match", tag) != tag:
+            self._refuse(412, "PreconditionFailed")
+            return
+        first, last = (int(text) for text in self.headers["Range"].removeprefix("bytes=").split("-"))
+        if first >= len(data):
+            self._refuse(416, "InvalidRange")
+            return
+        last = min(last, len(data) - 1)
+        where = f"bytes {first}-{last}/{len(data)}"
+        self._answer(206, data[first : last + 1], ETag=tag, Content_Range=where)
+
+    def do_PUT(self) -> None:
+        key, data = self._begin(), self.rfile.read(int(self.headers["Content-Length"]))
+        if "If-None-Match" in self.headers:
+            if not self.stub.knows_conditions:
+                self._refuse(501, "NotImplemented")
+                return
+            if key in self.stub.objects:
+                self._refuse(412, "PreconditionFailed")
+                return
+        self.stub.objects[key] = data
+        self._answer(200, ETag=f'"{hashlib.md5(data).hexdigest()}"')
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def stub_s3(**settings: bool) -> Iterator[StubS3]:
+    stub = StubS3(**settings)
+    handler = type("Bound", (_Handler,), {"stub": stub})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        stub.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield stub
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Mute(socketserver.BaseRequestHandler):
+    drips: bool
+    is_over: threading.Event
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.drips:
+                self.request.recv(65536)
+                self.request.sendall(b"HTTP/1.1 200 OK\r\nX-Drip: ")
+            while not self.is_over.wait(0.1):
+                if self.drips:
+                    self.request.sendall(b"x")
+
+
+@contextlib.contextmanager
+def mute_server(*, drips: bool) -> Iterator[str]:
+    """The URL of a server that takes connections and reads nothing; or answers by a header that never ends."""
+    is_over = threading.Event()
+    handler = type("Bound", (_Mute,), {"drips": drips, "is_over": is_over})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            is_over.set()
+            server.shutdown()
+            thread.join()
+            time.sleep(0.1)  # clients hear of it
