@@ -17,6 +17,7 @@ from streamvid.sharder import ShardOptions, abandon, dry_run, shard
 from streamvid.sharder.media import Media
 from streamvid.sharder.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store
+from tests.conftest import run_streamvid
 from tests.servers import ProxyFactory, S3Env, S3Server
 from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Tree, tree_of
 from tests.sharder.test_kill import moments, native_moments, run
@@ -334,3 +335,21 @@ def test_native_clips_killed_against_ceph_end_with_the_same_bytes(
     s3_env(rgw)
     kills = native_moments(native.report.num_shards, random.Random(8), 10)
     end_after_kills(native, rgw, tmp_path, kills, "native")
+
+
+def test_the_command_shards_to_a_bucket_and_says_what_is_wrong(
+    built: Built, rgw: S3Server, s3_env: S3Env, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SAFE-1: a bad secret is an error at once, that shows no key; --abandon cleans; then it is built."""
+    s3_env(rgw)
+    bucket = rgw.new_bucket()
+    command = ["shard", built.source, f"s3://{bucket}/ds", "--buckets", "96x64@9", "--workers", "1"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-of-a-secret")
+    done = run_streamvid(*command, check=False)
+    assert done.returncode == 1
+    assert f"s3://{bucket}/ds" in done.stderr and "AWS_SECRET_ACCESS_KEY" in done.stderr
+    assert "canary" not in done.stderr + done.stdout
+    s3_env(rgw)
+    assert "nothing is unfinished" in run_streamvid(*command, "--abandon").stdout
+    assert json.loads(run_streamvid(*command, "--json").stdout)["state"] == "built"
+    assert "ds/manifest.json" in rgw.objects(bucket)
