@@ -42,8 +42,9 @@ def redact(url: str) -> str:
     if not colon:
         return url
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    # A secret may have a slash in it: what looks like a user without a host goes on to the last "@".
-    if "@" in path and ("::" in scheme or re.search(r":(?!\d*$)", host) is not None):
+    # A secret may have a slash in it: a user without a host goes on to the last "@". Only web servers have ports.
+    port = r":(?!\d*$)" if scheme in ("http", "https") else ":"
+    if "@" in path and ("::" in scheme or re.search(port, host) is not None):
         host, slash, path = path.rpartition("@")[2].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 

@@ -1,0 +1,215 @@
+"""What S3 says when it refuses, in words that name what to look at; and URLs that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import ConfigError, StorageError
+from streamvid.storage import StorageOptions, open_store, redact
+from streamvid.storage.s3_errors import error_of_body
+from tests.servers import Rgw, S3Env, S3Server
+
+
+def body(code: str, extra: str = "") -> str:
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n'
+    return f"{head}<Error><Code>{code}</Code><Message>secret text</Message>{extra}<HostId>x</HostId></Error>"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "named"),
+    [
+        (403, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+        (400, "InvalidToken", "AWS_SESSION_TOKEN"),
+        (403, "RequestTimeTooSkewed", "clock"),
+        (403, "AccessDenied", "policy"),
+        (403, "AccessDenied", "requester_pays"),
+        (404, "NoSuchBucket", "endpoint_url"),
+        (301, "PermanentRedirect", "region"),
+        (307, "TemporaryRedirect", "AWS_REGION"),
+        (400, "AuthorizationHeaderMalformed", "region"),
+    ],
+)
+def test_a_refusal_names_the_setting_and_is_final(status: int, code: str, named: str) -> None:
+    error = error_of_body(status, body(code), {}, StorageOptions())
+    assert named in error.hint and not error.may_pass and not error.is_absent and not error.is_changed
+    assert error.cause == f"{status} {code}" and "secret text" not in error.hint
+
+
+def test_the_bucket_s_region_is_said_where_the_server_tells_it() -> None:
+    for text, headers in (
+        (body("PermanentRedirect"), {"x-amz-bucket-region": "eu-west-3"}),
+        (body("AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), {}),
+        ("", {"x-amz-bucket-region": "eu-west-3"}),
+    ):
+        status = 400 if "Malformed" in text else 301
+        assert "to eu-west-3" in error_of_body(status, text, headers, StorageOptions()).hint
+
+
+def test_keys_are_asked_for_where_none_were_given() -> None:
+    hint = error_of_body(403, body("AccessDenied"), {}, StorageOptions(anon=True)).hint
+    assert "not public" in hint and "anon" in hint
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "is_slow_down"),
+    [
+        (500, body("InternalError"), False),
+        (502, "<html>bad gateway</html>", False),
+        (503, body("SlowDown"), True),
+        (503, "", True),
+        (429, "", True),
+        (400, body("RequestTimeout"), False),
+        (408, "", False),
+        (409, body("OperationAborted"), False),
+        (409, body("ConditionalRequestConflict"), False),
+    ],
+)
+def test_trouble_of_the_store_may_pass(status: int, text: str, is_slow_down: bool) -> None:
+    error = error_of_body(status, text, {}, StorageOptions())
+    assert (error.may_pass, error.is_slow_down, error.is_expired) == (True, is_slow_down, False)
+
+
+def test_each_kind_of_answer_is_known() -> None:
+    def error(status: int, code: str = "") -> object:
+        return error_of_body(status, body(code) if code else "", {}, StorageOptions())
+
+    assert error(404, "NoSuchKey").is_absent and error(404).is_absent and error(404, "NoSuchUpload").is_absent
+    assert error(412, "PreconditionFailed").is_changed and error(412).is_taken
+    assert error(501, "NotImplemented").is_unknown and not error(501).may_pass
+    assert error(400, "ExpiredToken").is_expired and error(403, "RequestExpired").may_pass
+    assert not error(418).may_pass and "418" in error(418).cause
+
+
+# Who is let in.
+
+
+def test_a_public_bucket_is_read_without_keys(rgw: Rgw, s3_env: S3Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3_env(rgw)
+    bucket, secret = rgw.new_bucket(), rgw.new_bucket()
+    for name in (bucket, secret):
+        rgw.put(name, "to/x", b"public")
+    allowed = [{"Effect": "Allow", "Principal": {"AWS": ["*"]}, "Action": ["s3:GetObject", "s3:ListBucket"]}]
+    allowed[0]["Resource"] = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
+    rgw.client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": allowed}))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    store = open_store(f"s3://{bucket}/to", StorageOptions(anon=True))
+    assert store.read("x") == b"public" and [state.path for state in store.files()] == ["x"]
+    with pytest.raises(StorageError, match=r"cannot write y: 403 AccessDenied\. The bucket is not public"):
+        store.put("y", b"")
+    with pytest.raises(StorageError, match=r"cannot look at x: 403 AccessDenied\. The bucket is not public: .*anon"):
+        open_store(f"s3://{secret}/to", StorageOptions(anon=True)).read("x")
+    with pytest.raises(StorageError, match=r"no keys were found\. Set AWS_ACCESS_KEY_ID .*anon=True"):
+        open_store(f"s3://{bucket}/to").read("x")
+
+
+def test_a_profile_has_keys_and_endpoint(
+    rgw: Rgw, s3_env: S3Env, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    s3_env(rgw)
+    bucket = rgw.new_bucket()
+    rgw.put(bucket, "x", b"mine")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    config, credentials = tmp_path / "config", tmp_path / "credentials"
+    config.write_text(f"[profile mine]\nregion = us-east-1\nendpoint_url = {rgw.endpoint_url}\n")
+    credentials.write_text(f"[mine]\naws_access_key_id = {rgw.access_key}\naws_secret_access_key = {rgw.secret_key}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    assert open_store(f"s3://{bucket}", StorageOptions(profile="mine")).read("x") == b"mine"
+    with pytest.raises(StorageError, match=r"the profile 'yours' is not in the files of AWS\. Look at profile"):
+        open_store(f"s3://{bucket}", StorageOptions(profile="yours")).read("x")
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    store = open_store(f"s3://{bucket}")
+    store.put("y", b"too")
+    assert store.read("y") == b"too" and rgw.read(bucket, "y") == b"too"
+
+
+def test_who_pays_is_said_and_signed(moto_server: S3Server, s3_env: S3Env) -> None:
+    s3_env(moto_server)
+    store = open_store(f"s3://{moto_server.new_bucket()}", StorageOptions(requester_pays=True, region="eu-west-3"))
+    store.put("x", b"x")
+    assert store.read("x") == b"x" and len(list(store.files())) == 1
+
+
+# URLs.
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://",
+        "s3:///x",
+        "s3:////x",
+        "s3://bucket/../x",
+        "s3://bucket/a/../../x",
+        "s3://bucket/./x",
+        "s3://bucket//x",
+        "s3://bucket/a\\b",
+        "s3://bucket/a\0b",
+        "s3://KEY:CANARY@bucket/x",
+        "s3://KEY:CAN/ARY@bucket/x",
+        "s3://KEY:12/CANARY@bucket/x",
+        "s3://KEY:CAN/A@R/Y@bucket/x",
+        "s3://CANARY@bucket/x",
+        "s3://bucket/x?secret=CANARY",
+        "s3://bucket/x#CANARY",
+        "s3://bucket:port/x",
+        "S3://KEY:CANARY@bucket",
+        "http://user:CANARY@host/x",
+        "https://host/x?X-Amz-Signature=CANARY",
+        "pipe:cat x",
+        "pipe://cat x",
+        "simplecache::s3://KEY:CANARY@bucket/x",
+        "simplecache::s3://KEY:CAN/ARY@bucket/x",
+        "zip://x::s3://KEY:CANARY@bucket/x",
+        "filecache::s3://bucket/x?CANARY",
+        "reference://x",
+        "git://x",
+        "data:text/plain,x",
+        "ftp://user:CANARY@host:21/x",
+    ],
+)
+def test_no_store_opens_at_what_is_no_url_of_one(url: str) -> None:
+    """SAFE-1."""
+    for call in (open_store, lambda url: open_store(url, StorageOptions(anon=True))):
+        with pytest.raises(StorageError) as error:
+            call(url)
+        assert not [part for part in ("CAN", "ARY", "KEY") if part in str(error.value)]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://k:a/b@bucket/x", "s3://bucket/x"),
+        ("s3://k:1/b@bucket/x", "s3://bucket/x"),
+        ("http://host:80/x@y", "http://host:80/x@y"),
+        ("s3://bucket/x@y", "s3://bucket/x@y"),
+        ("s3://bucket", "s3://bucket"),
+        ("http://[::1]:9000/x", "http://[::1]:9000/x"),
+        ("http://u:p@[::1]:9000/x?q", "http://[::1]:9000/x"),
+        ("https://host:8080/x#f", "https://host:8080/x"),
+    ],
+)
+def test_redact_keeps_what_is_no_secret(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"secret": "CANARY"},
+        {"aws_secret_access_key": "CANARY"},
+        {"endpoint_url": "http://key:CANARY@host"},
+        {"endpoint_url": "http://host/?key=CANARY"},
+        {"endpoint_url": "CANARY"},
+    ],
+)
+def test_a_secret_in_the_options_is_refused_and_not_shown(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        StorageOptions.of(given)
+    assert "CANARY" not in str(error.value)

@@ -1,0 +1,312 @@
+"""A read of S3 is right, of one version and in time, or an error that says why; what was asked is counted."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from streamvid.errors import StorageError
+from streamvid.storage import MAX_RANGE_BYTES, StorageOptions, Store, open_store
+from streamvid.storage.request_pool import RequestPool
+from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
+from tests.storage.stub_s3 import mute_server, stub_s3
+from tools.fault_proxy import FaultProxy
+
+BODY = hashlib.shake_256(b"body").digest(300_000)
+PASSING = ("status_500", "slow_down", "too_many", "expired", "refused", "reset", "stalled", "truncated", "wrong_etag")
+LONG_SECONDS = 25.0  # far above what a test takes on a busy machine, far below what it would if its property failed
+
+
+def num_sent(proxy: FaultProxy) -> int:
+    return sum(proxy.counts().requests.values())
+
+
+def read_part(store: Store, path: str, offset: int, num_bytes: int) -> bytes:
+    buffer = bytearray(num_bytes)
+    store.read_into(path, offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+# Of one version.
+
+
+def test_a_large_read_mixes_no_versions(s3_env: S3Env, moto_server: S3Server) -> None:
+    """FETCH-1: the object is replaced between its requests."""
+    s3_env(moto_server)
+    size = MAX_RANGE_BYTES + 2**20
+    with stub_s3() as stub:
+        stub.objects["x"] = b"0" * size
+        stub.versions["x"] = [bytes([49 + number]) * size for number in range(7)]
+        store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))
+        try:
+            found = read_part(store, "x", 0, size)
+        except StorageError as error:
+            assert "replaced by another version" in str(error)
+        else:
+            assert len(set(found)) == 1
+        assert len(set(read_part(store, "x", 0, size))) == 1 or stub.versions["x"]
+
+
+def test_a_read_of_a_whole_object_is_not_cut_where_an_older_one_ended(s3_env: S3Env, moto_server: S3Server) -> None:
+    s3_env(moto_server)
+    with stub_s3() as stub:
+        stub.versions["x"] = [b"short", b"much longer than that", b"another"]
+        store = open_store("s3://stub", StorageOptions(endpoint_url=stub.endpoint_url))
+        state = store.state("x")
+        assert state is not None and state.num_bytes == 5
+        stub.objects["x"] = b"much longer than that"
+        assert store.read("x") in (b"much longer than that", b"another")
+        with pytest.raises(StorageError, match="replaced by another version"):
+            store.read_ranges("x", [(0, memoryview(bytearray(5)))], state.version)
+
+
+def test_reads_beside_a_writer_are_of_one_version(rgw: Rgw, s3_env: S3Env) -> None:
+    """FETCH-1."""
+    s3_env(rgw)
+    bucket, size, is_over = rgw.new_bucket(), 17 * 2**20, threading.Event()
+    versions = [bytes([number]) * size for number in range(4)]
+    rgw.put(bucket, "x", versions[0])
+
+    def write() -> None:
+        for version in versions[1:]:
+            rgw.put(bucket, "x", version)
+        is_over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    store, num_read = open_store(f"s3://{bucket}"), 0
+    while not is_over.is_set() or num_read < 2:
+        try:
+            assert len(set(read_part(store, "x", 0, size))) == 1
+            num_read += 1
+        except StorageError as error:
+            assert "replaced by another version" in str(error)
+    writer.join()
+    assert read_part(store, "x", 0, size) == versions[-1]
+
+
+# Trying again.
+
+
+@pytest.mark.parametrize("num_faults", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_fault_that_passes_is_counted_and_no_error(
+    moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, fault: str, num_faults: int
+) -> None:
+    """FETCH-1, and one layer alone tries again: what the proxy saw is what the store counted."""
+    proxy = fault_proxy(moto_server, faults=(fault,), first_n=num_faults, stall_s=60)
+    s3_env(moto_server.behind(proxy))
+    bucket = moto_server.new_bucket()
+    moto_server.put(bucket, "x", BODY)
+    store = open_store(f"s3://{bucket}", StorageOptions(stall_seconds=0.7))
+    assert store.read("x") == BODY
+    stats, faults = store.stats(), proxy.counts().faults
+    # A refusal of the wrong name has no name that could be wrong.
+    assert faults[fault] == num_faults or (fault == "wrong_etag" and faults[fault] >= 1)
+    assert num_sent(proxy) == stats.num_requests
+    if fault != "wrong_etag":
+        assert stats.num_retries + stats.num_hedged >= 1 and sum(stats.by_error.values()) >= 1
+    assert stats.num_bytes_wanted >= len(BODY)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["status_500", "refused", "lost_answer"]
+    + [pytest.param(fault, marks=pytest.mark.slow) for fault in PASSING if fault not in ("status_500", "refused")],
+)
+def test_all_else_is_tried_again_by_one_layer(
+    moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, fault: str
+) -> None:
+    bucket = moto_server.new_bucket()
+    proxy = fault_proxy(moto_server, faults=(fault,), stall_s=0.1)
+    s3_env(moto_server.behind(proxy))
+    store = open_store(f"s3://{bucket}")
+    for call in ("put", "files", "create", "remove", "size"):
+        proxy.set(first_n=1)
+        if call in ("put", "create"):
+            assert getattr(store, call)(call, BODY) in (None, True)
+            assert moto_server.read(bucket, call) == BODY
+        elif call == "files":
+            assert [state.path for state in store.files()] == ["put"]
+        else:
+            assert getattr(store, call)("put") in (None, len(BODY))
+        assert num_sent(proxy) == store.stats().num_requests, call
+    assert set(moto_server.objects(bucket)) == {"create"}
+
+
+@pytest.mark.slow
+def test_a_long_list_goes_on_where_it_was(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+    """A fault costs a page, not the list."""
+    proxy = fault_proxy(moto_server, faults=("status_500",), fault_rate=0.4, seed=3)
+    bucket = moto_server.new_bucket()
+    for number in range(1100):
+        moto_server.put(bucket, f"to/{number:04}", b"")
+    s3_env(moto_server.behind(proxy))
+    store = open_store(f"s3://{bucket}/to")
+    assert [state.path for state in store.files()] == [f"{number:04}" for number in range(1100)]
+    assert num_sent(proxy) == store.stats().num_requests == 2 + store.stats().num_retries
+
+
+def test_what_will_not_pass_is_asked_once(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+    bucket = rgw.new_bucket()
+    rgw.put(bucket, "x", BODY)
+    for server, said in (
+        (rgw, "no such object"),
+        (rgw.as_user(rgw.access_key, "wrong"), "403 SignatureDoesNotMatch. .*AWS_SECRET_ACCESS_KEY"),
+        (rgw.as_user("nobody", "wrong"), "403 InvalidAccessKeyId. .*AWS_ACCESS_KEY_ID"),
+        (rgw.other, "403 AccessDenied. .*policy"),
+    ):
+        proxy = fault_proxy(server)
+        s3_env(server.behind(proxy))
+        store = open_store(f"s3://{bucket}")
+        path = "missing" if server is rgw else "x"
+        calls: list[Callable[[], object]] = [lambda s=store, p=path: read_part(s, p, 0, 10)]
+        if server is not rgw:
+            calls += [lambda s=store: s.put("y", b""), lambda s=store: s.size("x"), lambda s=store: list(s.files())]
+            calls += [lambda s=store: s.create("y", b""), lambda s=store: s.remove("x")]
+        for number, call in enumerate(calls, 1):
+            with pytest.raises(StorageError, match=rf"s3://{bucket}: cannot .*{said}"):
+                call()
+            assert num_sent(proxy) == store.stats().num_requests == number
+        assert store.stats().num_retries == 0
+    assert rgw.objects(bucket) == {"x": len(BODY)}
+
+
+# In time.
+
+
+def calls_of(store: Store) -> dict[str, Callable[[], object]]:
+    return {
+        "read": lambda: store.read("x"),
+        "read_into": lambda: read_part(store, "x", 0, 10),
+        "state": lambda: store.state("x"),
+        "files": lambda: list(store.files()),
+        "put": lambda: store.put("x", b"small"),
+        "create": lambda: store.create("x", b"small"),
+        "remove": lambda: store.remove("x"),
+        "abort_uploads": lambda: store.abort_uploads(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["dead", "mute", "drips", "nobody"])
+def test_every_call_ends_at_its_deadline(
+    kind: str, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
+) -> None:
+    """FETCH-1: however the server behaves, and whatever one request may take."""
+    s3_env(moto_server)
+
+    def check(endpoint_url: str) -> None:
+        options = StorageOptions(
+            endpoint_url=endpoint_url, deadline_seconds=0.8, stall_seconds=600, connect_seconds=600
+        )
+        store, said = open_store("s3://bucket/to", options), ""
+        for name, call in calls_of(store).items():
+            since = time.monotonic()
+            with pytest.raises(StorageError, match=r"s3://bucket/to: cannot .*deadline_seconds=0.8\)\. \S+") as error:
+                call()
+            assert time.monotonic() - since < LONG_SECONDS, name
+            said += str(error.value)
+        assert {"dead": "was reset", "nobody": "was refused"}.get(kind, "no answer") in said
+
+    if kind == "dead":
+        check(fault_proxy(moto_server, dead=True).endpoint_url)
+    elif kind == "nobody":
+        check("http://127.0.0.1:9")
+    else:
+        with mute_server(drips=kind == "drips") as url:
+            check(url)
+
+
+def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) -> None:
+    """SHARD-2: its deadline is later by its bytes, and is one."""
+    s3_env(moto_server)
+    with mute_server(drips=False) as url:
+        store = open_store("s3://bucket", StorageOptions(endpoint_url=url, deadline_seconds=0.5))
+        with pytest.raises(StorageError, match="cannot write x: no answer"):
+            store.put("x", bytes(2**20))
+
+
+def test_a_stalled_read_is_raced(moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory) -> None:
+    """Once it is known how long requests take, none waits for `stall_seconds`."""
+    proxy = fault_proxy(moto_server, faults=("stalled",), stall_s=600)
+    s3_env(moto_server.behind(proxy))
+    bucket = moto_server.new_bucket()
+    moto_server.put(bucket, "x", BODY)
+    store = open_store(f"s3://{bucket}", StorageOptions(stall_seconds=600, deadline_seconds=600))
+    for _ in range(40):
+        assert read_part(store, "x", 5, 50_000) == BODY[5:50_005]
+    before = store.stats()
+    proxy.set(first_n=1)
+    since = time.monotonic()
+    assert read_part(store, "x", 7, 50_000) == BODY[7:50_007]
+    assert time.monotonic() - since < LONG_SECONDS
+    stats = store.stats()
+    assert proxy.counts().faults == {"stalled": 1} and stats.num_hedged >= before.num_hedged + 1
+    assert 0 < stats.p50_seconds <= stats.p99_seconds < LONG_SECONDS
+    assert stats.num_retries == 0 and stats.by_error == {}
+
+
+# Fewer requests where the store asks for it.
+
+
+def most_at_once(pool: RequestPool, number: int) -> int:
+    lock, is_done, now, most, left = threading.Lock(), threading.Event(), 0, 0, number
+
+    def job() -> None:
+        nonlocal now, most, left
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.005)
+        with lock:
+            now -= 1
+            left -= 1
+            if not left:
+                is_done.set()
+
+    for _ in range(number):
+        pool.submit(1, job)
+    assert is_done.wait(60)
+    return most
+
+
+def test_slow_down_halves_the_requests_at_a_time_and_they_come_back() -> None:
+    pool = RequestPool(64, 2**30)
+    first = pool.limit
+    assert 1 < first <= 64 and most_at_once(pool, 100) <= first
+    pool.slow_down()
+    pool.slow_down()  # of the same burst
+    assert pool.limit == first // 2 and most_at_once(pool, 60) <= first // 2
+    pool.succeeded()
+    assert pool.limit == first // 2  # not at once
+    for _ in range(64 * 64):
+        pool.succeeded()
+    assert pool.limit == 64
+
+
+def test_no_more_bytes_are_under_way_than_allowed() -> None:
+    pool = RequestPool(64, 3)
+    assert most_at_once(pool, 60) <= 3
+
+
+def test_a_store_that_asks_for_fewer_requests_gets_all_its_reads(
+    moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
+) -> None:
+    proxy = fault_proxy(moto_server, faults=("slow_down", "too_many"), methods=("GET",), first_n=12)
+    s3_env(moto_server.behind(proxy))
+    bucket = moto_server.new_bucket()
+    moto_server.put(bucket, "x", BODY)
+    store = open_store(f"s3://{bucket}")
+    threads = [threading.Thread(target=read_part, args=(store, "x", 1000 * at, 1000)) for at in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = store.stats()
+    assert {name.split()[0] for name in stats.by_error} == {"503", "429"}
+    assert sum(stats.by_error.values()) == 12 and stats.num_requests == 32 + stats.num_hedged
+    assert stats.num_bytes_wanted == 20_000 and stats.seconds_lost > 0
