@@ -1,0 +1,119 @@
+"""A store is used in any process that has it: forked, spawned, of a fork server, of a DataLoader; in threads."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from streamvid.storage import StorageOptions, Store, open_store
+from tests.servers import S3Env, S3Server
+
+BODY = hashlib.shake_256(b"body").digest(300_000)
+
+
+@pytest.fixture
+def store(moto_server: S3Server, s3_env: S3Env) -> Store:
+    s3_env(moto_server)
+    store = open_store(f"s3://{moto_server.new_bucket()}/to", StorageOptions(deadline_seconds=40))
+    store.put("x", BODY)
+    return store
+
+
+def use(store: Store, name: str) -> tuple[int, bool]:
+    """Both ways that requests go: reads, and all else."""
+    is_right = store.read("x") == BODY and store.size("x") == len(BODY)
+    store.put(name, name.encode())
+    is_right &= store.read(name) == name.encode() and name in [state.path for state in store.files()]
+    return os.getpid(), is_right and not store.create(name, b"")
+
+
+FORKS = """
+import os, sys
+from streamvid.storage import open_store
+from tests.storage.test_s3_processes import use
+store = open_store(sys.argv[1])
+if sys.argv[2] == "used":
+    assert use(store, "before")[1]
+children = []
+for number in range(4):
+    child = os.fork()
+    if not child:
+        os._exit(0 if use(store, f"child-{number}")[1] else 1)
+    children.append(child)
+    assert use(store, f"parent-{number}")[1]  # beside its children
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+assert use(store, "after")[1]
+assert store.stats().by_error.keys() <= {"it was replaced by another version"}, store.stats()
+"""
+
+
+@pytest.mark.parametrize("before", ["used", "fresh"])
+def test_a_store_that_was_made_before_a_fork_serves_parent_and_children(store: Store, before: str) -> None:
+    """In a process of its own: that of the tests has threads of its own, too."""
+    command = [sys.executable, "-c", FORKS, store.url, before]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    names = {state.path for state in store.files()}
+    assert {f"{who}-{number}" for who in ("parent", "child") for number in range(4)} <= names
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_store_is_sent_to_other_processes(store: Store, method: str) -> None:
+    assert use(store, "before")[1]
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as processes:
+        found = list(processes.map(use, [store] * 3, [f"child-{number}" for number in range(3)]))
+    assert all(is_right for _, is_right in found) and os.getpid() not in {pid for pid, _ in found}
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.url == store.url and copy.stats().num_requests == 0 and use(copy, "copy")[1]
+
+
+def test_many_threads_share_a_store_from_the_first_request_on(store: Store) -> None:
+    fresh, barrier = open_store(store.url), threading.Barrier(12)
+
+    def run(number: int) -> bool:
+        barrier.wait()
+        return use(fresh, f"thread-{number}")[1]
+
+    with ThreadPoolExecutor(12) as threads:
+        assert all(threads.map(run, range(12)))
+    assert fresh.stats().by_error == {"it was replaced by another version": 12}  # the names that are taken
+
+
+LOADS = """
+import sys
+import torch
+from streamvid.storage import open_store
+from tests.storage.test_s3_processes import use
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, store):
+        self.store = store
+    def __len__(self):
+        return 8
+    def __getitem__(self, at):
+        pid, is_right = use(self.store, f"sample-{at}")
+        return pid * is_right
+
+store = open_store(sys.argv[1])
+assert use(store, "before")[1]
+for method in sys.argv[2:]:
+    loader = torch.utils.data.DataLoader(Data(store), 1, num_workers=2, multiprocessing_context=method)
+    pids = {int(pid) for pid in loader}
+    assert len(pids) == 2 and 0 not in pids, pids
+    assert use(store, "after")[1]
+"""
+
+
+def test_workers_of_a_dataloader_use_a_store_that_was_used_before(store: Store) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, store.url, "fork"], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,143 @@
+"""SAFE-1: no secret of any source comes out of anything of ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import StorageError, StreamvidError
+from streamvid.storage import StorageOptions, open_store
+from tests.conftest import Sharded
+from tests.servers import Rgw, S3Env, S3Server
+
+SECRET, TOKEN = "CANARYsecret/with+signs", "CANARYtoken/with+signs=="
+
+# With a store that refuses, one that is not there, and one that serves (moto takes any key).
+USES = """
+import logging, pickle, sys, traceback
+from pathlib import Path
+from streamvid.storage import StorageOptions, open_store
+logging.basicConfig(stream=open(sys.argv[1], "w"), level=logging.DEBUG, format="%(name)s|%(message)s")
+profile = sys.argv[3] or None
+for endpoint in sys.argv[4:]:
+    options = StorageOptions(profile=profile, endpoint_url=endpoint or None, deadline_seconds=1.0)
+    store = open_store(sys.argv[2], options)
+    calls = [lambda: store.put("x", b"x"), lambda: store.read("x"), lambda: list(store.files())]
+    calls += [lambda: store.create("y", b""), lambda: store.abort_uploads(), lambda: store.remove("x")]
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            traceback.print_exc()
+            print(repr(error), error.__cause__, error.__context__)
+    print(store, repr(store), vars(store)["options"], store.stats(), pickle.dumps(store))
+"""
+
+
+def places(source: str, folder: Path, env: dict[str, str]) -> tuple[dict[str, str], str]:
+    """The environment in which the secrets are where `source` says, and the profile that leads there."""
+    keys = f"aws_access_key_id = motokey\naws_secret_access_key = {SECRET}\naws_session_token = {TOKEN}\n"
+    if source == "variables":
+        return {**env, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}, ""
+    env = {name: value for name, value in env.items() if "KEY" not in name}
+    name = {"credentials file": "AWS_SHARED_CREDENTIALS_FILE", "config file": "AWS_CONFIG_FILE"}.get(source)
+    path = folder / "aws"
+    path.write_text(f"[default]\n{keys}")
+    if source == "profile":
+        path.write_text(f"[profile mine]\n{keys}")
+        return {**env, "AWS_CONFIG_FILE": str(path)}, "mine"
+    if source == "endpoint":
+        value = env["AWS_ENDPOINT_URL"].replace("http://", f"http://user:{SECRET.replace('/', '')}@")
+        return {**env, "AWS_ACCESS_KEY_ID": "motokey", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": value}, ""
+    assert name is not None
+    return {**env, name: str(path)}, ""
+
+
+def without_foreign_token(log: str) -> str:
+    """botocore's own DEBUG messages show the request that it signs, its token with it; the secret key is in none."""
+    ours, is_foreign = [], False
+    for line in log.splitlines():
+        name = line.split("|", 1)[0]
+        if "|" in line and name.replace(".", "").replace("_", "").isalnum():
+            is_foreign = name.startswith(("botocore", "aiobotocore"))
+        if not is_foreign:
+            ours.append(line)
+    return "\n".join(ours)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "variables",
+        "profile",
+        "endpoint",
+        pytest.param("credentials file", marks=pytest.mark.slow),
+        pytest.param("config file", marks=pytest.mark.slow),
+    ],
+)
+def test_no_secret_in_logs_errors_and_pickles(
+    source: str, rgw: Rgw, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env, profile = places(source, tmp_path, {**env, **moto_server.env()})
+    endpoints = [""] if source == "endpoint" else ["", rgw.endpoint_url, "http://127.0.0.1:9"]
+    log = tmp_path / "log"
+    url = f"s3://{moto_server.new_bucket()}/to"
+    command = [sys.executable, "-c", USES, str(log), url, profile, *endpoints]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    said, logged = done.stdout + done.stderr, log.read_text()
+    assert "RemoteStore" in said and "botocore" in logged
+    if source != "endpoint":
+        assert "403" in said and "refused" in said  # what fails was seen
+    for text in (said, without_foreign_token(logged)):
+        assert "CANARY" not in text
+    assert SECRET not in logged or source == "endpoint"
+
+
+def test_no_secret_in_the_command_s_json(sharded: Sharded, moto_server: S3Server) -> None:
+    """Of a store that is not right, one that is not there and one that answers nobody."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env |= moto_server.env() | {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": TOKEN}
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(sharded.root, bucket, "ds/")
+    moto_server.remove(bucket, next(key for key in moto_server.objects(bucket) if "shards/" in key))
+    for command, path, is_json in (("verify", "ds", True), ("stats", "ds", True), ("verify", "nothing", False)):
+        command_line = [sys.executable, "-m", "streamvid", command, f"s3://{bucket}/{path}", "--json"]
+        done = subprocess.run(command_line, capture_output=True, text=True, env=env, timeout=200, check=False)
+        assert bool(done.stdout) == is_json and (done.returncode == 0) == (command == "stats"), done
+        assert "CANARY" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("url", [f"s3://KEY:{SECRET}@bucket/x", f"s3://bucket/x?token={TOKEN}"])
+def test_no_secret_of_a_url_in_errors_and_logs(url: str, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(StorageError) as error:
+        open_store(url)
+    shown = "".join(traceback.format_exception(error.value)) + caplog.text + repr(error.value)
+    # The test's own call stands in the traceback by its source, not by its value.
+    assert "CANARY" not in shown
+    done = subprocess.run(
+        [sys.executable, "-m", "streamvid", "verify", url, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode and "CANARY" not in done.stdout + done.stderr
+
+
+def test_no_secret_of_options_in_errors() -> None:
+    given = [{"secret": SECRET}, {"endpoint_url": f"http://k:{SECRET.replace('/', '')}@h"}]
+    for mapping in given:
+        with pytest.raises(StreamvidError) as error:
+            StorageOptions.of(mapping)
+        assert "CANARY" not in "".join(traceback.format_exception(error.value))
+    assert b"CANARY" not in pickle.dumps(open_store("s3://bucket/x", StorageOptions(profile="mine")))
