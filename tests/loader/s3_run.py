@@ -1,0 +1,138 @@
+"""What a consumer receives of a loader, as plain values, and datasets to receive. As a program, one rank in a process
+of its own:
+
+    python -m tests.loader.s3_run ORDER
+
+ORDER is JSON: the loader's `dataset` (or a list of them), its `options`, `world` as [rank, ranks], where what it
+received is written (`out`), and what it does: `then` is a statement that is run after `after` batches. A line for each
+batch goes to stdout, the first when the loader is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import streamvid
+
+if TYPE_CHECKING:
+    from tests.servers import S3Server
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset on disk, and the same in a bucket."""
+
+    root: Path
+    bucket: str
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+def uploaded(root: Path, server: S3Server) -> Source:
+    """A dataset on disk, and all its files in a bucket of its own."""
+    source = Source(root, server.new_bucket(), "some/dataset")
+    server.upload_folder(root, source.bucket, f"{source.prefix}/")
+    return source
+
+
+def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
+    """plain: 23 samples in two buckets and five shards, without packet indices. native: 6 clips, with them."""
+    from streamvid.buckets import parse_buckets
+    from streamvid.sharder import ShardOptions, shard
+    from tests.clips import encode, frames_of
+    from tests.loader.conftest import SMALL, TALL, build_dataset
+
+    build_dataset(folder / "plain", {SMALL: [5, 4, 3], TALL: [6, 5]})
+    (folder / "clips").mkdir()
+    for number, name in enumerate(("bikes", "carphone_pristine", "bigbuckbunny") * 2):
+        frames = frames_of(name, 96, 64, 14 + number)[number:]
+        (folder / "clips" / f"{number}.mp4").write_bytes(encode(frames))
+    options = ShardOptions(buckets=parse_buckets("96x64@5"), clips="native", shard_size_bytes=20_000, workers=1)
+    shard(folder / "clips", folder / "native", options)
+    return {name: uploaded(folder / name, server) for name in ("plain", "native")}
+
+
+def received(batch: streamvid.Batch) -> list[Any]:
+    """All that a batch says, its pixels or clips as a checksum of every byte."""
+    digest = hashlib.sha256()
+    if "video" in batch:
+        digest.update(batch.video.permute(0, 2, 3, 4, 1).contiguous().numpy().tobytes())
+    else:
+        for clip in batch.clips:
+            digest.update(json.dumps([clip.start, clip.num_frames, clip.stream_json, len(clip.data)]).encode())
+            digest.update(clip.data.numpy().tobytes())
+            digest.update(b"" if clip.packets is None else clip.packets.numpy().tobytes())
+    return [
+        batch.bucket.id, list(batch.sample_keys), list(batch.text), batch.is_repeat.tolist(),
+        [str(fps) for fps in batch.fps.tolist()], batch.loss_weight, digest.hexdigest(),
+    ]  # fmt: skip
+
+
+def all_of(loader: streamvid.VideoLoader) -> list[list[Any]]:
+    """What one loop over the loader gives."""
+    return [received(batch) for batch in loader]
+
+
+def run(dataset: Any, *, state: dict[str, Any] | None = None, **options: Any) -> list[list[Any]]:
+    """What a loader of its own gives, from a state on."""
+    with streamvid.VideoLoader(dataset, **{"num_workers": 0, "prefetch_bytes": 1 << 22} | options) as loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        return all_of(loader)
+
+
+def start(**order: Any) -> subprocess.Popen[str]:
+    """A process that does what an ORDER says."""
+    command = [sys.executable, "-W", "error", "-m", "tests.loader.s3_run", json.dumps(order, default=str)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, **pipes)
+
+
+def told(out: Path) -> Any:
+    """What such a process has written: what it received, and its loader's statistics."""
+    return json.loads(out.read_text())
+
+
+def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
+    """The same batches; the seconds until each, and until the end or an error, are added to `waits`."""
+    while True:
+        since = time.monotonic()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            waits.append(time.monotonic() - since)
+        yield batch
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    options = {"num_workers": 0, "prefetch_bytes": 1 << 22} | order.get("options", {})
+    if "world" in order:
+        options["world"] = streamvid.World(*order["world"])
+    with streamvid.VideoLoader(order["dataset"], **options) as loader:
+        print("made", *loader.worker_pids, flush=True)
+        got = []
+        for number, batch in enumerate(loader, 1):
+            got.append(received(batch))
+            print("batch", number, *loader.worker_pids, flush=True)
+            if number == order.get("after"):
+                exec(order["then"])
+        if "out" in order:
+            Path(order["out"]).write_text(json.dumps([got, loader.stats().to_json()]))
+
+
+if __name__ == "__main__":
+    main()

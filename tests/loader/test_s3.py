@@ -1,0 +1,176 @@
+"""FETCH-2: batches of a dataset in a bucket are those of the same dataset on disk, bit by bit, whatever the ranks, the
+workers, the cache and the state that a run goes on from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+import streamvid
+from streamvid.storage import StorageOptions
+from tests.conftest import Sharded
+from tests.loader import s3_run
+from tests.loader.s3_run import Source
+from tests.servers import ProxyFactory, Rgw, S3Env
+from tools.fault_proxy import FaultProxy
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> dict[str, Source]:
+    return s3_run.make_sources(tmp_path_factory.mktemp("sources"), rgw)
+
+
+@pytest.fixture
+def proxy(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> FaultProxy:
+    """It breaks nothing, and counts."""
+    proxy = fault_proxy(rgw)
+    s3_env(rgw.behind(proxy))
+    return proxy
+
+
+def tar_requests(proxy: FaultProxy) -> int:
+    return sum(count for request, count in proxy.counts().requests.items() if request.endswith(".tar"))
+
+
+@pytest.mark.parametrize("decode", [True, False])
+@pytest.mark.parametrize("name", ["plain", "native"])
+def test_every_rank_gets_the_batches_of_the_disk(
+    sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path, name: str, decode: bool
+) -> None:
+    """PLAN-5, FETCH-2: with 1, 2, 3 ranks; and from a cache that is cold, then warm, then without the store's tars."""
+    source = sources[name]
+    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    for num_ranks in (1, 2, 3):
+        for rank in range(num_ranks):
+            options: dict[str, Any] = {"batch_size": 2, "decode": decode, "world": streamvid.World(rank, num_ranks)}
+            expected = s3_run.run(source.root, **options)
+            assert s3_run.run(source.url, **options) == expected
+            assert s3_run.run(source.url, **options, **cache) == expected
+            assert tar_requests(proxy) > 0
+            proxy.reset_counts()
+            assert s3_run.run(source.url, **options, **cache) == expected
+            counts = proxy.reset_counts()
+            # A loader looks at the manifest, which says what is in the cache, and asks for nothing else.
+            assert {request.rpartition("/")[2] for request in counts.requests} == {"manifest.json"}
+            assert sum(counts.requests.values()) <= 4
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_ranks_that_are_processes_share_a_cache(
+    sources: dict[str, Source], rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool
+) -> None:
+    """FETCH-2: two ranks with decode workers; what they write down is the disk's."""
+    s3_env(rgw)
+    check_processes(sources["plain"], tmp_path, decode)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("decode", [True, False])
+def test_the_demo_corpus(sharded: Sharded, rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool) -> None:
+    """FETCH-2: all that the real command makes of all kinds of sources."""
+    s3_env(rgw)
+    check_processes(s3_run.uploaded(sharded.root, rgw), tmp_path, decode)
+
+
+def check_processes(source: Source, folder: Path, decode: bool) -> None:
+    options = {"batch_size": 2, "decode": decode, "num_workers": 1}
+    cache = {"cache_dir": str(folder / "cache"), "cache_bytes": 1 << 28}
+    ranks = [
+        s3_run.start(dataset=source.url, world=[rank, 2], options=options | cache, out=folder / str(rank))
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(ranks):
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+        got, stats = s3_run.told(folder / str(rank))
+        assert got == s3_run.run(source.root, **options | {"num_workers": 0}, world=streamvid.World(rank, 2))
+        assert stats["cache"]["num_bytes"] > 0 and stats["num_substituted"] == 0
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_store_in_memory(sources: dict[str, Source], decode: bool) -> None:
+    """FETCH-2: of another kind of store, by its fsspec package."""
+    memory, root = fsspec.filesystem("memory"), sources["native"].root
+    try:
+        memory.put(str(root), "/of-a-test/dataset", recursive=True)
+        for workers in (0, 1):
+            options: dict[str, Any] = {"batch_size": 2, "decode": decode, "num_workers": workers}
+            assert s3_run.run("memory://of-a-test/dataset", **options) == s3_run.run(root, **options)
+    finally:
+        memory.rm("/of-a-test", recursive=True)
+
+
+@pytest.mark.parametrize("num_done", [1, 4, 9])
+def test_a_state_goes_from_the_disk_to_the_bucket_and_back(
+    sources: dict[str, Source], rgw: Rgw, s3_env: S3Env, num_done: int
+) -> None:
+    """RESUME-1: in the middle of an epoch."""
+    s3_env(rgw)
+    source, options = sources["plain"], {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
+    whole = s3_run.run(source.root, **options)
+    for first, second in ((source.root, source.url), (source.url, source.root)):
+        with streamvid.VideoLoader(first, **options) as loader:
+            batches = iter(loader)
+            got = [s3_run.received(next(batches)) for _ in range(num_done)]
+            state = json.loads(json.dumps(loader.state_dict()))
+        assert got + s3_run.run(second, state=state, **options) == whole
+
+
+def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3Env) -> None:
+    """PLAN-5: `where`, a column, and two datasets of which one is here and one in a bucket."""
+    s3_env(rgw)
+    plain, native = sources["plain"], sources["native"]
+    options: dict[str, Any] = {"batch_size": 1, "where": "score > 1", "columns": ["score"]}
+    got = s3_run.run(plain.url, **options)
+    assert got == s3_run.run(plain.root, **options) and 0 < len(got) < 23
+    mixtures = []
+    for first, second in ((plain.root, native.root), (plain.root, native.url), (plain.url, native.root)):
+        configs = [streamvid.DatasetConfig(first), streamvid.DatasetConfig(second, num_repeats=2)]
+        mixtures.append(s3_run.run(configs, batch_size=1, num_workers=1))
+    assert mixtures[0] == mixtures[1] == mixtures[2] and len(mixtures[0]) == 23 + 2 * 6
+
+
+def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
+    """Requests, bytes and the cache's blocks; all of it as JSON."""
+    source, cache = sources["plain"], {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    with streamvid.VideoLoader(source.root, batch_size=2, num_workers=0) as loader:
+        list(map(id, loader))
+        assert loader.stats().store is None and loader.stats().cache is None
+    for options in ({}, cache):
+        proxy.reset_counts()
+        with streamvid.VideoLoader(source.url, batch_size=2, num_workers=0, **options) as loader:
+            list(map(id, loader))
+            stats = loader.stats()
+        seen, record = proxy.counts(), json.loads(json.dumps(stats.to_json(), allow_nan=False))
+        assert stats.store is not None
+        assert stats.store.num_requests == sum(seen.requests.values()) == record["store"]["num_requests"]
+        # Looking at a file is a request for one byte of it.
+        assert 0 <= seen.bytes_down - stats.store.num_bytes_read <= stats.store.num_requests
+        assert stats.store.num_bytes_wanted <= stats.store.num_bytes_read
+        assert (stats.store.num_retries, stats.store.by_error, stats.store.seconds_lost) == (0, {}, 0.0)
+        assert 0 < stats.store.p50_seconds <= stats.store.p99_seconds
+        assert (stats.cache is not None) == bool(options) == bool(record["cache"])
+    assert stats.cache is not None
+    assert 0 < stats.cache.num_bytes <= stats.cache.max_bytes and stats.cache.misses > 0
+    assert stats.cache.bytes_fetched <= stats.store.num_bytes_read
+
+
+@pytest.mark.parametrize("num_local_ranks", [1, 8])
+def test_the_ranks_of_a_machine_share_its_requests(
+    sources: dict[str, Source], proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, num_local_ranks: int
+) -> None:
+    """A rank of eight has an eighth of `max_requests`: it never has more connections than requests at a time."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_local_ranks))
+    proxy.set(latency_ms=20)
+    options = StorageOptions(max_requests=16)
+    got = s3_run.run(sources["plain"].url, batch_size=4, storage=options)
+    assert got == s3_run.run(sources["plain"].root, batch_size=4)
+    connections = proxy.counts().connections
+    assert connections <= 2 if num_local_ranks == 8 else 2 < connections <= 16
