@@ -276,14 +276,15 @@ class RemoteStore:
     # Trying again.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
-        engine, since, num_tries, num_renewals = self._engine(), time.monotonic(), 0, 0
+        engine, since, num_tries, num_renewals, failed_at = self._engine(), time.monotonic(), 0, 0, 0.0
         seconds_left = self.options.deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
         while True:
             num_tries += 1
             try:
-                return ask(engine, num_bytes, attempt, since + seconds_left)
+                answer = ask(engine, num_bytes, attempt, since + seconds_left)
             except RequestError as error:
                 engine.tally.fail(error)
+                failed_at = failed_at or time.monotonic()
                 if error.is_absent or error.is_taken:
                     raise (_AbsentError if error.is_absent else _TakenError)(
                         f"{self.url}: cannot {verb} {path}: {error.cause}"
@@ -301,6 +302,9 @@ class RemoteStore:
                     pause_while_wanted(pause)
                 except RequestError as ended:
                     raise self._error(verb, path, ended, 0, seconds) from None
+            else:
+                engine.tally.add(seconds_lost=time.monotonic() - failed_at if failed_at else 0.0)
+                return answer
 
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"

@@ -33,7 +33,7 @@ class StoreStats:
     num_requests: sent, the failed ones and the second ones of slow reads among them. num_retries: sent again after a
     failure; num_hedged: sent a second time while the first was slow. num_bytes_read: bodies, gaps between ranges that
     were read along among them; num_bytes_wanted: without these. p50_seconds, p99_seconds: of the last whole reads, 0.0
-    before the first. seconds_lost: from the first failure of a read until it succeeded, summed.
+    before the first. seconds_lost: from the first failure of whatever was asked until it succeeded, summed.
     """
 
     num_requests: int = 0

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 
 import streamvid
 from streamvid.errors import DatasetError, LoaderError, SampleError, StorageError, StreamvidError
-from streamvid.storage import StorageOptions, StoreStats
+from streamvid.loader.kept import Kept
+from streamvid.storage import StorageOptions, StoreStats, while_wanted
 from tests.loader import s3_run
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.s3_run import Source
@@ -77,6 +78,7 @@ def one_run(
     source = sources[choose.choice(["plain", "plain", "native"])]
     num_ranks = choose.randint(1, 3)
     options: dict[str, Any] = {"batch_size": choose.randint(1, 4), "decode": choose.random() < 0.6, "seed": seed}
+    options["tail"] = "pad" if source is sources["native"] else "carry"
     how: dict[str, Any] = {"num_workers": choose.choice([0, 0, 0, 1, 2]), "prefetch_bytes": choose.choice([0, 1 << 22])}
     if choose.random() < 0.4:
         how |= {"cache_dir": folder / f"cache-{seed}-{fault_rate}", "cache_bytes": 1 << 26}
@@ -91,7 +93,7 @@ def one_run(
                 got.append(s3_run.received(batch))
             stats = loader.stats()
         done.seconds += time.monotonic() - since
-        assert got == expected, f"seed {seed}, rank {rank} of {num_ranks}, {source.prefix}, {options}, {how}"
+        assert got == expected, f"seed {seed}, rank {rank} of {num_ranks}, {source.root.name}, {options}, {how}"
         assert stats.num_substituted == 0 and stats.store is not None
         done.stores.append(stats.store)
         # Opening is several reads.
@@ -146,6 +148,22 @@ def test_ranks_that_are_processes_go_through_faults(
         assert got == s3_run.run(source.root, batch_size=2, world=streamvid.World(rank, 3))
 
 
+@pytest.mark.parametrize("name", ["plain", "native"])
+def test_an_index_that_goes_wrong_on_its_way_is_read_until_it_is_right(
+    sources: dict[str, Source], proxy: FaultProxy, name: str
+) -> None:
+    """FETCH-1: footers, pages and packet tables, four times in a row; nothing wrong is kept."""
+    source, options = sources[name], {"batch_size": 2, "num_workers": 0}
+    expected = s3_run.run(source.root, **options)
+    wrong: dict[str, Any] = {"faults": ("flipped",), "path": "/index/", "first_n": 4}
+    for _ in range(3):
+        proxy.set(**wrong)
+        with streamvid.VideoLoader(source.url, **options) as loader:
+            proxy.set(**wrong)  # counted anew
+            assert s3_run.all_of(loader) == expected
+    assert proxy.counts().faults["flipped"] >= 20
+
+
 # A store that is not there.
 
 
@@ -190,6 +208,51 @@ def test_a_store_that_is_not_there_from_the_start(many: Source, proxy: FaultProx
         with pytest.raises(SampleError, match=r"cannot (read|look at) index/samples-.*deadline_seconds=2"):
             list(map(id, loader))
         assert time.monotonic() - since < IMPATIENT.deadline_seconds + 1.5
+
+
+@dataclass(frozen=True)
+class Made:
+    num_bytes: int = 1
+
+
+def test_what_several_need_fails_for_all_of_them_at_once() -> None:
+    """Eight readers of one row group wait for one deadline, not for eight; but for no reader that was told to stop."""
+    kept: Kept[Made] = Kept(10)
+    begun, may_end = threading.Event(), threading.Event()
+    calls: list[str] = []
+    told: list[object] = []
+
+    def make() -> Made:
+        calls.append(threading.current_thread().name)
+        begun.set()
+        may_end.wait()
+        raise StorageError("it is gone")
+
+    def read(is_wanted: bool, make: Callable[[], Made]) -> None:
+        try:
+            with while_wanted(lambda: is_wanted):
+                told.append(kept.get((0, "a", 0), make))
+        except StorageError as error:
+            told.append(str(error))
+
+    for is_wanted in (True, False):
+        begun.clear()
+        may_end.clear()
+        told.clear()
+        threads = [threading.Thread(target=read, args=(is_wanted, make))]
+        threads[0].start()
+        begun.wait()
+        threads += [threading.Thread(target=read, args=(True, make if is_wanted else Made)) for _ in range(7)]
+        for thread in threads[1:]:
+            thread.start()
+        time.sleep(0.3)
+        may_end.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, told)) == sorted(
+            map(str, ["it is gone"] * 8 if is_wanted else ["it is gone"] + [Made()] * 7)
+        )
+    assert len(calls) == 2
 
 
 # A store that lets nobody in, and what is not in it.
