@@ -122,7 +122,7 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if status == 412 or code == "PreconditionFailed":
         return RequestError("it was replaced by another version", is_changed=True, is_taken=True)
     if status in (401, 403):
-        return RequestError(shown, hint=_denied_hint(options))
+        return RequestError(shown, is_denied=code == "AccessDenied", hint=_denied_hint(options))
     return RequestError(shown or "it was refused")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,8 +14,9 @@ class RequestError(Exception):
 
     may_pass: whether the same may work in a moment.   is_slow_down: the store asks for fewer requests.
     is_expired: keys or signature were no longer valid.   is_absent: there is no such file.   is_changed: another
-    version is there.   is_taken: there is a file where none was to be.   is_unknown: the store cannot do this.
-    is_short: the object ends before the range does.
+    version is there.   is_taken: there is a file where none was to be.   is_denied: these keys may
+    not, or may not know that there is none.   is_unknown: the store cannot do this.   is_short: the object ends before
+    the range does.
     hint: what the user can do, "" if nothing.
     """
 
@@ -29,6 +30,7 @@ class RequestError(Exception):
         is_absent: bool = False,
         is_changed: bool = False,
         is_taken: bool = False,
+        is_denied: bool = False,
         is_unknown: bool = False,
         is_short: bool = False,
         hint: str = "",
@@ -37,14 +39,14 @@ class RequestError(Exception):
         self.cause, self.hint, self.may_pass = cause, hint, may_pass
         self.is_slow_down, self.is_expired = is_slow_down, is_expired
         self.is_absent, self.is_changed, self.is_taken = is_absent, is_changed, is_taken
-        self.is_unknown, self.is_short = is_unknown, is_short
+        self.is_denied, self.is_unknown, self.is_short = is_denied, is_unknown, is_short
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
     """Bytes of a range as they came, in pieces, the version that they are of ("" where the store has none)."""
 
-    pieces: list[bytes]
+    pieces: Sequence[bytes | bytearray]
     version: str = ""
 
 

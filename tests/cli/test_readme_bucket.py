@@ -1,0 +1,162 @@
+"""README.md, "Train from a bucket": commands exist, and policies let in those they are for, to do what they must."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.cli.main import cli
+from streamvid.config import load_config
+from streamvid.errors import StorageError
+from streamvid.storage import open_store
+from streamvid.trainer.config import TrainConfig
+from tests.cli.conftest import Tiny
+from tests.servers import Rgw, S3Env, S3Server
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+SECTION = README.read_text().partition("\n## Train from a bucket\n")[2].partition("\n## ")[0]
+ABANDONED = "ds/shards/abandoned.tar"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION, flags=re.MULTILINE | re.DOTALL)
+
+
+def policy(number: int, bucket: str, without: str = "") -> str:
+    """A policy of the README as one of a bucket, for RGW's user `other`."""
+    found = json.loads(blocks("json")[number].replace(":::bucket", f":::{bucket}"))
+    for statement in found["Statement"]:
+        statement["Principal"] = {"AWS": ["arn:aws:iam:::user/other"]}
+        actions = statement["Action"] if isinstance(statement["Action"], list) else [statement["Action"]]
+        statement["Action"] = [action for action in actions if action != without]
+    found["Statement"] = [statement for statement in found["Statement"] if statement["Action"]]
+    return json.dumps(found)
+
+
+def actions(number: int) -> list[str]:
+    return re.findall(r'"(s3:[A-Z]\w+)"', blocks("json")[number])
+
+
+def commands() -> Iterator[list[str]]:
+    for block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "streamvid":
+                yield words[1:]
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_commands_are_verbs_with_their_flags(words: list[str]) -> None:
+    verb, *arguments = words
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    command.make_context(verb, arguments)  # raises for what it does not know
+
+
+def test_the_training_config_is_one(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(blocks("yaml")[0])
+    config = load_config(TrainConfig, tmp_path / "run.yaml", [])
+    assert config.dataset.startswith("s3://") and config.cache_bytes and config.storage.region
+
+
+def test_the_lifecycle_rule_is_one(moto_server: S3Server) -> None:
+    """What killed writers leave half uploaded is given up by the store itself."""
+    rule, bucket = json.loads(blocks("json")[2]), moto_server.new_bucket()
+    moto_server.client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rule)
+    kept = moto_server.client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert [found["AbortIncompleteMultipartUpload"] for found in kept] == [{"DaysAfterInitiation": 7}]
+
+
+@pytest.fixture
+def theirs(rgw: Rgw) -> Iterator[str]:
+    """A bucket that `other` may use as far as a policy says."""
+    bucket = rgw.new_bucket()
+    yield bucket
+    rgw.client.delete_bucket_policy(Bucket=bucket)
+
+
+def test_the_policy_of_readers_lets_them_read_and_nothing_else(
+    theirs: str,
+    rgw: Rgw,
+    s3_env: S3Env,
+    tiny: Tiny,
+) -> None:
+    rgw.upload_folder(tiny.dataset, theirs, "ds/")
+    rgw.put(theirs, "elsewhere", b"x")
+    s3_env(rgw.other)
+    url = f"s3://{theirs}/ds"
+    with pytest.raises(StorageError, match="403"):
+        streamvid.open_dataset(url)
+    rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(0, theirs))
+    assert keys_of(url) == keys_of(tiny.dataset)
+    assert streamvid.verify_dataset(url, deep=True).is_right
+    store = open_store(f"s3://{theirs}")
+    for attempt in (
+        lambda: list(store.files("ds")),
+        lambda: store.put("ds/x", b""),
+        lambda: store.remove("ds/manifest.json"),
+        lambda: store.read("elsewhere"),
+        lambda: store.state("ds/nothing"),  # who may not list is not told that there is none
+    ):
+        with pytest.raises(StorageError, match="403"):
+            attempt()
+
+
+def keys_of(dataset: Any) -> list[str]:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, tail="pad") as loader:
+        return [key for batch in loader for key in batch.sample_keys]
+
+
+def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path) -> None:
+    """All that writers do: a dataset, a large object, and what a killed one left behind."""
+    server.client.create_multipart_upload(Bucket=bucket, Key=ABANDONED)
+    options = streamvid.ShardOptions(buckets=parse_buckets("96x64@5,64x96@5"), work_dir=tmp_path / "work", workers=1)
+    streamvid.shard(videos, f"s3://{bucket}/ds", options)
+    assert server.uploads(bucket) == []
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(33 * 2**20)
+    store = open_store(f"s3://{bucket}/ds")
+    store.put("large", large)
+    store.remove("large")
+    # Of what one has put oneself, Ceph lets one read whatever the policy says: a dataset that another has put.
+    server.upload_folder(dataset, bucket, "ds/theirs/")
+    streamvid.copy_dataset(f"s3://{bucket}/ds/theirs", f"s3://{bucket}/ds/copy", journal=tmp_path / "journal")
+
+
+def test_the_policy_of_writers_is_enough(
+    theirs: str,
+    rgw: Rgw,
+    s3_env: S3Env,
+    tiny: Tiny,
+    tmp_path: Path,
+) -> None:
+    s3_env(rgw.other)
+    rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs))
+    write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)
+    with pytest.raises(StorageError, match="403"):
+        open_store(f"s3://{theirs}").put("elsewhere", b"")
+
+
+@pytest.mark.parametrize("action", actions(1) if blocks("json") else [])
+def test_the_policy_of_writers_has_nothing_that_is_not_needed(
+    action: str,
+    theirs: str,
+    rgw: Rgw,
+    s3_env: S3Env,
+    tiny: Tiny,
+    tmp_path: Path,
+) -> None:
+    s3_env(rgw.other)
+    rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs, without=action))
+    with pytest.raises(StorageError, match="403"):
+        write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)
