@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from streamvid.loader.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.loader.encoded import ClipReader, Place, ReadSlot, ReadTask
 from streamvid.loader.fetch import clip_start, finish_row, read_parts
 from streamvid.loader.mix import SampleRequest
+from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
 from streamvid.loader.repair import add_read
 from streamvid.loader.requests import BatchRequest
@@ -62,9 +63,8 @@ class EncodedStages(Stages):
             else:
                 self._is_bad(work, reason, is_corrupt=True)
             offset += _room(row)
-        at_once = _clips_at_once(work for work, _ in slots)
-        for first in range(0, len(slots), at_once):
-            part, places = slots[first : first + at_once], dict[Place, int]()
+        for part in self._groups(slots):
+            places = dict[Place, int]()
             clips = tuple(_slot(work, out_offset, places) for work, out_offset in part)
             task = ReadTask(part[0][0].number, run, tuple(places), clips)
             self._together[task.task_id] = works = [work for work, _ in part]
@@ -76,6 +76,17 @@ class EncodedStages(Stages):
             else:
                 self._fetchers.submit(partial(self._read_here, task))
         return True
+
+    def _groups(self, slots: Sequence[tuple[Work, int]]) -> Iterator[Sequence[tuple[Work, int]]]:
+        """What is read by one thread: of far stores what one request gets, so that no clip waits for another's."""
+        if self._is_remote:
+            places = dict(slots)
+            for near in near_each_other(list(places)):
+                yield [(work, places[work]) for work in near]
+            return
+        at_once = _clips_at_once(work for work, _ in slots)
+        for first in range(0, len(slots), at_once):
+            yield slots[first : first + at_once]
 
     # In fetch threads.
 

@@ -19,7 +19,7 @@ from streamvid.storage import (
     open_store,
 )
 
-_NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 64
+_NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamvid.storage.options import MAX_RANGE_BYTES
@@ -27,7 +28,7 @@ class RangeRequest:
     def num_bytes_wanted(self) -> int:
         return sum(len(buffer) for _, buffer in self.pieces)
 
-    def scatter(self, body: list[bytes]) -> None:
+    def scatter(self, body: Sequence[bytes | bytearray]) -> None:
         """Put what is wanted of the request's bytes, which come in pieces, where it goes."""
         begin = 0
         for data in body:

@@ -78,6 +78,9 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
+                # Who begins wakes the next, and who has ended goes on by itself: none is woken for nothing.
+                if self._may_begin():
+                    self._condition.notify()
             try:
                 job()
             finally:
@@ -85,7 +88,6 @@ class RequestPool:
                 with self._condition:
                     self._num_active -= 1
                     self._bytes_active -= num_bytes
-                    self._condition.notify_all()
 
     def _may_begin(self) -> bool:
         if not self._queue or self._num_active >= int(self._limit):

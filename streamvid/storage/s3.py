@@ -1,23 +1,26 @@
-"""S3 and what speaks like it. s3fs finds keys and endpoint, writes and lists; reads are signed here and sent with
-botocore's HTTP session, which costs a fraction of the time that a request through a whole client takes.
+"""S3 and what speaks like it. s3fs finds keys and endpoint, writes and lists; reads are signed here and sent by
+http_get.py, which costs a tenth of the time that a request through a whole client takes; through a proxy by botocore's
+HTTP session.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from streamvid.storage.http_get import Connections
 from streamvid.storage.options import StorageOptions
 from streamvid.storage.s3_errors import connection_error, error_of_body, error_of_client
 from streamvid.storage.store import FileState
 from streamvid.storage.transport import Body, RequestError
 
-_PIECE_BYTES = 2**20
 _PART_BYTES = 32 * 2**20
 _SIGNATURE_SECONDS = 300.0  # a server takes one for 15 minutes; its clock may differ from ours
 _SIGNATURES_KEPT = 4096
@@ -35,7 +38,7 @@ class S3Transport:
         self._lock = threading.Lock()
         self._made: tuple[Any, _Signer] | None = None
         self._made_at = 0.0
-        self._http: Any = None
+        self._sender: Callable[[str, Mapping[str, str]], Any] | None = None
 
     # Reading.
 
@@ -48,7 +51,7 @@ class S3Transport:
             if status == 416:  # the only object without a first byte; not every server says its size
                 return FileState(key, 0, _version(headers))
             if status == 206 and total.isdigit():
-                self._read_piece(response, 1)
+                self._read_some(response, memoryview(bytearray(1)))
                 return FileState(key, int(total), _version(headers))
             if status == 200:  # an empty object, or a server that knows no ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
@@ -75,13 +78,12 @@ class S3Transport:
         is_whole = False
         try:
             self._check_range(response, start, num_bytes)
-            pieces, left = [], num_bytes
+            data = bytearray(num_bytes)
+            left = memoryview(data)
             while left and is_wanted():
-                data = self._read_piece(response, min(left, _PIECE_BYTES))
-                pieces.append(data)
-                left -= len(data)
+                left = left[self._read_some(response, left) :]
             is_whole = not left
-            return Body(pieces, _version(response.headers))
+            return Body([data], _version(response.headers))
         finally:
             if is_whole:
                 response.raw.release_conn()
@@ -104,14 +106,14 @@ class S3Transport:
                 )
             raise RequestError(f"the server sent the bytes {said!r} of {total}, others were asked for", may_pass=True)
 
-    def _read_piece(self, response: Any, num_bytes: int) -> bytes:
+    def _read_some(self, response: Any, view: memoryview) -> int:
         try:
-            data: bytes = response.raw.read(num_bytes)
+            num_bytes: int = response.raw.readinto(view)
         except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may hold
             raise connection_error(error, "while its bytes came") from None
-        if not data:
+        if not num_bytes:
             raise RequestError("the answer ended early", may_pass=True)
-        return data
+        return num_bytes
 
     def _refused(self, response: Any) -> RequestError:
         try:
@@ -121,29 +123,14 @@ class S3Transport:
         return error_of_body(response.status_code, text, response.headers, self._options)
 
     def _send(self, key: str, headers: Mapping[str, str]) -> Any:
-        from botocore.awsrequest import AWSPreparedRequest
-
         _, signer = self._client()
         url, signed = signer.headers(key)
-        request = AWSPreparedRequest("GET", url, {**signed, **headers}, None, True)
         try:
-            return self._session(url).send(request)
+            if self._sender is None:
+                self._sender = _sender(url, self._options)
+            return self._sender(url, {**signed, **headers})
         except Exception as error:  # noqa: BLE001 - as above
             raise connection_error(error, "") from None
-
-    def _session(self, url: str) -> Any:
-        if self._http is None:
-            from botocore.httpsession import URLLib3Session
-            from botocore.utils import get_environ_proxies
-
-            options = self._options
-            self._http = URLLib3Session(
-                timeout=(options.connect_seconds, options.stall_seconds),
-                max_pool_connections=options.max_requests,
-                proxies=get_environ_proxies(url),
-                verify=_certificates(),
-            )
-        return self._http
 
     # The client: keys, endpoint, and all that is rare.
 
@@ -333,7 +320,27 @@ def _md5(data: bytes) -> str:
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
-def _certificates() -> Any:
-    import os
+def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
+    """What sends GETs to the server of `url`: by connections of our own, or through the proxy of the environment."""
+    from botocore.awsrequest import AWSPreparedRequest
+    from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
+    from botocore.utils import get_environ_proxies
 
-    return os.environ.get("AWS_CA_BUNDLE") or True
+    certificates = os.environ.get("AWS_CA_BUNDLE") or True
+
+    def tls() -> ssl.SSLContext:
+        context: ssl.SSLContext = create_urllib3_context()
+        context.load_verify_locations(get_cert_path(certificates))
+        context.verify_mode, context.check_hostname = ssl.CERT_REQUIRED, True
+        return context
+
+    proxies = get_environ_proxies(url)
+    if not proxies:
+        return Connections(url, tls, options.connect_seconds, options.stall_seconds).get
+    session = URLLib3Session(
+        timeout=(options.connect_seconds, options.stall_seconds),
+        max_pool_connections=options.max_requests,
+        proxies=proxies,
+        verify=certificates,
+    )
+    return lambda url, headers: session.send(AWSPreparedRequest("GET", url, headers, None, True))

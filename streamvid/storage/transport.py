@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,7 +46,7 @@ class RequestError(Exception):
 class Body:
     """Bytes of a range as they came, in pieces, the version that they are of ("" where the store has none)."""
 
-    pieces: list[bytes]
+    pieces: Sequence[bytes | bytearray]
     version: str = ""
 
 
