@@ -45,6 +45,7 @@ class S3Transport:
     def state(self, key: str) -> FileState:
         # By a read of one byte, because the answer to HEAD has no text that says what is wrong.
         response = self._send(key, {"Range": "bytes=0-0"})
+        is_whole = False
         try:
             status, headers = response.status_code, response.headers
             total = headers.get("Content-Range", "").rpartition("/")[2]
@@ -52,12 +53,13 @@ class S3Transport:
                 return FileState(key, 0, _version(headers))
             if status == 206 and total.isdigit():
                 self._read_some(response, memoryview(bytearray(1)))
+                is_whole = True
                 return FileState(key, int(total), _version(headers))
             if status == 200:  # an empty object, or a server that knows no ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
             refused = self._refused(response)
         finally:
-            response.raw.close()
+            _let_go(response, is_whole)
         if refused.is_denied and not self._is_listed(key, refused):
             raise RequestError("there is no such object", is_absent=True)
         raise refused
@@ -85,10 +87,7 @@ class S3Transport:
             is_whole = not left
             return Body([data], _version(response.headers))
         finally:
-            if is_whole:
-                response.raw.release_conn()
-            else:
-                response.raw.close()
+            _let_go(response, is_whole)
 
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
@@ -310,6 +309,14 @@ def _session_class() -> Any:
             return session
 
     return OneTrySession
+
+
+def _let_go(response: Any, is_whole: bool) -> None:
+    """The connection may serve another request if all of the answer was read."""
+    if is_whole:
+        response.raw.release_conn()
+    else:
+        response.raw.close()
 
 
 def _version(headers: Mapping[str, str]) -> str:
