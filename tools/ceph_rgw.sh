@@ -51,7 +51,7 @@ osd pool default pg autoscale mode = off
 osd crush chooseleaf type = 0
 osd data = $DIR/osd
 osd objectstore = ${CEPH_STORE:-memstore}
-memstore device bytes = 4G
+memstore device bytes = ${CEPH_MEMORY:-4G}
 bluestore block size = 8G
 osd max object name len = 2048
 # The monitor's map has our one place for it; an update by the daemon itself races with ours.
@@ -60,7 +60,8 @@ osd crush update on start = false
 osd op num shards = 1
 osd op num threads per shard = 2
 [client.rgw]
-rgw frontends = beast endpoint=127.0.0.1:$PORT
+# Without tcp_nodelay a small answer waits for the client's delayed acknowledgement of its head: 40 ms.
+rgw frontends = beast endpoint=127.0.0.1:$PORT tcp_nodelay=1
 rgw thread pool size = 64
 rgw enable usage log = false
 rgw dns name = localhost

@@ -97,6 +97,11 @@ def run_loader(python: Path = PYTHON, **request: object) -> Answer:
     return _run([str(python), "-m", "tools.peers.loader"], json.dumps(request) + "\n")
 
 
+def run_s3(python: Path = PYTHON, **request: object) -> Answer:
+    """One run of tools.peers.s3, or its {"error"}; "peak_bytes" as `run_loader` has it."""
+    return _run([str(python), "-m", "tools.peers.s3"], json.dumps(request) + "\n")
+
+
 def versions(python: Path = PYTHON) -> dict[str, str]:
     """What is installed there."""
     with decode_peers(python) as peers:

@@ -76,7 +76,7 @@ def touch(batch: Batch) -> int:
 
 def files(job: Job) -> Iterable[Batch]:
     """torch's DataLoader over a file a clip."""
-    return _data_loader(job, _Files(sorted((job.root / "files").iterdir())), job.collate)
+    return to_data_loader(job, _Files(sorted((job.root / "files").iterdir())), job.collate)
 
 
 class _Files:
@@ -91,7 +91,8 @@ class _Files:
             return file.read()
 
 
-def _data_loader(job: Job, dataset: Any, collate: Callable[[Any], Batch]) -> Iterable[Batch]:
+def to_data_loader(job: Job, dataset: Any, collate: Callable[[Any], Batch]) -> Iterable[Batch]:
+    """torch's DataLoader over any dataset."""
     from torch.utils.data import DataLoader
 
     return DataLoader(
@@ -99,15 +100,20 @@ def _data_loader(job: Job, dataset: Any, collate: Callable[[Any], Batch]) -> Ite
     )
 
 
-def _of_rows(rows: list[dict[str, Any]], collate: Collate) -> Batch:
+def of_rows(rows: list[dict[str, Any]], collate: Collate) -> Batch:
+    """A batch of rows that have the clip's bytes as "clip"."""
     return collate([row["clip"] for row in rows])
 
 
 def webdataset(job: Job) -> Iterable[Batch]:
     """The tars, shared out among workers; batches made in the workers."""
+    return webdataset_of(job, [str(path) for path in sorted((job.root / "webdataset").iterdir())])
+
+
+def webdataset_of(job: Job, tars: list[str]) -> Iterable[Batch]:
+    """The same of paths or URLs."""
     import webdataset as wds
 
-    tars = [str(path) for path in sorted((job.root / "webdataset").iterdir())]
     dataset = wds.WebDataset(tars, shardshuffle=False, empty_check=False, workersplitter=wds.split_by_worker)
     dataset = dataset.map(_clip_of).batched(job.batch_size, collation_fn=job.collate, partial=True)
     return wds.WebLoader(dataset, batch_size=None, num_workers=job.workers, persistent_workers=True)  # type: ignore[no-any-return]
@@ -120,6 +126,11 @@ def _clip_of(sample: dict[str, Any]) -> bytes:
 
 def energon(job: Job) -> Iterable[Batch]:
     """Crude samples through a task encoder; one endless stream, as its authors use it, counted off in epochs."""
+    return energon_of(job, job.root / "energon")
+
+
+def energon_of(job: Job, path: Path | str) -> Iterable[Batch]:
+    """The same of a path or an msc:// URL."""
     from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_loader, get_train_dataset, stateless
 
     @stateless
@@ -137,7 +148,7 @@ def energon(job: Job) -> Iterable[Batch]:
             return job.collate(samples)
 
     dataset = get_train_dataset(
-        job.root / "energon",
+        path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=job.workers),
         batch_size=job.batch_size,
         shuffle_buffer_size=None,
@@ -168,7 +179,7 @@ def litdata(job: Job) -> Iterable[Batch]:
         dataset,
         batch_size=job.batch_size,
         num_workers=job.workers,
-        collate_fn=partial(_of_rows, collate=job.collate),
+        collate_fn=partial(of_rows, collate=job.collate),
         persistent_workers=True,
     )
 
@@ -179,14 +190,14 @@ def mosaic(job: Job) -> Iterable[Batch]:
     from streaming import StreamingDataset
 
     dataset = StreamingDataset(local=str(job.root / "mosaic"), shuffle=False, batch_size=job.batch_size)
-    return _data_loader(job, dataset, partial(_of_rows, collate=job.collate))
+    return to_data_loader(job, dataset, partial(of_rows, collate=job.collate))
 
 
 def datasets(job: Job) -> Iterable[Batch]:
     """torch's DataLoader over Hugging Face's Arrow table, memory-mapped."""
     from datasets import load_from_disk
 
-    return _data_loader(job, load_from_disk(str(job.root / "datasets")), partial(_of_rows, collate=job.collate))
+    return to_data_loader(job, load_from_disk(str(job.root / "datasets")), partial(of_rows, collate=job.collate))
 
 
 METHODS: dict[str, Callable[[Job], Iterable[Batch]]] = {

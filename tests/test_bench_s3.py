@@ -1,0 +1,56 @@
+"""tools/bench_s3: what it measures is what was read, from a real server, through a proxy that counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ProxyFactory, S3Env, S3Server
+from tools.bench_s3 import apart, medians
+from tools.bench_s3_data import Kind, clip_of_size, make_dataset
+
+KIND = Kind("small", 20_000, 64, 48, 24, 160_000)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small one, made as the benchmark makes its own."""
+    return make_dataset(tmp_path_factory.mktemp("bench"), KIND)
+
+
+def test_clips_have_about_the_size_that_is_asked_for() -> None:
+    """A sample of "100 KB" that had half of that would flatter every figure a sample."""
+    assert 0.7 < len(clip_of_size(KIND, 1)) / KIND.sample_bytes < 1.3
+
+
+def test_a_dataset_is_made_once_for_a_folder(dataset: Path) -> None:
+    """Its shards are as many as the kind says, and the second call finds them."""
+    before = {path: path.stat().st_mtime_ns for path in dataset.rglob("*.tar")}
+    assert len(before) > 1
+    assert make_dataset(dataset.parent, KIND) == dataset
+    assert {path: path.stat().st_mtime_ns for path in dataset.rglob("*.tar")} == before
+
+
+def test_one_epoch_is_counted_whole(
+    dataset: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
+) -> None:
+    """Samples, requests and bytes of a cold epoch; with a cache blocks are read, so that requests are fewer."""
+    bucket, proxy = moto_server.new_bucket(), fault_proxy(moto_server)
+    moto_server.upload_folder(dataset, bucket)
+    s3_env(moto_server.behind(proxy))
+    found = {}
+    for name, cache in (("plain", {}), ("cached", {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 2**30})):
+        arguments = {"batch_size": 4, "num_workers": 0, "shuffle": "none"} | cache
+        found[name] = apart(proxy, url=f"s3://{bucket}", arguments=arguments, seconds=None)
+    for run in found.values():
+        assert run["num_samples"] == KIND.num_samples
+        assert 0.7 * KIND.sample_bytes < run["useful_bytes"] / run["num_samples"] < 1.3 * KIND.sample_bytes
+        assert run["all_bytes"] >= run["useful_bytes"]
+        assert run["peak_bytes"] > 0
+    assert 0 < found["cached"]["requests"] <= found["plain"]["requests"]
+
+
+def test_medians_are_of_figures_alone() -> None:
+    """Texts have none; with each the lowest and the highest."""
+    assert medians([{"a": 1.0, "b": "x"}, {"a": 3.0, "b": "y"}, {"a": 2.0, "b": "z"}]) == {"a": [2.0, 1.0, 3.0]}
