@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part, read_ranges, wrong_bytes
+from streamvid.loader.kept import Kept
 from streamvid.loader.worker import GENERATION, MAX_MESSAGE_BYTES, Answer
 from streamvid.storage import open_store, read_content
 from streamvid.video.stream_info import StreamInfo
@@ -137,8 +136,7 @@ class ClipReader:
     def __init__(self, clips: memoryview, ring: Any, stores: Mapping[str, Store] | None = None) -> None:
         self._clips, self._ring = clips, memoryview(ring)
         self._stores: dict[str, Store] = dict(stores or {})
-        self._tables: OrderedDict[tuple[str, Place], PacketTables] = OrderedDict()
-        self._lock = threading.Lock()
+        self._tables: Kept[PacketTables] = Kept(_KEPT_BYTES)
 
     def run(self, task: ReadTask) -> Answer:
         """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads)."""
@@ -224,20 +222,13 @@ class ClipReader:
         from streamvid.dataset.packets import PacketTables
         from streamvid.dataset.proof import read_packets
 
-        name = (slot.url, place)
-        with self._lock:
-            table = self._tables.get(name)
-        if table is None:
+        def make() -> PacketTables:
             path, offset, num_bytes, sha256, num_clips = place
             data = read_packets(store, path, offset, num_bytes, bytes.fromhex(sha256))
             where = f"{slot.url}: the packets of {slot.path} in {path}"
-            table = PacketTables(data, bytes.fromhex(sha256), num_clips, where)
-        with self._lock:
-            self._tables[name] = table
-            self._tables.move_to_end(name)
-            while len(self._tables) > 1 and sum(kept.num_bytes for kept in self._tables.values()) > _KEPT_BYTES:
-                self._tables.popitem(last=False)
-        return table
+            return PacketTables(data, bytes.fromhex(sha256), num_clips, where)
+
+        return self._tables.get((slot.url, *place), make)
 
 
 def _failed(error: Exception) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ class _Sized(Protocol):
 
 
 _Value = TypeVar("_Value", bound=_Sized)
-Name: TypeAlias = tuple[int, str, int]
+Name: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(eq=False)
