@@ -134,6 +134,7 @@ def test_commands_are_verbs_with_their_flags(name: str) -> None:
         assert config.dataset == compose()["services"]["sharder"]["command"][2]
 
 
+@pytest.mark.slow
 def test_what_the_compose_file_says_works(
     corpus: Corpus, moto_server: S3Server, s3_env: S3Env, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

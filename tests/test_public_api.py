@@ -9,7 +9,20 @@ import pytest
 
 import streamvid
 
-HEAVY = ("torch", "av", "pandas", "accelerate", "webdataset", "pyarrow", "numpy", "pydantic", "tqdm", "s3fs", "botocore", "fsspec")
+HEAVY = (
+    "torch",
+    "av",
+    "pandas",
+    "accelerate",
+    "webdataset",
+    "pyarrow",
+    "numpy",
+    "pydantic",
+    "tqdm",
+    "s3fs",
+    "botocore",
+    "fsspec",
+)
 
 
 def test_public_names() -> None:

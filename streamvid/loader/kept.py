@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from streamvid.errors import StreamvidError
+from streamvid.errors import StorageError, StreamvidError
 from streamvid.loader.signals import fresh
 from streamvid.storage import is_wanted
+
+_LOOK_SECONDS = 0.2
 
 
 class _Sized(Protocol):
@@ -53,7 +55,9 @@ class Kept(Generic[_Value]):
                 if making is None:
                     making = self._making[name] = _Making()
                     break
-            making.is_over.wait()
+            while not making.is_over.wait(_LOOK_SECONDS):
+                if not is_wanted():
+                    raise StorageError("nobody waits for it any more")
             if making.error is not None:
                 raise fresh(making.error)
         try:

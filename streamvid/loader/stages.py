@@ -31,6 +31,7 @@ from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
+_NUM_WARMERS, _MAX_ASKED = 8, 4096
 _LOOKAHEAD = 16  # batches whose shards' index rows are asked for before their turn, where the store is far
 _THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
 _THREADED_FRAMES = 16
@@ -78,7 +79,9 @@ class Stages:
         self._clips.allocate(GENERATION.size, 0.0)  # its first page is the run that workers look at
         self._repair_clip = self._clips.allocate(self._repair_bytes, 0.0)
         self._fetchers = FetchThreads(self._num_fetch_threads)
-        resources.callback(self._close_fetchers)
+        resources.callback(self._close_threads, self._fetchers)
+        self._warmers = FetchThreads(_NUM_WARMERS)  # of their own: clips that are needed now wait for none of them
+        resources.callback(self._close_threads, self._warmers)
         self._decoder: Decoder = (
             DecodePool(self._num_workers, self._clips, ring) if self._num_workers else InlineDecoder(self._clips, ring)
         )
@@ -92,8 +95,8 @@ class Stages:
             answers.join(_STUCK_SECONDS if self._signals.is_stuck else None)
         self._decoder.let_go()
 
-    def _close_fetchers(self) -> None:
-        self._fetchers.close(_STUCK_SECONDS if self._signals.is_stuck else None)
+    def _close_threads(self, threads: FetchThreads) -> None:
+        threads.close(_STUCK_SECONDS if self._signals.is_stuck else None)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -131,11 +134,15 @@ class Stages:
             yield from requests
             return
         coming: deque[BatchRequest] = deque()
+        asked: set[tuple[int, str, int]] = set()
         for request in requests:
             run = self._signals.run
-            for sample in {(s.part.number, s.shard): s for s in request.samples}.values():
-                if not sample.part.dataset.store.is_local and not self._rows.has(sample):
-                    self._fetchers.submit(partial(self._warm, sample, run))
+            for name, sample in {(s.part.number, s.bucket_id, s.shard): s for s in request.samples}.items():
+                if name not in asked and not sample.part.dataset.store.is_local and not self._rows.has(sample):
+                    self._warmers.submit(partial(self._warm, sample, run))
+                    asked.add(name)
+            if len(asked) > _MAX_ASKED:
+                asked.clear()
             coming.append(request)
             if len(coming) > _LOOKAHEAD:
                 yield coming.popleft()

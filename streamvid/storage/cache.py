@@ -23,6 +23,7 @@ from typing import Literal
 
 from streamvid.errors import ConfigError, StorageError
 from streamvid.storage.cache_files import CacheFolder, Claim
+from streamvid.storage.wanted import is_wanted
 
 _log = logging.getLogger(__name__)
 
@@ -269,6 +270,8 @@ class BlockCache:
                 return got
             if time.monotonic() >= deadline:
                 return False
+            if not is_wanted():
+                raise StorageError(f"{block.path}: nobody waits for it any more")
             time.sleep(delay)
             delay = min(delay * 1.5, 0.02)
         return True

@@ -1,7 +1,7 @@
 """GET requests over connections that are kept: what thousands of reads a second need of HTTP, and nothing else.
 
 A request by way of http.client or urllib3 takes half a millisecond of the interpreter, which all threads share; this
-takes a fifth of it, and puts bodies where they belong without a copy on the way.
+takes a fifth of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Connections:
     """To one server, kept when an answer was read to its end. Safe in several threads; each has one of its own.
 
     tls: made at the first connection to an https URL. connect_seconds: until connected; stall_seconds: without a byte,
-    then TimeoutError. Nothing is sent twice. Raises OSError, and ValueError for what is no HTTP.
+    then TimeoutError, after twice that at most. Nothing is sent twice. Raises OSError; ValueError for what is no HTTP.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class Connections:
             raise ValueError("a line break in a request's head")
         connection = self._take()
         try:
-            connection.socket.sendall("\r\n".join([*lines, "\r\n"]).encode("latin-1"))
+            try:
+                connection.socket.sendall("\r\n".join([*lines, "\r\n"]).encode("latin-1"))
+            except BlockingIOError:
+                raise TimeoutError("timed out") from None
             return Answer(connection, self)
         except BaseException:
             connection.close()
@@ -87,7 +90,7 @@ class Connections:
             if self._make_tls is None:
                 # By the kernel, as MSG_WAITALL is none of sockets with a timeout of Python's.
                 plain.settimeout(None)
-                span = struct.pack("ll", int(stall_seconds), int(stall_seconds % 1 * 1e6))
+                span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
                 return _Connection(plain, socket.MSG_WAITALL)
@@ -176,7 +179,7 @@ class Answer:
         lines = connection.head()
         while (status := _status(lines[0])) // 100 == 1:
             lines = connection.head()
-        self.status_code, self.headers, self.raw = status, Headers(), self
+        self.status_code, self.headers = status, Headers()
         for line in lines[1:]:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
@@ -190,6 +193,11 @@ class Answer:
             self._left = int(length)
         said = self.headers.get("Connection").lower()
         self._may_keep = lines[0].startswith("HTTP/1.1") and said != "close" and not self._is_chunked
+
+    @property
+    def raw(self) -> Answer:
+        """As of an answer of botocore's session, which has its body there; no attribute, which would be a circle."""
+        return self
 
     def readinto(self, view: memoryview) -> int:
         """Some bytes of the body, 0 at its end; ConnectionResetError where the connection ends before it."""

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from streamvid.errors import StorageError
 from streamvid.storage.latency import Latency
 from streamvid.storage.options import StorageOptions
 from streamvid.storage.ranges import join_ranges
-from streamvid.storage.request_pool import RequestPool
+from streamvid.storage.request_pool import shared_pool
 from streamvid.storage.store import FileState, Ranges, ShortFileError, StoreStats, check_relative
 from streamvid.storage.tally import Tally
 from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, ask, pause_seconds
@@ -31,6 +32,7 @@ from streamvid.storage.transport import RequestError, Transport
 from streamvid.storage.wanted import pause as pause_while_wanted
 
 _Answer = TypeVar("_Answer")
+_stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
@@ -46,28 +48,28 @@ class RemoteStore:
         self.url, self.options = url, options
         self._prefix, self._make = prefix, make
         self._lock = threading.Lock()
-        self._made: tuple[int, Engine] | None = None
+        self._made: Engine | None = None
         self._versions: OrderedDict[str, str] = OrderedDict()
+        _stores.add(self)
 
-    # Connections, locks and threads of another process are none of ours.
     def __getstate__(self) -> dict[str, object]:
         return {"url": self.url, "options": self.options, "_prefix": self._prefix, "_make": self._make}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock(), _made=None, _versions=OrderedDict())
+        self.__dict__.update(state)
+        self._forget_process()
+        _stores.add(self)
 
     def _engine(self) -> Engine:
-        made = self._made
-        if made is None or made[0] != os.getpid():
-            if made is not None:  # a fork may have come while a thread held the lock
-                self._lock = threading.Lock()
+        if self._made is None:
             with self._lock:
-                if self._made is made:
-                    options, latency = self.options, Latency()
-                    pool = RequestPool(options.max_requests, options.max_bytes_in_flight)
-                    self._made = (os.getpid(), Engine(self._make(), pool, latency, Tally()))
-        assert self._made is not None
-        return self._made[1]
+                if self._made is None:
+                    self._made = Engine(self._make(), shared_pool(self.options), Latency(), Tally())
+        return self._made
+
+    def _forget_process(self) -> None:
+        """Connections, locks and threads of another process are none of ours."""
+        self._lock, self._made, self._versions = threading.Lock(), None, OrderedDict()
 
     def _key(self, path: str) -> str:
         return self._prefix + check_relative(path)
@@ -127,10 +129,14 @@ class RemoteStore:
                 # Whether what is there now is right is for checksums to say.
                 num_changes += 1
                 _log.warning("%s: %s was replaced while it is in use", self.url, path)
-                self._versions.pop(path, None)
+                self._forget_version(path)
             else:
                 self._keep_version(path, transfer.version)
                 return
+
+    def _forget_version(self, path: str) -> None:
+        with self._lock:
+            self._versions.pop(path, None)
 
     def _keep_version(self, path: str, version: str) -> None:
         with self._lock:
@@ -167,7 +173,7 @@ class RemoteStore:
             except OSError as error:
                 raise StorageError(f"{self.url}: cannot write {path}: {data}: {error.strerror or error}") from error
         self._engine().tally.add(num_bytes_written=num_bytes)
-        self._versions.pop(path, None)
+        self._forget_version(path)
 
     def _put_file(self, path: str, key: str, file: Path) -> int:
         num_bytes = file.stat().st_size
@@ -198,7 +204,7 @@ class RemoteStore:
     def remove(self, path: str) -> None:
         key = self._key(path)
         self._retry("remove", path, lambda transport: transport.remove(key))
-        self._versions.pop(path, None)
+        self._forget_version(path)
 
     def abort_uploads(self, folder: str = "") -> int:
         begun = self._uploads(self._key(folder) + "/" if folder else self._prefix)
@@ -226,8 +232,11 @@ class RemoteStore:
             return tag, hashlib.md5(data, usedforsecurity=False).digest()
 
         try:
-            with ThreadPoolExecutor(_PARTS_AT_ONCE, "streamvid-put") as threads:
-                sent = list(threads.map(put, range(1, -(-num_bytes // size) + 1)))
+            try:
+                with ThreadPoolExecutor(_PARTS_AT_ONCE, "streamvid-put") as threads:
+                    sent = list(threads.map(put, range(1, -(-num_bytes // size) + 1)))
+            except _AbsentError:
+                raise self._given_up(path) from None
             self._end_parts(path, key, upload, sent, num_bytes)
         except BaseException:
             self._try_abort(path, lambda: [(key, upload)])
@@ -265,9 +274,13 @@ class RemoteStore:
             state = self.state(path)
             whole = hashlib.md5(b"".join(digest for _, digest in sent), usedforsecurity=False).hexdigest()
             if state is None or state.num_bytes != num_bytes or whole not in state.version:
-                raise StorageError(
-                    f"{self.url}: cannot write {path}: its upload was given up by somebody else"
-                ) from None
+                raise self._given_up(path) from None
+
+    def _given_up(self, path: str) -> StorageError:
+        return StorageError(
+            f"{self.url}: cannot write {path}: its upload was given up by somebody else, as who finishes the same "
+            "dataset does; run the same command again"
+        )
 
     def stats(self) -> StoreStats:
         engine = self._engine()
@@ -322,6 +335,15 @@ def _page(transport: Transport, prefix: str, following: str) -> tuple[list[FileS
 
 def _is_md5(version: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{32}", version) is not None
+
+
+def _forget_parent() -> None:
+    for store in list(_stores):
+        store._forget_process()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class _AbsentError(StorageError):

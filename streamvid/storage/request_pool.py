@@ -5,14 +5,35 @@ Threads are started as they are needed and end when nothing is left to do for a 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from streamvid.storage.options import StorageOptions
+
 _FIRST_LIMIT = 16
 _IDLE_SECONDS = 1.0
 _LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: one burst of refusals is one answer
+
+
+def shared_pool(options: StorageOptions) -> RequestPool:
+    """The pool of all of this process' stores with these options: its limits are theirs together."""
+    with _lock:
+        return _pools.setdefault(options, RequestPool(options.max_requests, options.max_bytes_in_flight))
+
+
+def _forget_parent() -> None:
+    global _lock  # noqa: PLW0603 - a fork may have come while a thread held it
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+_lock = threading.Lock()
+_pools: dict[StorageOptions, RequestPool] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 class RequestPool:

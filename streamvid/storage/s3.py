@@ -103,7 +103,7 @@ class S3Transport:
                 raise RequestError(
                     f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", is_short=True
                 )
-            raise RequestError(f"the server sent the bytes {said!r} of {total}, others were asked for", may_pass=True)
+            raise RequestError("the server sent other bytes than were asked for", may_pass=True)
 
     def _read_some(self, response: Any, view: memoryview) -> int:
         try:
@@ -148,9 +148,13 @@ class S3Transport:
         return made
 
     def renew(self) -> None:
-        with self._lock:
-            if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may hear of it at once
-                self._made = None
+        # Without waiting: whoever has the lock is looking for keys now, and that may take a while.
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may hear of it at once
+                    self._made = None
+            finally:
+                self._lock.release()
 
     def _call(self, method: str, **arguments: Any) -> Any:
         filesystem, _ = self._client()
@@ -180,7 +184,8 @@ class S3Transport:
         token = {"ContinuationToken": following} if following else {}
         page = self._call("list_objects_v2", Prefix=prefix, **token)
         files = [
-            FileState(found["Key"], int(found["Size"]), str(found.get("ETag", "")).strip('"'))
+            # Without a version where it is empty: a look at one tells none.
+            FileState(found["Key"], int(found["Size"]), _version(found) if found["Size"] else "")
             for found in page.get("Contents", ())
         ]
         return files, page["NextContinuationToken"] if page.get("IsTruncated") else ""
@@ -244,9 +249,13 @@ class _Signer:
             found = await filesystem.session.get_credentials()
             return await found.get_frozen_credentials()
 
+        found = sync(filesystem.loop, keys)
+        _check_key(found.access_key, "access key", "AWS_ACCESS_KEY_ID")
+        _check_key(found.token or "", "session token", "AWS_SESSION_TOKEN")
+
         region = options.region or filesystem.s3.meta.region_name or "us-east-1"
         region = "us-east-1" if region == "aws-global" else region
-        return cls(base, S3SigV4Auth(sync(filesystem.loop, keys), "s3", region), extra)
+        return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
         """(URL, headers) of a GET of an object."""
@@ -311,6 +320,13 @@ def _session_class() -> Any:
     return OneTrySession
 
 
+def _check_key(value: str, name: str, variable: str) -> None:
+    if not all("!" <= character <= "~" for character in value):
+        raise RequestError(
+            f"the {name} has characters that no key has, as a line break or a blank", hint=f"Look at {variable}"
+        )
+
+
 def _let_go(response: Any, is_whole: bool) -> None:
     """The connection may serve another request if all of the answer was read."""
     if is_whole:
@@ -320,7 +336,8 @@ def _let_go(response: Any, is_whole: bool) -> None:
 
 
 def _version(headers: Mapping[str, str]) -> str:
-    return headers.get("ETag", "").strip('"')
+    tag = headers.get("ETag", "")
+    return "" if tag.startswith("W/") else tag.strip('"')  # a weak one compares with nothing
 
 
 def _md5(data: bytes) -> str:

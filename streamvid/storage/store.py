@@ -117,6 +117,10 @@ class Store(Protocol):
 
 def check_relative(path: str) -> str:
     """`path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise StorageError(f"path {path!r} is not allowed: it is no valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(f"path {path!r} is not allowed: paths in a dataset are relative and stay inside it")
     return path

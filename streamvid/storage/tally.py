@@ -28,7 +28,7 @@ class Tally:
     def fail(self, error: RequestError) -> None:
         """Count a failed request by its cause."""
         with self._lock:
-            self._errors[error.cause] += 1
+            self._errors["it ends too early" if error.is_short else error.cause] += 1
 
     def stats(self, latency: Latency) -> StoreStats:
         """All of it until now."""

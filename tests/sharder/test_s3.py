@@ -66,6 +66,7 @@ def test_a_bucket_gets_the_bytes_of_a_folder(built: Built, bucket: str, moto_ser
     assert not dry_run(built.source, f"s3://{bucket}/ds", options()).probe_bytes_read
 
 
+@pytest.mark.slow
 def test_native_clips_of_a_bucket_are_those_of_a_folder(
     native: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_rows_of_a_local_file_may_name_objects(
     assert [row.reason for row in report.rejections] == ["cannot be read: No such file or directory"]
 
 
+@pytest.mark.slow
 def test_an_object_that_changes_between_probe_and_build_is_noticed(
     bucket: str, moto_server: S3Server, built: Built, tmp_path: Path
 ) -> None:
@@ -176,6 +178,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(bucket: str, mo
             file.read(10)
 
 
+@pytest.mark.slow
 def test_another_dataset_is_refused_and_overwritten_when_asked(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3S
     assert stored(moto_server, bucket) == {"notes.txt": b"mine"}
 
 
+@pytest.mark.slow
 def test_an_unfinished_build_of_something_else_leaves_nothing(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
@@ -211,6 +215,7 @@ def test_an_unfinished_build_of_something_else_leaves_nothing(
     assert stored(moto_server, bucket) == built.tree
 
 
+@pytest.mark.slow
 def test_another_machine_repeats_no_finished_shard(
     built: Built, bucket: str, moto_server: S3Server, tmp_path: Path
 ) -> None:
@@ -276,6 +281,7 @@ def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
     assert stored(moto_server, bucket) == built.tree
 
 
+@pytest.mark.slow
 def test_faults_change_no_byte(
     built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
 ) -> None:

@@ -410,6 +410,7 @@ def test_a_child_holds_no_lock_of_its_dead_parent(tmp_path: Path, remote: Remote
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_held_for_ever_is_no_error(
     tmp_path: Path, remote: Remote, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import ipaddress
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -213,3 +215,19 @@ def certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(trusted, secret)
     return context, trusted
+
+
+def test_an_answer_leaves_nothing_for_the_garbage_collector() -> None:
+    """Training loops switch it off."""
+    with server([[with_length(b"body")]]) as (url, _):
+        kept = connections(url)
+        answer = kept.get(f"{url}/a", {})
+        assert whole(answer) == b"body" and answer.raw is answer
+        answer.release_conn()
+        gc.disable()
+        try:
+            died = weakref.ref(answer)
+            del answer
+            assert died() is None
+        finally:
+            gc.enable()

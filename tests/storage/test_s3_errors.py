@@ -213,3 +213,19 @@ def test_a_secret_in_the_options_is_refused_and_not_shown(given: dict[str, str])
     with pytest.raises(ConfigError) as error:
         StorageOptions.of(given)
     assert "CANARY" not in str(error.value)
+
+
+@pytest.mark.parametrize(("variable", "value"), [
+    ("AWS_ACCESS_KEY_ID", "testkey\n"), ("AWS_ACCESS_KEY_ID", "test–key"), ("AWS_SESSION_TOKEN", "token\r")
+])  # fmt: skip
+def test_a_key_that_is_none_is_an_error_at_once(
+    s3_env: S3Env, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """A line break at the end of a secret's file is tried no fifty seconds long."""
+    s3_env(moto_server)
+    monkeypatch.setenv(variable, value)
+    store = open_store("s3://some-bucket/ds")
+    with pytest.raises(StorageError, match=f"Look at {variable}") as caught:
+        store.read("manifest.json")
+    assert value.strip() not in str(caught.value)
+    assert store.stats().num_retries == 0

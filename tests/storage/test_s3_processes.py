@@ -6,14 +6,18 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from streamvid.storage import StorageOptions, Store, open_store
+from streamvid.storage.remote import RemoteStore
 from tests.servers import S3Env, S3Server
 
 BODY = hashlib.shake_256(b"body").digest(300_000)
@@ -117,3 +121,33 @@ def test_workers_of_a_dataloader_use_a_store_that_was_used_before(store: Store) 
         [sys.executable, "-c", LOADS, store.url, "fork"], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+class _SlowToMake:
+    """Makes a transport as slowly as one that has to import and to ask for keys."""
+
+    def __call__(self) -> Any:
+        from streamvid.storage.generic import FsspecTransport
+
+        time.sleep(0.5)
+        return FsspecTransport("memory")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_another_thread_opens_the_store_waits_for_nothing() -> None:
+    """The lock that the thread holds is nobody's in the child."""
+    store = RemoteStore("memory://a", "a/", StorageOptions(), _SlowToMake())
+    first = threading.Thread(target=store.size, args=("nothing",))
+    first.start()
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if store.size("nothing") is None else 1)
+    first.join()
+    until = time.monotonic() + 20
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.05)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)

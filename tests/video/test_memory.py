@@ -33,6 +33,7 @@ class MallocInfo(ctypes.Structure):
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     gc.collect()
+    gc.collect()  # of what other tests left, the first may leave some
     gc.disable()
     try:
         yield
