@@ -21,7 +21,11 @@ Started again with the same output, it goes on from the newest checkpoint there.
 
 @click.command(epilog=_EPILOG)
 @click.option(
-    "--config", required=True, type=click.Path(), metavar="FILE", help="YAML of a training run, or a preset: tiny."
+    "--config",
+    required=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="YAML of a training run, or a preset: tiny, tiny_bucket.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Override a field of the config; repeatable.")
 def command(config: str, overrides: tuple[str, ...]) -> int:

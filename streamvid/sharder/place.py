@@ -208,6 +208,10 @@ def _find_folder(root: Path, metadata: str | Path | None, storage: StorageOption
     return place, _choose(place, metadata, [str(path) for path in found])
 
 
+def _is_object(url: str, storage: StorageOptions) -> bool:
+    return open_store(posixpath.dirname(url), storage).state(posixpath.basename(url)) is not None
+
+
 def _find_prefix(store: Store, metadata: str | Path | None, storage: StorageOptions) -> tuple[Place, str | Path | None]:
     if store.url.startswith("memory:"):
         raise SourceError(f"source {store.url} is in this process alone, and workers are others; give another place")
@@ -219,7 +223,12 @@ def _find_prefix(store: Store, metadata: str | Path | None, storage: StorageOpti
         return BucketFolder.listed(open_store(posixpath.dirname(store.url), storage), storage), store.url
     place = BucketFolder.listed(store, storage)
     if not place.files:
-        raise SourceError(f"source {store.url} is neither a folder nor a metadata file: nothing is there")
+        if "/" in store.url.removeprefix("s3://") and _is_object(store.url, storage):
+            raise SourceError(
+                f"source {store.url} is one file, and no metadata file ({', '.join(READERS)}); "
+                f"give its folder, {posixpath.dirname(store.url)}"
+            )
+        raise SourceError(f"source {store.url} is neither a folder nor a metadata file: no object lies below it")
     found = [f"{store.url}/{name}" for suffix in READERS if (name := f"metadata{suffix}") in place.files]
     return place, _choose(place, metadata, found)
 

@@ -36,6 +36,7 @@ _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
+_QUIET_SECONDS = 3.0  # somebody may sit before a wrong endpoint
 _LEAST_BYTES_PER_SECOND = 256 * 2**10  # of what is written: its deadline is later by that, but not for tries anew
 
 
@@ -50,13 +51,14 @@ class RemoteStore:
         self._lock = threading.Lock()
         self._made: Engine | None = None
         self._versions: OrderedDict[str, str] = OrderedDict()
+        self._has_warned = False
         _stores.add(self)
 
     def __getstate__(self) -> dict[str, object]:
         return {"url": self.url, "options": self.options, "_prefix": self._prefix, "_make": self._make}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _has_warned=False)
         self._forget_process()
         _stores.add(self)
 
@@ -310,6 +312,11 @@ class RemoteStore:
                     raise self._error(verb, path, error, num_tries, seconds) from None
                 if error.is_expired:
                     engine.transport.renew()
+                if seconds > _QUIET_SECONDS and not self._has_warned:
+                    self._has_warned = True
+                    _log.warning(
+                        "%s: %s; trying again until %g s are over", self.url, error.cause, self.options.deadline_seconds
+                    )
                 engine.tally.add(num_retries=1)
                 try:
                     pause_while_wanted(pause)

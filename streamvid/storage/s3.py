@@ -129,7 +129,8 @@ class S3Transport:
                 self._sender = _sender(url, self._options)
             return self._sender(url, {**signed, **headers})
         except Exception as error:  # noqa: BLE001 - as above
-            raise connection_error(error, "") from None
+            parts = urlsplit(url)
+            raise connection_error(error, f"at {parts.scheme}://{parts.netloc}") from None
 
     # The client: keys, endpoint, and all that is rare.
 

@@ -22,8 +22,8 @@ _REGION = {
 }
 _KEY_SOURCES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials"
 _HINTS = {
-    "InvalidAccessKeyId": f"The store does not know this access key: look at AWS_ACCESS_KEY_ID (or the profile's keys: "
-    f"{_KEY_SOURCES}), and whether endpoint_url (AWS_ENDPOINT_URL) is the server that knows it",
+    "InvalidAccessKeyId": "The store does not know this access key: look at AWS_ACCESS_KEY_ID (or at AWS_PROFILE and "
+    "~/.aws/credentials), and whether endpoint_url (AWS_ENDPOINT_URL) is the server that knows it",
     "SignatureDoesNotMatch": "The secret is not that of the access key: look at AWS_SECRET_ACCESS_KEY",
     "InvalidToken": "Look at AWS_SESSION_TOKEN: it does not belong to these keys",
     "RequestTimeTooSkewed": "Set this machine's clock right: it differs from the store's by more than 15 minutes",

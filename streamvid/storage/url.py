@@ -17,6 +17,7 @@ from streamvid.storage.store import Store
 from streamvid.storage.transport import Transport
 
 _log = logging.getLogger(__name__)
+_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "hf"}
 _REFUSED = {
     "pipe",
     "cmd",
@@ -60,6 +61,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
         return LocalStore(url)
     match = _SCHEME.match(url)
     if match is None:
+        _check_slashes(url)
         return LocalStore(Path(url).expanduser())
     scheme = match[1].lower()
     if scheme == "file":
@@ -68,6 +70,15 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
             raise StorageError(f"url {redact(url)!r} names a host; file URLs look like file:///folder/dataset")
         return LocalStore(Path(url2pathname(parts.path)))
     return _open_remote(scheme, url, options or StorageOptions())
+
+
+def _check_slashes(path: str) -> None:
+    scheme, _, rest = path.partition(":/")
+    if scheme in _BUCKETS and not rest.startswith("/"):
+        raise StorageError(
+            f"{redact(path)!r} is no URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder of that name "
+            "write ./ before it"
+        )
 
 
 def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
