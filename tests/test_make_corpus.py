@@ -192,7 +192,9 @@ def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
         {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in (tmp_path / "one", tmp_path / "two")
     ]
-    assert trees[0] == trees[1]
+    # Names alone: a comparison of whole files would be shown, which takes minutes.
+    assert trees[0].keys() == trees[1].keys()
+    assert [name for name in trees[0] if trees[0][name] != trees[1][name]] == []
     assert len(trees[0]) == 6
     other = make_corpus.make_corpus(tmp_path / "other", only="*blink*", workers=1, seed=1)
     (blink,) = other["files"]

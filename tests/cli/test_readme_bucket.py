@@ -147,6 +147,7 @@ def test_the_policy_of_writers_is_enough(
         open_store(f"s3://{theirs}").put("elsewhere", b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", actions(1) if blocks("json") else [])
 def test_the_policy_of_writers_has_nothing_that_is_not_needed(
     action: str,

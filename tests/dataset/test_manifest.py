@@ -207,7 +207,7 @@ def test_an_edited_manifest_is_found(manifest: Manifest, changes: dict[str, Any]
     [
         ({"num_bytes": -1}, "num_bytes=-1"),
         ({"sha256": "0" * 63 + "g"}, "64 hex digits"),
-        ({"path": "index/\ud800"}, "printable|damaged"),
+        ({"path": "index/\ud800"}, "printable|damaged|Unicode"),
         ({"path": "index/\n"}, "printable"),
     ],
 )

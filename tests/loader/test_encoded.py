@@ -383,14 +383,27 @@ def test_two_ranks_take_what_two_ranks_of_pictures_take(dataset: Path) -> None:
     assert keys[0] and keys[1] and not keys[0] & keys[1]
 
 
+def stop_children(others: set[psutil.Process], is_over: threading.Event) -> None:
+    """Stop the processes that this one starts, as soon as they are there, until nothing more is to come."""
+    is_last = False
+    while not is_last:
+        is_last = is_over.is_set()
+        for child in psutil.Process().children():
+            if child not in others:
+                child.suspend()
+
+
 def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
     """The caller's own threads read while workers, here stopped before they are up, start."""
     for _ in range(20):
         with loader_of(dataset, decode=False, num_workers=2, num_epochs=1, prefetch_bytes=0) as loader:
+            others, is_open = set(psutil.Process().children()), threading.Event()
+            stopper = threading.Thread(target=stop_children, args=(others, is_open))
+            stopper.start()
             iter(loader)  # opens what a loop needs
+            is_open.set()
+            stopper.join()
             pids = loader.worker_pids
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
             try:
                 time.sleep(0.3)
                 if not is_worker_up(loader):  # else this process was too late to stop them

@@ -82,7 +82,7 @@ def test_files_of_the_caller_that_are_named_like_modules(dataset: Path, tmp_path
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("import sys\nsys.executable = None\n", "num_workers=0"),
+        ("import sys, torch\nsys.executable = None\n", "num_workers=0"),
         ("import sys\nsys.executable = ''\n", "num_workers=0"),
         ("import sys\nsys.executable = '/nowhere/python'\n", "cannot start 2 decode workers.*num_workers=0"),
         ("import sys\nsys.executable = '/bin/false'\n", "ended with exit code 1"),
