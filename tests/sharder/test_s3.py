@@ -256,6 +256,7 @@ def test_uploads_that_were_left_are_given_up_after_success(built: Built, bucket:
     assert moto_server.uploads(bucket) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
     built: Built, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, work: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_no_secret_in_logs_errors_and_pickles(
     assert SECRET not in logged or source == "endpoint"
 
 
+@pytest.mark.slow
 def test_no_secret_in_the_command_s_json(sharded: Sharded, moto_server: S3Server) -> None:
     """Of a store that is not right, one that is not there and one that answers nobody."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
