@@ -32,6 +32,7 @@ def test_a_dataset_is_made_once_for_a_folder(dataset: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in dataset.rglob("*.tar")} == before
 
 
+@pytest.mark.slow
 def test_one_epoch_is_counted_whole(
     dataset: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path
 ) -> None:

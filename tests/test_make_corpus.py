@@ -184,6 +184,7 @@ def test_the_broken_files_are_broken_as_described(built):
     assert 50 < truncated["readable_frames"] < 120
 
 
+@pytest.mark.slow
 def test_two_builds_have_the_same_bytes_in_one_process_or_in_several(tmp_path):
     only = ("videos/street/blink*", "videos/nature/*.webm", "videos/people/*start.mkv", "images/bow*", "*missing*")
     make_corpus.make_corpus(tmp_path / "one", only=only, workers=1)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.conftest import run_streamvid
 
@@ -20,6 +21,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     assert done.returncode == 2 and "is a file; give a folder" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_corpus_is_built_leaves_no_process(tmp_path: Path) -> None:
     """STOP-1: a Ctrl-C in a terminal reaches the whole process group."""
     command = [sys.executable, "-m", "streamvid", "demo", "--dir", str(tmp_path / "demo")]

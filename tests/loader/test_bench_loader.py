@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.clips import ROOT, encode, frames_of
 
 
+@pytest.mark.slow
 def test_every_method_is_reported(tmp_path: Path) -> None:
     for number, name in enumerate(("bikes", "carphone_pristine", "bigbuckbunny", "bikes")):
         (tmp_path / f"{number}.mp4").write_bytes(encode(frames_of(name, 96, 64, 16 + number)))

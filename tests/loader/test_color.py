@@ -226,6 +226,7 @@ def test_a_batch_of_nothing_is_nothing() -> None:
     assert yuv420p_to_rgb(random_planes(0, 4, 6, 8), color_table([], [], []), 6, 8).shape == (0, 3, 4, 6, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COMPILERS)
 def test_compiled_once_for_a_shape_and_equal_to_the_last_bit(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from typing import get_args
 
+import pytest
+
 from streamvid.plan.options import Shuffle, Sync, Tail
 from tests.clips import ROOT
 
 
+@pytest.mark.slow
 def test_every_measurement_is_reported() -> None:
     sizes = (
         "--scales",

@@ -102,6 +102,7 @@ def test_the_report_counts_what_probing_read(bucket: str, moto_server: S3Server,
     assert replace(report, probe_bytes_read=None) == local
 
 
+@pytest.mark.slow
 def test_captions_beside_objects_are_read(bucket: str, moto_server: S3Server, built: Built, tmp_path: Path) -> None:
     """A folder without metadata: captions in .txt files, hidden names left out."""
     own = tmp_path / "own"
@@ -344,6 +345,7 @@ def test_native_clips_killed_against_ceph_end_with_the_same_bytes(
     end_after_kills(native, rgw, tmp_path, kills, "native")
 
 
+@pytest.mark.slow
 def test_the_command_shards_to_a_bucket_and_says_what_is_wrong(
     built: Built, rgw: S3Server, s3_env: S3Env, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
