@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 if TYPE_CHECKING:
     from streamvid.storage import StorageOptions
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Command: TypeAlias = Callable[..., Any]
 
 _FLAGS: dict[str, dict[str, Any]] = {
     "endpoint_url": {"metavar": "URL", "help": "Server of {which} that is not AWS, as http://127.0.0.1:9000."},
@@ -29,7 +29,7 @@ def storage_flags(command: _Command) -> _Command:
     def wrapped(*args: Any, **given: Any) -> Any:
         return command(*args, storage=_options(_taken(given, "")), **given)
 
-    return _flagged(wrapped, {"": "the bucket"})  # type: ignore[return-value]
+    return _flagged(wrapped, {"": "the bucket"})
 
 
 def storage_pair_flags(command: _Command) -> _Command:
@@ -47,7 +47,7 @@ def storage_pair_flags(command: _Command) -> _Command:
         return command(*args, **options, **given)
 
     which = {"": "both buckets", "source_": "SOURCE alone", "dest_": "DEST alone"}
-    return _flagged(wrapped, which)  # type: ignore[return-value]
+    return _flagged(wrapped, which)
 
 
 def _flagged(command: Callable[..., Any], which: dict[str, str]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from streamvid.dataset.copy_file import Transfer, proves
 from streamvid.dataset.journal import Journal
 from streamvid.dataset.manifest import (
+    LARGE_FOLDERS,
     MANIFEST,
     FileInfo,
     manifest_from_json,
@@ -154,7 +155,7 @@ class _Copy:
             is_sealing = sealed != self.manifest
             if is_sealing:
                 transfer.put(MANIFEST, self.manifest)
-        num_aborted = self.dest.abort_uploads()
+        num_aborted = sum(map(self.dest.abort_uploads, LARGE_FOLDERS))
         copied = "copied" if sealed is None else "repaired" if num_copied or is_sealing else "already there"
         num_files = count_files(self.dataset) + 1
         num_copied += is_sealing

@@ -125,6 +125,10 @@ def shard_path(bucket_id: str, number: int) -> str:
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}.tar"
 
 
+LARGE_FOLDERS = ("shards", "index")
+"""Where files lie that are large enough to be uploaded in parts."""
+
+
 def offsets_path(path: str) -> str:
     """Where Megatron-Energon looks for the sample offsets of a shard."""
     return f"{path}.idx"

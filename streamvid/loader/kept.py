@@ -8,11 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from streamvid.errors import StorageError, StreamvidError
+from streamvid.errors import StreamvidError
 from streamvid.loader.signals import fresh
-from streamvid.storage import is_wanted
-
-_LOOK_SECONDS = 0.2
+from streamvid.storage import is_wanted, wait_while_wanted
 
 
 class _Sized(Protocol):
@@ -55,9 +53,7 @@ class Kept(Generic[_Value]):
                 if making is None:
                     making = self._making[name] = _Making()
                     break
-            while not making.is_over.wait(_LOOK_SECONDS):
-                if not is_wanted():
-                    raise StorageError("nobody waits for it any more")
+            wait_while_wanted(making.is_over)
             if making.error is not None:
                 raise fresh(making.error)
         try:

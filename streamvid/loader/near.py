@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from streamvid.loader.pending import Work
-from streamvid.storage import GAP_BYTES, MAX_RANGE_BYTES
+from streamvid.storage import near_spans
 
 
 def near_each_other(works: Sequence[Work]) -> Iterator[list[Work]]:
-    """Groups of clips whose wanted parts lie near each other in one shard; of a local store, each is a group alone.
-
-    Groups come in the order of their first clips among `works`, which is the order that they are needed in.
-    """
+    """Groups of clips whose wanted parts lie near each other in one shard; of a local store, each is a group alone."""
     shards: dict[tuple[int, str], list[Work]] = {}
     for work in works:
         if work.sample.part.dataset.store.is_local:
@@ -20,21 +17,10 @@ def near_each_other(works: Sequence[Work]) -> Iterator[list[Work]]:
         else:
             shards.setdefault((work.sample.part.number, work.sample.shard_info.path), []).append(work)
     for several in shards.values():
-        several.sort(key=_start)
-        group: list[Work] = []
-        for work in several:
-            if group and not (
-                _start(work) - _end(group[-1]) <= GAP_BYTES and _end(work) - _start(group[0]) <= MAX_RANGE_BYTES
-            ):
-                yield group
-                group = []
-            group.append(work)
-        yield group
+        for group in near_spans([_span(work) for work in several]):
+            yield [several[number] for number in group]
 
 
-def _start(work: Work) -> int:
-    return int(work.row["clip_offset"]) + work.part.first_byte
-
-
-def _end(work: Work) -> int:
-    return _start(work) + work.part.num_bytes
+def _span(work: Work) -> tuple[int, int]:
+    start = int(work.row["clip_offset"]) + work.part.first_byte
+    return start, start + work.part.num_bytes

@@ -70,7 +70,7 @@ def _sum(several: list[StoreStats]) -> StoreStats:
                 known = total.setdefault(field.name, {})
                 for cause, count in value.items():
                     known[cause] = known.get(cause, 0) + count
-            elif field.name.startswith("p"):  # percentiles: of the slowest store
+            elif field.name in ("p50_seconds", "p99_seconds"):  # of the slowest store
                 total[field.name] = max(total.get(field.name, 0.0), value)
             else:
                 total[field.name] = total.get(field.name, 0) + value

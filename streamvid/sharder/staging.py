@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
 from streamvid.errors import DatasetError, StorageError
 from streamvid.sharder.destination import STAGING, Destination
 from streamvid.sharder.lock import locked
@@ -161,7 +161,8 @@ class Staging:
     def remove(self) -> None:
         """Nothing that is unfinished is needed any more."""
         if not self.store.is_local:
-            self.store.abort_uploads()
+            for folder in (*LARGE_FOLDERS, STAGING):
+                self.store.abort_uploads(folder)
             notes = [state.path for state in self.store.files(STAGING)]
             # An owner last: as long as something is left, the place is known as one of ours.
             _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))

@@ -9,13 +9,12 @@ from streamvid.storage.cache import BlockCache, CacheStats
 from streamvid.storage.cached import CachedStore, Content, read_content
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
-from streamvid.storage.ranges import GAP_BYTES
+from streamvid.storage.ranges import near_spans
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.url import open_store, redact
-from streamvid.storage.wanted import is_wanted, while_wanted
+from streamvid.storage.wanted import is_wanted, wait_while_wanted, while_wanted
 
 __all__ = [
-    "GAP_BYTES",
     "MAX_RANGE_BYTES",
     "BlockCache",
     "CacheStats",
@@ -30,8 +29,10 @@ __all__ = [
     "StoreStats",
     "check_relative",
     "is_wanted",
+    "near_spans",
     "open_store",
     "read_content",
     "redact",
+    "wait_while_wanted",
     "while_wanted",
 ]

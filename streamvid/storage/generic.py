@@ -68,7 +68,7 @@ class FsspecTransport:
             raise RequestError("the answer ended early", may_pass=True)
         if version and self.state(key).version != version:
             raise RequestError("it was replaced by another version", is_changed=True)
-        return Body([data])
+        return Body(data)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         if if_absent and self._call("exists", key):

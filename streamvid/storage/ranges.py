@@ -28,16 +28,11 @@ class RangeRequest:
     def num_bytes_wanted(self) -> int:
         return sum(len(buffer) for _, buffer in self.pieces)
 
-    def scatter(self, body: Sequence[bytes | bytearray]) -> None:
-        """Put what is wanted of the request's bytes, which come in pieces, where it goes."""
-        begin = 0
-        for data in body:
-            end = begin + len(data)
-            for offset, buffer in self.pieces:
-                first, last = max(begin, offset), min(end, offset + len(buffer))
-                if first < last:
-                    buffer[first - offset : last - offset] = memoryview(data)[first - begin : last - begin]
-            begin = end
+    def scatter(self, data: bytes | bytearray) -> None:
+        """Put what is wanted of the request's bytes where it goes."""
+        view = memoryview(data)
+        for offset, buffer in self.pieces:
+            buffer[:] = view[offset : offset + len(buffer)]
 
 
 def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES) -> list[RangeRequest]:
@@ -50,18 +45,26 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
         for offset, buffer in ranges
         for start in range(0, len(buffer), max_bytes)
     ]
-    cut.sort(key=lambda piece: piece[0])
-    groups: list[list[tuple[int, memoryview]]] = []
+    spans = [(offset, offset + len(buffer)) for offset, buffer in cut]
+    return [_request([cut[number] for number in group]) for group in near_spans(spans, gap_bytes, max_bytes)]
+
+
+def near_spans(
+    spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
+) -> list[list[int]]:
+    """Numbers of the (start, end)s that one request gets each, by rising starts: those between which no more than
+    `gap_bytes` lie and that reach over `max_bytes` together at most; a longer one stays alone."""
+    groups: list[list[int]] = []
     first = last = 0
-    for offset, buffer in cut:
-        end = offset + len(buffer)
-        if groups and offset - last <= gap_bytes and max(last, end) - first <= max_bytes:
-            groups[-1].append((offset, buffer))
+    for number in sorted(range(len(spans)), key=lambda number: spans[number][0]):
+        start, end = spans[number]
+        if groups and start - last <= gap_bytes and max(last, end) - first <= max_bytes:
+            groups[-1].append(number)
             last = max(last, end)
         else:
-            groups.append([(offset, buffer)])
-            first, last = offset, end
-    return [_request(group) for group in groups]
+            groups.append([number])
+            first, last = start, end
+    return groups
 
 
 def _request(group: list[tuple[int, memoryview]]) -> RangeRequest:

@@ -63,6 +63,7 @@ class RequestPool:
                     threading.Thread(target=self._work, name="streamvid-request", daemon=True).start()
                 except BaseException:
                     self._num_threads -= 1
+                    self._queue.pop()
                     raise
             else:
                 self._condition.notify()

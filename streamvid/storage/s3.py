@@ -85,7 +85,7 @@ class S3Transport:
             while left and is_wanted():
                 left = left[self._read_some(response, left) :]
             is_whole = not left
-            return Body([data], _version(response.headers))
+            return Body(data, _version(response.headers))
         finally:
             _let_go(response, is_whole)
 

@@ -225,7 +225,7 @@ class Transfer:
             engine.tally.add(num_bytes_read=request.num_bytes)
             with part.lock:
                 if not part.is_done:
-                    request.scatter(body.pieces)
+                    request.scatter(body.data)
                     part.is_done = True
                     engine.tally.add(num_bytes_wanted=request.num_bytes_wanted)
         except RequestError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,9 +44,9 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range as they came, in pieces, the version that they are of ("" where the store has none)."""
+    """Bytes of a range, and the version that they are of ("" where the store has none)."""
 
-    pieces: Sequence[bytes | bytearray]
+    data: bytes | bytearray
     version: str = ""
 
 

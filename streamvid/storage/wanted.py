@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+from streamvid.errors import StorageError
 from streamvid.storage.transport import RequestError
 
 LOOK_SECONDS = 0.2
 """Between two looks, while something is waited for."""
 
+_NOBODY = "nobody waits for it any more"
 _is_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("streamvid_is_wanted", default=None)
 
 
@@ -34,7 +37,14 @@ def is_wanted() -> bool:
 def check_wanted() -> None:
     """Raise RequestError if nobody waits for this thread's read any more."""
     if not is_wanted():
-        raise RequestError("nobody waits for it any more")
+        raise RequestError(_NOBODY)
+
+
+def wait_while_wanted(event: threading.Event) -> None:
+    """Wait for what another thread is to bring. Raises StorageError once nobody waits for this thread."""
+    while not event.wait(LOOK_SECONDS):
+        if not is_wanted():
+            raise StorageError(_NOBODY)
 
 
 def pause(seconds: float) -> None:
