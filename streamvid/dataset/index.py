@@ -25,7 +25,9 @@ USER_PREFIX = "user."
 class SampleRow:
     """A row of the samples index; `columns` are the user's own, stored as `user.<name>`.
 
-    `psnr_y` is None where clips are copies.
+    `psnr_y` is None where clips are copies. crop_fraction: share of the source's picture that its bucket cuts away.
+    upscale: by which factor its sides are scaled to the bucket's. captions: where it has several, all of them, as
+    `captions_to_json` writes them.
     """
 
     key: str
@@ -51,6 +53,9 @@ class SampleRow:
     source_height: int | None = None
     source_bytes: int | None = None
     window_source_frames: int | None = None
+    crop_fraction: float | None = None
+    upscale: float | None = None
+    captions: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,9 @@ _SAMPLE_TYPES = {
     "source_height": "int32",
     "source_bytes": "int64",
     "window_source_frames": "int32",
+    "crop_fraction": "float64",
+    "upscale": "float64",
+    "captions": "string",
 }
 _PLACE_TYPES = {
     "bucket_id": "string",

@@ -15,7 +15,7 @@ from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
-FORMAT_VERSION = (1, 2)
+FORMAT_VERSION = (1, 3)
 MAX_MANIFEST_BYTES = 256 * 2**20
 _CHECKSUM = "manifest_sha256"
 _CHECKSUM_SINCE = (1, 1)
@@ -80,6 +80,8 @@ class Manifest:
 
     packet_files: from 1.2 on one for each of `sample_files`, in their order, or none; before none.
     encoding, quality: how native clips were encoded, and how well; None where clips are copies.
+    From 1.3 on, each None where there is none: frame_rate, the rate that clips are read at (a FrameRate's fields);
+    model, the rule of the model that the buckets are for (a ModelRule's); media, what else samples hold, by name.
     """
 
     buckets: tuple[Bucket, ...]
@@ -95,6 +97,9 @@ class Manifest:
     build: Mapping[str, Any] = field(default_factory=dict)
     encoding: Mapping[str, Any] | None = None
     quality: Mapping[str, Any] | None = None
+    frame_rate: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] | None = None
+    media: Mapping[str, Any] | None = None
     format_version: tuple[int, int] = FORMAT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -191,7 +196,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         },
         "fingerprints": {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint},
         "build": dict(manifest.build),
-        **{name: dict(found) for name in _OF_NATIVE if (found := getattr(manifest, name)) is not None},
+        **{name: dict(found) for name in _OPTIONAL if (found := getattr(manifest, name)) is not None},
         # Reserved, so that a 1.x reader knows the names: takedowns, aligned column groups, named selections.
         "removed": manifest.unknown.get("removed", []),
         "sidecars": manifest.unknown.get("sidecars", []),
@@ -249,9 +254,9 @@ def _files(value: Mapping[str, Any], version: tuple[int, int], where: str) -> di
     return files
 
 
-_OF_NATIVE = ("encoding", "quality")
+_OPTIONAL = ("encoding", "quality", "frame_rate", "model", "media")
 _KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
-_KNOWN |= set(_OF_NATIVE)
+_KNOWN |= set(_OPTIONAL)
 
 
 def _optional(value: Mapping[str, Any], name: str) -> dict[str, Any] | None:
@@ -273,6 +278,8 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
                 f"{where}: field removed names {len(value['removed'])} samples that were taken down, and this version "
                 "would deliver them; update streamvid (pip install -U streamvid)"
             )
+        optional: dict[str, Any] = {name: _optional(value, name) for name in _OPTIONAL}
+        files: dict[str, Any] = dict(_files(value["files"], version, where))
         return Manifest(
             buckets=tuple(Bucket.from_json(bucket) for bucket in value["buckets"]),
             clips=str(value["clips"]),
@@ -280,11 +287,10 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             plan_fingerprint=str(value["fingerprints"]["plan"]),
             content_fingerprint=str(value["fingerprints"]["content"]),
             build=value["build"],
-            encoding=_optional(value, "encoding"),
-            quality=_optional(value, "quality"),
             format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
-            **_files(value["files"], version, where),
+            **optional,
+            **files,
         )
     except ConfigError as error:  # of a bucket; it is a ValueError too
         raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error

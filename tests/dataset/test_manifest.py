@@ -192,7 +192,7 @@ def test_every_wrong_bit_of_a_manifest_is_found(manifest: Manifest) -> None:
         {"manifest_sha256": "0" * 64},
         {"clips": "cozy"},
         {"format_version": [1, 0]},
-        {"format_version": [1, 3]},
+        {"format_version": [1, 4]},
         {"viewt": []},
     ],
 )

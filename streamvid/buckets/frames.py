@@ -1,0 +1,133 @@
+"""Frame counts that a model takes, and how many frames a clip has at the rate that it is read at."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args
+
+from streamvid.errors import ConfigError
+
+RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
+
+_RULE = re.compile(r"([1-9][0-9]{0,3})[kKnN](?:\+([0-9]{1,3}))?")
+_MAX_FPS = 1000
+_MAX_DENOMINATOR = 1001
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRule:
+    """Counts T with T = k * factor + remainder, k = 0, 1, …: what a causal video VAE takes. Written ``4k+1``."""
+
+    factor: int
+    remainder: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("factor", self.factor, 1), ("remainder", self.remainder, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1024:
+                raise ConfigError(f"frame rule {name}={value!r}: allowed are the integers {least} to 1024")
+        if self.remainder > self.factor:
+            raise ConfigError(f"frame rule {self}: the remainder must not be above the factor; write it as 4k+1")
+
+    @classmethod
+    def parse(cls, text: str) -> FrameRule:
+        """The rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
+        match = _RULE.fullmatch(text.replace(" ", "").replace("*", ""))
+        if match is None:
+            raise ConfigError(f"frame_rule={text!r} is no rule for frame counts; write it as '4k+1', '8k+1' or '1k'")
+        return cls(int(match[1]), int(match[2] or 0))
+
+    def __str__(self) -> str:
+        return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
+
+    def allows(self, num_frames: int) -> bool:
+        """Whether it is such a count; 1 always is where the remainder is 1."""
+        return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
+
+    def floor(self, num_frames: int) -> int:
+        """The largest such count up to `num_frames`; 1 where there is none."""
+        return max(1, num_frames - (num_frames - self.remainder) % self.factor)
+
+    def check(self, num_frames: int, where: str) -> None:
+        """ConfigError, naming `where` and the nearest counts, unless it is such a count."""
+        if not self.allows(num_frames):
+            below = self.floor(num_frames)
+            raise ConfigError(
+                f"{where}: {num_frames} frames do not keep the rule {self}; nearest allowed: {below} and "
+                f"{below + self.factor}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRate:
+    """At which rate a clip's frames are taken, and how many it has then.
+
+    native: every frame.
+    cap: every n-th, n = ceil(fps / max), so that the rate is at most `fps` (Open-Sora 2); every one where the clip's
+        rate is below `fps` or not known.
+    resample: for each time 0, 1/fps, 2/fps … of the clip the frame that is nearest in time, the earlier of two.
+    fix_frame_rate: by number instead of time: frame i is number round(i / fps * the clip's average rate), and there are
+        floor(duration * fps) (DiffSynth-Studio); the same as resample only where frames come at a steady rate.
+    """
+
+    rule: RateRule = "native"
+    fps: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(RateRule):
+            raise ConfigError(f"frame rate rule {self.rule!r}: allowed are {', '.join(get_args(RateRule))}")
+        if (self.fps is None) != (self.rule == "native"):
+            raise ConfigError(
+                f"frame rate rule {self.rule!r} with fps={self.fps!s}: native has none, every other rule needs one"
+            )
+        if self.fps is None:
+            return
+        try:
+            rate = Fraction(self.fps).limit_denominator(_MAX_DENOMINATOR)
+        except (TypeError, ValueError, OverflowError):
+            rate = Fraction(0)
+        if isinstance(self.fps, bool) or not 0 < rate <= _MAX_FPS:
+            raise ConfigError(f"fps={self.fps!s}: allowed is above 0 to {_MAX_FPS}, as 24 or 30000/1001")
+        object.__setattr__(self, "fps", rate)
+
+    @property
+    def needs_timing(self) -> bool:
+        """Whether it matters when each frame is shown, besides how many there are."""
+        return self.rule == "resample"
+
+    def interval(self, fps: float | None) -> int:
+        """Under native and cap, from one frame taken to the next, for a clip of this average rate."""
+        if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
+            return 1
+        return math.ceil(Fraction(fps) / self.fps)
+
+    def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
+        """How many frames a clip of so many has, 0 where it is too short for one.
+
+        fps: its average rate, None where unknown. seconds: from its first frame to the end of its last; needed by
+        resample and fix_frame_rate only.
+        """
+        if self.fps is None or self.rule in ("native", "cap"):
+            return num_frames // self.interval(fps)
+        if seconds is None:
+            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, and it is not known")
+        if self.rule == "resample":
+            return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))
+        return math.floor(Fraction(seconds) * self.fps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields; `from_json` reads them back."""
+        return {"rule": self.rule} if self.fps is None else {"rule": self.rule, "fps": str(self.fps)}
+
+    @classmethod
+    def from_json(cls, fields: Any) -> FrameRate:
+        """FrameRate of what `to_json` gave, or of nothing; ConfigError for anything unfit."""
+        if fields is None:
+            return cls()
+        try:
+            rate = fields.get("fps")
+            return cls(fields["rule"], None if rate is None else Fraction(rate))
+        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise ConfigError(f"frame_rate={fields!r}: expected rule and fps ({error})") from error
