@@ -11,25 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
 from streamvid.loader import arguments
-from streamvid.loader.batch import Batch, Layout, check_layout
-from streamvid.loader.device import DeviceStage
-from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
-from streamvid.loader.mix import DatasetConfig, as_configs, open_mix
+from streamvid.loader.batch import Batch, Layout
+from streamvid.loader.exchange import check_equal_on_all_ranks
+from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.report import report_plan
-from streamvid.loader.requests import Selection
 from streamvid.loader.ring import make_batch, pin
+from streamvid.loader.setup import Given, set_up
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
-from streamvid.loader.stores import Stores, store_stats
-from streamvid.loader.world import detect_world
-from streamvid.plan import BucketReport, Cursor, PlanOptions, World
-from streamvid.plan.cost import CostTable, default_costs
+from streamvid.loader.stores import store_stats
+from streamvid.plan import BucketReport, Cursor, World
+from streamvid.plan.cost import CostTable
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
 from streamvid.plan.shares import MixBy
 from streamvid.storage import StorageOptions
@@ -128,35 +125,23 @@ class VideoLoader:
         process_group: ProcessGroup | None = None,
         shared_group: ProcessGroup | None = None,
     ) -> None:
-        self.world = detect_world() if world is None else arguments.check_world(world)
-        tail = tail or ("carry" if split == "train" else "uneven")
-        self.options = PlanOptions(seed, shuffle, window, tail, sync, order, accumulate, deal)
-        self.split, self._layout = split, check_layout(layout)
-        self._num_epochs = arguments.at_least("num_epochs", num_epochs, 1)
-        self._num_workers = arguments.check_workers(num_workers)
-        self._columns, stores = tuple(arguments.check_columns(columns)), Stores.of(storage, cache_dir, cache_bytes)
-        self._mix = open_mix(
-            as_configs(dataset), split=split, where=where, columns=self._columns, seed=seed,
-            samples_per_epoch=samples_per_epoch, by=mix_by, open_url=stores.open,
-        )  # fmt: skip
-        self.datasets = tuple(part.dataset for part in self._mix.parts)
-        self.buckets = tuple(self._mix.buckets.values())
-        self.batch_sizes = batch_sizes(self.buckets, batch_size, max_tokens_per_batch)
-        step_costs = (arguments.check_costs(costs, self.options) or default_costs(self.buckets)).costs(self.batch_sizes)
-        self._selection = Selection(self._mix, self.batch_sizes, self.options, self.world, step_costs)
-        self._numeric = {name for name in self._columns if self._mix.is_numeric(name)}
-        self._stage, self._meter = DeviceStage(device), StatsMeter()
-        of_pictures = {"layout": layout, "pixels": pixels, "accuracy": accuracy, "shared_group": shared_group}
-        arguments.check_decode(decode, device=device, **of_pictures)
-        pictures = arguments.picture_options(decode, pixels, accuracy, self._stage.device, self.buckets)
-        memory = (prefetch_bytes, self._mix.max_clip_bytes, self.batch_sizes, self.buckets)
-        self._pipeline_options = pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None)
-        self._pipeline_options |= arguments.pipeline_options(
-            self._num_workers, self.world, self.datasets, sample_timeout_seconds, max_bad_fraction, quarantine,
-            stores.num_fetch_threads(self.datasets),
-        )  # fmt: skip
-        self._groups = arguments.check_groups(world, process_group, shared_group)
-        self._shared = None if shared_group is None else SharedBatchCheck(self.world, shared_group)
+        made = set_up(Given(
+            dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, world=world,
+            num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window, order=order, deal=deal,
+            tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
+            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns,
+            device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
+            num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,
+            cache_bytes=cache_bytes, sample_timeout_seconds=sample_timeout_seconds,
+            max_bad_fraction=max_bad_fraction, quarantine=quarantine,
+            process_group=process_group, shared_group=shared_group,
+        ))  # fmt: skip
+        self.world, self.options, self.split = made.world, made.options, split
+        self.datasets = tuple(part.dataset for part in made.mix.parts)
+        self.buckets, self.batch_sizes = made.buckets, made.selection.batch_sizes
+        self._mix, self._selection, self._columns, self._numeric = made.mix, made.selection, made.columns, made.numeric
+        self._layout, self._num_epochs, self._pipeline_options = made.layout, made.num_epochs, made.pipeline_options
+        self._stage, self._meter, self._groups, self._shared = made.stage, StatsMeter(), made.groups, made.shared
         self._pipeline: Pipeline | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._pid, self._closed = os.getpid(), False

@@ -1,0 +1,148 @@
+"""What a VideoLoader is made of, worked out of its arguments before its first loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamvid.buckets.batch_size import batch_sizes
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.reader import Dataset
+from streamvid.loader import arguments
+from streamvid.loader.batch import Layout, check_layout
+from streamvid.loader.device import DeviceStage
+from streamvid.loader.exchange import SharedBatchCheck
+from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
+from streamvid.loader.requests import Selection
+from streamvid.loader.stores import Stores
+from streamvid.loader.world import detect_world
+from streamvid.plan import PlanOptions, World
+from streamvid.plan.cost import CostTable, default_costs
+from streamvid.plan.options import Order, Shuffle, Sync, Tail
+from streamvid.plan.shares import MixBy
+from streamvid.storage import StorageOptions
+from streamvid.video.picture import Accuracy, Pixels
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """VideoLoader's arguments as the caller gave them, by their names there; not checked yet."""
+
+    dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig]
+    batch_size: int | Mapping[str, int] | None
+    max_tokens_per_batch: int | None
+    world: World | None
+    num_epochs: int | None
+    accumulate: int
+    shuffle: Shuffle
+    window: int
+    order: Order
+    deal: int
+    tail: Tail | None
+    sync: Sync
+    costs: CostTable | None
+    seed: int
+    split: str
+    where: str | None
+    samples_per_epoch: int | None
+    mix_by: MixBy
+    columns: Sequence[str]
+    device: torch.device | str | None
+    layout: Layout
+    pixels: Pixels | None
+    accuracy: Accuracy | None
+    decode: bool
+    num_workers: int | None
+    prefetch_bytes: int
+    storage: StorageOptions | Mapping[str, Any] | None
+    cache_dir: str | Path | None
+    cache_bytes: int | None
+    sample_timeout_seconds: float | None
+    max_bad_fraction: float
+    quarantine: str | Path | None
+    process_group: ProcessGroup | None
+    shared_group: ProcessGroup | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A loader's parts, none of which runs yet.
+
+    numeric: the columns that hold numbers in all datasets.   pipeline_options: what a Pipeline takes by these names.
+    groups: whether plans are compared, over which processes, and who shares this rank's batches.
+    """
+
+    world: World
+    options: PlanOptions
+    mix: Mix
+    selection: Selection
+    columns: tuple[str, ...]
+    numeric: frozenset[str]
+    layout: Layout
+    num_epochs: int | None
+    stage: DeviceStage
+    pipeline_options: Mapping[str, Any]
+    groups: tuple[bool, ProcessGroup | None, ProcessGroup | None]
+    shared: SharedBatchCheck | None
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The buckets, in the order of their ids."""
+        return tuple(self.mix.buckets.values())
+
+
+def set_up(given: Given) -> Setup:
+    """Check what was given and open the datasets. Raises ConfigError, DatasetError, PlanError."""
+    world = detect_world() if given.world is None else arguments.check_world(given.world)
+    tail = given.tail or ("carry" if given.split == "train" else "uneven")
+    options = PlanOptions(
+        given.seed, given.shuffle, given.window, tail, given.sync, given.order, given.accumulate, given.deal
+    )
+    layout, num_epochs = check_layout(given.layout), arguments.at_least("num_epochs", given.num_epochs, 1)
+    num_workers, columns = arguments.check_workers(given.num_workers), tuple(arguments.check_columns(given.columns))
+    stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
+    mix = _open(given, columns, stores)
+    selection = _select(given, mix, options, world)
+    stage = DeviceStage(given.device)
+    pipeline_options = _pictures(given, selection, stage) | arguments.pipeline_options(
+        num_workers, world, [part.dataset for part in mix.parts], given.sample_timeout_seconds,
+        given.max_bad_fraction, given.quarantine, stores.num_fetch_threads([part.dataset for part in mix.parts]),
+    )  # fmt: skip
+    shared = given.shared_group
+    return Setup(
+        world, options, mix, selection, columns, frozenset(name for name in columns if mix.is_numeric(name)),
+        layout, num_epochs, stage, pipeline_options,
+        arguments.check_groups(given.world, given.process_group, shared),
+        None if shared is None else SharedBatchCheck(world, shared),
+    )  # fmt: skip
+
+
+def _open(given: Given, columns: Sequence[str], stores: Stores) -> Mix:
+    return open_mix(
+        as_configs(given.dataset), split=given.split, where=given.where, columns=columns, seed=given.seed,
+        samples_per_epoch=given.samples_per_epoch, by=given.mix_by, open_url=stores.open,
+    )  # fmt: skip
+
+
+def _select(given: Given, mix: Mix, options: PlanOptions, world: World) -> Selection:
+    buckets = tuple(mix.buckets.values())
+    sizes = batch_sizes(buckets, given.batch_size, given.max_tokens_per_batch)
+    costs = arguments.check_costs(given.costs, options) or default_costs(buckets)
+    return Selection(mix, sizes, options, world, costs.costs(sizes))
+
+
+def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[str, Any]:
+    """The Pipeline's options that say what is delivered and how much memory it takes."""
+    mix, decode = selection.mix, given.decode
+    of_pictures = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
+    arguments.check_decode(decode, device=given.device, **of_pictures, shared_group=given.shared_group)
+    buckets = tuple(mix.buckets.values())
+    pictures = arguments.picture_options(decode, given.pixels, given.accuracy, stage.device, buckets)
+    memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
+    return pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None)
