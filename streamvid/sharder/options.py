@@ -12,6 +12,7 @@ from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
 from streamvid.errors import ConfigError
+from streamvid.sharder.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encoding import Encoding, encoder_versions
@@ -39,6 +40,9 @@ class ShardOptions:
     below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite`, `storage`, `work_dir` and the
     limits on a worker do not. Raises ConfigError for a value that cannot be.
 
+    media_columns: further media of each sample and the columns that name their files: {"control": "control_video"};
+        "reference?" takes rows without one, "image:", "video:" or "mask:" before a name says what it is.
+
     clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding.
     hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
         damage is a rejection; "probe" one key frame. None: "decode" for native, which has no other; "probe" for copies.
@@ -54,6 +58,7 @@ class ShardOptions:
     metadata: str | Path | None = None
     video_column: str | None = None
     caption_column: str | None = None
+    media_columns: Mapping[str, str] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] | None = None
     resolution: tuple[str, ...] = ()
     num_frames: tuple[int, ...] = ()
@@ -103,7 +108,7 @@ class ShardOptions:
         for name in ("probe_timeout_seconds", "encode_timeout_seconds"):
             if not 0 < getattr(self, name) <= 7 * 86400:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
-        _ = self.table
+        _ = self.table, self.media
         self._check_clips()
 
     def _check_clips(self) -> None:
@@ -151,6 +156,11 @@ class ShardOptions:
             max_bytes_in_flight=max(MAX_RANGE_BYTES, whole.max_bytes_in_flight // self.workers),
         )
 
+    @cached_property
+    def media(self) -> tuple[MediaColumn, ...]:
+        """Further media of each sample."""
+        return media_columns(self.media_columns)
+
     @property
     def is_native(self) -> bool:
         return self.clips == "native"
@@ -158,7 +168,7 @@ class ShardOptions:
     @property
     def needs_timing(self) -> bool:
         """Whether it matters when each frame of a source is shown."""
-        return self.fps is not None or self.max_clip_seconds is not None
+        return self.fps is not None or self.max_clip_seconds is not None or bool(self.media_columns)
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -202,6 +212,8 @@ class ShardOptions:
         }
         if self.hdr != "refuse":
             value["hdr"] = self.hdr
+        if self.media:
+            value["media"] = [str(medium) for medium in self.media]
         if not self.is_native:
             return {**value, "verify": "decode"} if self.verify == "decode" else value
         own = {"max_clip_seconds": self.max_clip_seconds, "min_psnr": self.min_psnr}

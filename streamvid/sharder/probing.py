@@ -5,10 +5,12 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.errors import ProbeError, SourceError, StorageError
+from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.journal import FileState, Journal
 from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
@@ -128,7 +130,8 @@ def probe_all(
     folder: where what is read of objects lies meanwhile. A file that crashes the decoder, outruns
     `probe_timeout_seconds` or outgrows `worker_memory_bytes` is a reason too.
     """
-    sources = {file_state(record): record for record in records}
+    files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
+    sources = {file_state(file): file for file in files}
     states = [state for state in sources if state not in journal.findings]
     limits = WorkerLimits(_timeout(options)[1], options.worker_memory_bytes)
     done = len(sources) - len(states)
@@ -175,8 +178,8 @@ def _timeout(options: ShardOptions) -> tuple[str, float]:
     return name, getattr(options, name)
 
 
-def file_state(record: Record) -> FileState:
-    """What tells the record's file from another version of it."""
+def file_state(record: Record | MediaFile) -> FileState:
+    """What tells the record's file, or a medium's, from another version of it."""
     return (record.path, record.num_bytes, record.version)
 
 

@@ -18,6 +18,7 @@ from streamvid.sharder.columns import (
     common_type,
     find_column,
 )
+from streamvid.sharder.extra_media import Cells, MediaFile, cells_of, check_columns, find_files, paths_of
 from streamvid.sharder.folder import printable_source
 from streamvid.sharder.media import Media
 from streamvid.sharder.metadata import BadRow, Metadata, cell_text, cell_value
@@ -30,7 +31,8 @@ from streamvid.storage import StorageOptions
 class Record:
     """One input row whose file is there. `source` names it in the dataset, `path` where it is: a local path or a URL.
 
-    version: the modification time in nanoseconds, or what the store calls the object's version.
+    version: the modification time in nanoseconds, or what the store calls the object's version. extra: its further
+    media's files.
     """
 
     row: int
@@ -40,6 +42,7 @@ class Record:
     version: str
     caption: str | None
     columns: dict[str, Any]
+    extra: tuple[MediaFile, ...] = ()
 
     def media(self, storage: StorageOptions) -> Media:
         """Its file, for a worker that reaches stores so."""
@@ -72,31 +75,37 @@ class RecordSet:
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
+            if record.extra:
+                digest.update(_line(*(file.line for file in record.extra)))
         for rejection in self.rejections:
             digest.update(_line(rejection.row, rejection.source, rejection.reason))
         return digest.hexdigest()
 
 
-_Candidate: TypeAlias = tuple[object, object, dict[str, Any]]
-"""(path, caption or its place, columns) of a row, as the user gave them."""
+_Candidate: TypeAlias = tuple[object, object, dict[str, Any], Cells]
+"""(path, caption or its place, columns, further media) of a row, as the user gave them."""
 
 
 def read_records(source: str | Path, options: ShardOptions) -> RecordSet:
     """Read the whole input. A row that cannot be used is a rejection; SourceError is for input that cannot be read."""
     place, metadata = find_input(source, options.metadata, options.own_storage)
     user_types: dict[str, str] = {}
+    check_columns(metadata, options.media)
     if metadata is None:
-        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}) for path in place.media_paths()]
+        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}, {}) for path in place.media_paths()]
     else:
         candidates, user_types = _metadata_candidates(metadata, options)
     place.look_ahead([row[0] for row in candidates if not isinstance(row, BadRow)], is_folder=metadata is None)
+    if options.media:
+        extra = [path for row in candidates if not isinstance(row, BadRow) for path in paths_of(row[3])]
+        place.look_ahead(extra, is_folder=False)
     records: list[Record] = []
     rejections: list[Rejection] = []
     for row, candidate in enumerate(candidates):
         try:
             if isinstance(candidate, BadRow):
                 raise Rejected(candidate.reason)
-            records.append(_record(row, candidate, place, options.max_clip_bytes))
+            records.append(_record(row, candidate, place, options))
         except Rejected as error:
             name = "" if isinstance(candidate, BadRow) else printable_source(candidate[0])
             rejections.append(Rejection(row, name, str(error)))
@@ -111,7 +120,8 @@ def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[lis
         return [row for row in metadata.rows if isinstance(row, BadRow)], {}
     video = find_column(metadata.names, options.video_column, VIDEO_COLUMNS, "video_column")
     caption = _caption_column([name for name in metadata.names if name != video], options.caption_column)
-    names = [name for name in metadata.names if name not in (video, caption)]
+    of_media = [medium.column for medium in options.media]
+    names = [name for name in metadata.names if name not in (video, caption, *of_media)]
     values = {name: [cell_value(row.get(name)) for row in metadata.rows if isinstance(row, dict)] for name in names}
     user_types = {name: common_type(values[name]) for name in names}
     columns = (dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True))
@@ -122,7 +132,7 @@ def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[lis
             continue
         typed = {name: as_type(value, user_types[name]) for name, value in next(columns, {}).items()}
         text = None if caption is None else cell_text(row.get(caption))
-        candidates.append((cell_text(row.get(video)), text, typed))
+        candidates.append((cell_text(row.get(video)), text, typed, cells_of(row, options.media)))
     return candidates, user_types
 
 
@@ -135,7 +145,7 @@ def _caption_column(names: list[str], asked: str | None) -> str | None:
         raise SourceError(f'{error}, or give caption_column="" for no captions') from None
 
 
-def _record(row: int, candidate: _Candidate, place: Place, max_clip_bytes: int) -> Record:
+def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions) -> Record:
     source, path = place.locate(candidate[0])
     caption = place.caption(candidate[1]) if isinstance(candidate[1], Sidecar) else candidate[1]
     if caption is not None and not isinstance(caption, str):
@@ -146,10 +156,12 @@ def _record(row: int, candidate: _Candidate, place: Place, max_clip_bytes: int) 
         if isinstance(value, str):
             check_text(value, f"column {name!r}")
     num_bytes, version = place.state(path)
+    max_clip_bytes = options.max_clip_bytes
     if not 0 < num_bytes <= max_clip_bytes:
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(limit if num_bytes else "is empty")
-    return Record(row, source, path, num_bytes, version, caption, candidate[2])
+    extra = find_files(candidate[3], options.media, place, max_clip_bytes)
+    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra)
 
 
 def _line(*values: object) -> bytes:
