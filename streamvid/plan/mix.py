@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ConfigError
+from streamvid.plan.draws import DrawnStream, DrawSet
 from streamvid.plan.hashing import hash64_array, hash_text, permute
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.stream import BucketStream, ordinals_of
@@ -38,12 +39,20 @@ class PlanSource:
     """One dataset of a plan.
 
     num_samples: bucket id → samples in each of its shards, in manifest order. seed: of its own streams.
-    num_repeats: how often an epoch takes its samples; fractions too.
+    num_repeats: how often an epoch takes its samples; fractions too. draws: bucket id → the draw sets that shards of it
+    are part of.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
     seed: int = 0
     num_repeats: Fraction = field(default_factory=lambda: Fraction(1))
+    draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
+
+    def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
+        """Its stream of one bucket; `shard_sizes` are the numbers of `num_samples`."""
+        if self.draws.get(bucket_id):
+            return DrawnStream(bucket_id, shard_sizes, options, self.seed, self.draws[bucket_id])
+        return BucketStream(bucket_id, shard_sizes, options, self.seed)
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_repeats, Fraction) or not 0 < self.num_repeats <= 1 << 20:
@@ -60,33 +69,44 @@ class MixedStream:
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
         self._streams: list[BucketStream] = []
-        self._rates: list[Fraction] = []
+        self._repeats: list[Fraction] = []
         for number, sizes in shard_sizes.items():
-            stream = BucketStream(bucket_id, sizes, options, sources[number].seed)
+            stream = sources[number].stream(bucket_id, sizes, options)
             if stream.num_samples:
                 self._numbers.append(number)
                 self._streams.append(stream)
-                self._rates.append(sources[number].num_repeats * stream.num_samples)
+                self._repeats.append(sources[number].num_repeats)
         sizes_of = [stream.num_samples for stream in self._streams]
         self._firsts = np.cumsum([0, *sizes_of])  # a sample's ordinal counts through the datasets one after the other
         self.num_samples = sum(sizes_of)
-        self.rate = sum(self._rates, Fraction(0))
+        rates = [r * s.samples_a_pass for r, s in zip(self._repeats, self._streams, strict=True)]
+        self.rate = sum(rates, Fraction(0))
         """Samples an epoch, on average."""
+        self.samples_a_pass = int(sum((stream.samples_a_pass for stream in self._streams), Fraction(0)))
 
     def boundary(self, epoch: int) -> int:
         """B(epoch): the position at which the epoch's block begins."""
-        return sum(_begin(rate, epoch) for rate in self._rates)
+        return sum(self._begins(epoch))
+
+    def _begins(self, epoch: int) -> list[int]:
+        """b_i(epoch) of each dataset."""
+        return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
         """Epochs after which the lengths of blocks come again, this bucket's and those of period `other`."""
-        return math.lcm(other, *(rate.denominator for rate in self._rates))
+        rates = zip(self._repeats, self._streams, strict=True)
+        return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its blocks have lengths that never come again as they were."""
+        return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
         """(first pass, number of passes) that each dataset's part of an epoch's block lies in."""
-        bounds = [(_begin(rate, epoch), _begin(rate, epoch + 1)) for rate in self._rates]
-        sizes = [stream.num_samples for stream in self._streams]
-        first = [start // size for (start, _), size in zip(bounds, sizes, strict=True)]
-        last = [max(end - 1, start) // size for (start, end), size in zip(bounds, sizes, strict=True)]
+        bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
+        first = [stream.pass_of(start) for stream, start, _ in bounds]
+        last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
         return np.array(first, np.int64), np.array(last, np.int64) - first + 1
 
     @property
@@ -130,7 +150,7 @@ class MixedStream:
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """`split` of a flat array over several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
-        starts = np.array([[_begin(rate, e) for e in range(first, last + 2)] for rate in self._rates], np.int64)
+        starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)
         # Of several epochs that begin at a position, all but the last are empty.
         blocks = np.searchsorted(bounds, positions, side="right") - 1
@@ -159,8 +179,7 @@ class MixedStream:
 
     def _epoch_at(self, position: int) -> int:
         """The epoch whose block holds a position: the last that begins at or before it."""
-        # All roundings together make up half a sample a dataset at most.
-        slack = Fraction(len(self._rates), 2)
+        slack = sum((stream.slack for stream in self._streams), Fraction(0))
         low = max(0, math.floor((position - slack) / self.rate))
         high = math.floor((position + slack) / self.rate) + 1
         while low + 1 < high:
@@ -184,11 +203,6 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
         ordinals, passes = np.empty_like(places), np.empty_like(places)
         for where, stream, first in part:
             ordinals[where] = next(found) + first
-            passes[where] = places[where] // stream.num_samples
+            passes[where] = stream.passes_of(places[where])
         resolved.append((ordinals, passes, members))
     return resolved
-
-
-def _begin(rate: Fraction, epoch: int) -> int:
-    """b_i(e); to the nearest, so that the first epoch has the size that was asked for, too."""
-    return math.floor(rate * epoch + Fraction(1, 2))

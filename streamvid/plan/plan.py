@@ -81,7 +81,7 @@ class EpochPlan:
         self.cursor = cursor
         spans = {name: self._span(name) for name in self._streams}
         for name, span in spans.items():
-            check.check_span(span, self._streams[name].num_samples, self.options.accumulate)
+            check.check_span(span, self._streams[name].samples_a_pass, self.options.accumulate)
         self._spans = tuple(spans.values())
         lanes: dict[object, list[BucketSpan]] = {}
         for name, span in spans.items():
@@ -130,6 +130,8 @@ class EpochPlan:
         period = 1
         for stream in self._streams.values():
             period = stream.period(period)
+        if any(stream.is_drawn for stream in self._streams.values()):
+            period = max(1, num_epochs)
         if self.options.tail in ("shrink", "uneven") and any(len(x.spans) > 1 for x in (*self._lanes, *self._idle)):
             # Which buckets have a rest, and so a final step, is up to the order of each epoch.
             period = max(1, num_epochs)

@@ -1,14 +1,15 @@
 """A bucket's samples as one endless stream: pass 0, pass 1, … each a shuffle of all of them.
 
-A position divides into a pass and a place in it; the place, permuted within its window of shards, counts through the
-shards in the pass's order. Any position is found without the ones before it, in memory proportional to the
-bucket's shards.
+A position is a pass and a place in it; the place, permuted within its window of shards, counts through the shards in
+the pass's order. Any position is found without the ones before it, in memory proportional to the bucket's shards.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,10 @@ _SHARD_ORDER, _WINDOW_ORDER = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """The order of shards in one pass: `ends[k]` samples lie in its first k shards."""
+class Pass:
+    """The order of shards in one pass: `ends[k]` of its samples lie in its first k shards."""
 
+    number: int
     shards: npt.NDArray[np.int32]  # (num_shards,) shard numbers in the order of the pass
     ends: IntArray  # (num_shards + 1,)
     window_starts: IntArray  # (num_windows + 1,)
@@ -40,7 +42,7 @@ class _Piece:
     """Places in one pass, for a part of the positions that were asked for."""
 
     where: Any  # index of that part
-    order: _Pass | None  # None: manifest order
+    order: Pass | None  # None: manifest order
     places: IntArray
     windows: tuple[IntArray, IntArray, UInt64Array] | None = None  # (starts, sizes, keys) of those they lie in
 
@@ -55,9 +57,9 @@ class BucketStream:
         self._seed = options.seed if seed is None else seed
         self._shard_sizes = shard_sizes
         self._options = options
-        self._starts = _prefix_sums(shard_sizes)
+        self._starts = prefix_sums(shard_sizes)
         self.num_samples = int(self._starts[-1])
-        self._passes: dict[int, _Pass] = {}
+        self._passes: dict[int, Pass] = {}
 
     def ordinals(self, positions: Int64Array) -> Int64Array:
         """Numbers of the samples at `positions`, counted through the shards in manifest order; shape of `positions`."""
@@ -69,25 +71,58 @@ class BucketStream:
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
 
+    @property
+    def samples_a_pass(self) -> Fraction:
+        """Length of a pass, on average."""
+        return Fraction(self.num_samples)
+
+    @property
+    def slack(self) -> Fraction:
+        """How far `begin` is from samples_a_pass * passes at most."""
+        return Fraction(1, 2)
+
+    def begin(self, passes: Fraction) -> int:
+        """Where so many passes end, to the nearest sample."""
+        return math.floor(self.num_samples * passes + Fraction(1, 2))
+
+    def pass_of(self, position: int) -> int:
+        """The pass that a position lies in."""
+        return position // self.num_samples
+
+    def passes_of(self, positions: Int64Array) -> Int64Array:
+        """The pass that each position lies in."""
+        return positions // self.num_samples
+
+    def _pass_start(self, number: int) -> int:
+        return number * self.num_samples
+
+    def _sizes_in(self, number: int) -> Int64Array:
+        """How many samples of each shard a pass has."""
+        return self._shard_sizes
+
+    @property
+    def _needs_order(self) -> bool:
+        return self._options.shuffle != "none"
+
     def pieces(self, positions: Int64Array) -> Iterator[_Piece]:
         """The positions by the pass that they lie in."""
-        if self._options.shuffle == "none":
+        if not self._needs_order:
             yield _Piece(..., None, positions % self.num_samples)
             return
         if not positions.size:
             return
-        first = int(positions.min()) // self.num_samples
-        if int(positions.max()) // self.num_samples == first:  # as mostly; saves a division each
+        first = self.pass_of(int(positions.min()))
+        if self.pass_of(int(positions.max())) == first:  # as mostly; saves a division each
             yield self._piece(..., first, positions)
             return
-        passes = positions // self.num_samples
+        passes = self.passes_of(positions)
         for number in np.unique(passes).tolist():
             where = passes == number
             yield self._piece(where, number, positions[where])
 
     def _piece(self, where: Any, number: int, positions: Int64Array) -> _Piece:
         order = self._pass(number)
-        places = (positions - number * self.num_samples).astype(order.ends.dtype)
+        places = (positions - self._pass_start(number)).astype(order.ends.dtype)
         if self._options.shuffle != "window":
             return _Piece(where, order, places)
         windows = np.searchsorted(order.window_starts, places, side="right") - 1
@@ -96,7 +131,7 @@ class BucketStream:
         keys = hash64_array(_WINDOW_ORDER, self._seed, number, self._bucket_hash, windows)
         return _Piece(where, order, places, (starts, sizes, keys))
 
-    def count(self, order: _Pass | None, places: IntArray) -> IntArray:
+    def count(self, order: Pass | None, places: IntArray) -> IntArray:
         """The numbers, in manifest order, of samples at places in the order of a pass."""
         if order is None:
             return places
@@ -104,17 +139,19 @@ class BucketStream:
         ordinals: IntArray = self._starts[order.shards[turns]] + (places - order.ends[turns])
         return ordinals
 
-    def _pass(self, number: int) -> _Pass:
+    def _pass(self, number: int) -> Pass:
         if number not in self._passes:
             while len(self._passes) >= _NUM_PASSES_KEPT:
                 del self._passes[next(iter(self._passes))]
-            seed = hash64(_SHARD_ORDER, self._seed, number, self._bucket_hash)
-            # Stable, so that equal hashes keep the manifest's order on every version of numpy.
-            turns = np.argsort(hash64_array(seed, np.arange(len(self._shard_sizes))), kind="stable")
+            turns = np.arange(len(self._shard_sizes))
+            if self._options.shuffle != "none":
+                seed = hash64(_SHARD_ORDER, self._seed, number, self._bucket_hash)
+                # Stable, so that equal hashes keep the manifest's order on every version of numpy.
+                turns = np.argsort(hash64_array(seed, turns), kind="stable")
             shards = turns.astype(np.int32)
-            ends = _prefix_sums(self._shard_sizes[shards])
+            ends = prefix_sums(self._sizes_in(number)[shards])
             window_starts = np.append(ends[: -1 : self._options.window], ends[-1])
-            self._passes[number] = _Pass(shards, ends, window_starts)
+            self._passes[number] = Pass(number, shards, ends, window_starts)
         return self._passes[number]
 
 
@@ -141,8 +178,8 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
     return [starts + offsets.reshape(starts.shape).astype(starts.dtype) for starts, offsets in pairs]
 
 
-def _prefix_sums(counts: IntArray) -> IntArray:
-    """As int32 where they fit, which halves what a bucket of many shards holds."""
+def prefix_sums(counts: IntArray) -> IntArray:
+    """(n + 1,), from 0 on; as int32 where they fit, which halves what a bucket of many shards holds."""
     total = int(np.sum(counts, dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])

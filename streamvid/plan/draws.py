@@ -1,0 +1,199 @@
+"""Clips that are stored in several buckets, and drawn anew in each pass for one of them, or for none.
+
+A draw set is clips that the same buckets take with the same probabilities. Each of these buckets stores all of them, in
+the same order and cut into shards of the same sizes. A pass over the N clips of a set is N slots of an endless line:
+
+    slots      0 1 2 3 4 5 6 7 8 9 …       pass e has the slots [h + e * N, h + (e + 1) * N)
+    label      a b a a b - a b a a …       the bucket that takes it: floor(x * p) of the first x are a's, and so on
+
+The labels keep their proportions over every stretch, and so within every shard. Where in the pass a set's first clip
+stands is drawn for each pass, and so is which clips of a shard take the labels of its slots: every clip has each
+bucket with its probability, no clip has two at a time, and how many samples a pass has in a bucket is arithmetic. All
+buckets of a set find the same without knowing of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ConfigError
+from streamvid.plan.hashing import UInt64Array, hash64, hash64_array, hash_below, permute
+from streamvid.plan.options import PlanOptions
+from streamvid.plan.stream import BucketStream, Int64Array, IntArray, Pass, prefix_sums
+
+UNIT = 1_000_000
+"""Probabilities are counted in so many parts."""
+
+_PHASE, _TURN, _ORDER = 7, 8, 9  # keep these uses of the seed apart from those in stream.py, mix.py and order.py
+_PHASE_BITS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class DrawSet:
+    """What one bucket knows of a draw set.
+
+    name: a hash of it, the same in all its buckets. weights: of these buckets, in parts of UNIT; what is missing to
+    UNIT is the probability that no bucket takes a clip. member: which of them this bucket is.
+    shards: (m,) numbers of the set's shards in the bucket, ascending.
+    """
+
+    name: int
+    weights: tuple[int, ...]
+    member: int
+    shards: Int64Array
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
+            raise ConfigError(f"draw set with weights {self.weights}, member {self.member}: allowed are 0 to {UNIT}")
+
+    @property
+    def probability(self) -> Fraction:
+        """With which a clip of the set is this bucket's in a pass."""
+        return Fraction(self.weights[self.member], UNIT)
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """What a pass takes of each shard: `sizes` samples, from `firsts` on in the order that `keys` permute them to."""
+
+    sizes: Int64Array
+    firsts: Int64Array
+    keys: UInt64Array
+    is_drawn: npt.NDArray[np.bool_]
+
+
+class DrawnStream(BucketStream):
+    """The stream of a bucket some or all of whose shards are parts of draw sets: passes of unequal lengths."""
+
+    def __init__(
+        self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]
+    ) -> None:
+        super().__init__(bucket_id, shard_sizes, options, seed)
+        self._sets = [one for one in sets if shard_sizes[one.shards].any()]
+        self._set_starts = [prefix_sums(shard_sizes[one.shards]).astype(np.int64) for one in self._sets]
+        self._phases = [hash64(_PHASE, self._seed, one.name) >> (64 - _PHASE_BITS) for one in self._sets]
+        self._num_plain = self.num_samples - sum(int(starts[-1]) for starts in self._set_starts)
+        self._drawn: dict[int, _Drawn] = {}
+        self._pass_starts = {0: 0}
+
+    @property
+    def samples_a_pass(self) -> Fraction:
+        each = zip(self._sets, self._set_starts, strict=True)
+        return self._num_plain + sum((int(starts[-1]) * one.probability for one, starts in each), Fraction(0))
+
+    @property
+    def slack(self) -> Fraction:
+        # Each label is counted to within one more than those before it, at both ends.
+        return Fraction(2 * sum(len(one.weights) + 1 for one in self._sets) + 1)
+
+    def begin(self, passes: Fraction) -> int:
+        whole, part = divmod(passes, 1)
+        start = self._pass_start(int(whole))
+        length = self._pass_start(int(whole) + 1) - start
+        return start + int(part * length + Fraction(1, 2))
+
+    @property
+    def _needs_order(self) -> bool:
+        return True
+
+    def passes_of(self, positions: Int64Array) -> Int64Array:
+        if not positions.size:
+            return np.zeros_like(positions)
+        first, last = self.pass_of(int(positions.min())), self.pass_of(int(positions.max()))
+        starts = np.array([self._pass_start(number) for number in range(first, last + 1)], np.int64)
+        return first + np.searchsorted(starts, positions, side="right") - 1
+
+    def pass_of(self, position: int) -> int:
+        # The last pass that begins there or before: of several that begin at a position, all but it have no sample.
+        rate, slack = self.samples_a_pass, self.slack
+        low, high = max(0, int((position - slack) / rate)), int((position + slack) / rate) + 2
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._pass_start(middle) <= position else (low, middle)
+        return low
+
+    def _pass_start(self, number: int) -> int:
+        found = self._pass_starts.get(number)
+        if found is None:
+            found = number * self._num_plain
+            for one, starts, phase in zip(self._sets, self._set_starts, self._phases, strict=True):
+                total = int(starts[-1])
+                ends = _labels_before(phase + number * total, one.weights), _labels_before(phase, one.weights)
+                found += ends[0][one.member] - ends[1][one.member]
+            if len(self._pass_starts) > 4096:
+                self._pass_starts.clear()
+            self._pass_starts[number] = found
+        return found
+
+    def _sizes_in(self, number: int) -> Int64Array:
+        return self._draw(number).sizes
+
+    def _draw(self, number: int) -> _Drawn:
+        found = self._drawn.get(number)
+        if found is not None:
+            return found
+        sizes = self._shard_sizes.copy()
+        firsts, keys = np.zeros_like(sizes), np.zeros(len(sizes), np.uint64)
+        is_drawn = np.zeros(len(sizes), bool)
+        for one, starts, phase in zip(self._sets, self._set_starts, self._phases, strict=True):
+            total = int(starts[-1])
+            turn = hash_below(total, _TURN, self._seed, one.name, number)
+            counts = _labels_of(
+                phase + number * total, (starts[:-1] + turn) % total, np.diff(starts), total, one.weights
+            )
+            sizes[one.shards] = counts[one.member]
+            firsts[one.shards] = sum(counts[: one.member], np.zeros_like(starts[:-1]))
+            keys[one.shards] = hash64_array(_ORDER, self._seed, one.name, number, starts[:-1])
+            is_drawn[one.shards] = True
+        while len(self._drawn) >= 2:
+            del self._drawn[next(iter(self._drawn))]
+        self._drawn[number] = found = _Drawn(sizes, firsts, keys, is_drawn)
+        return found
+
+    def count(self, order: Pass | None, places: IntArray) -> IntArray:
+        assert order is not None
+        turns = np.searchsorted(order.ends, places, side="right") - 1
+        shards, rows = order.shards[turns], (places - order.ends[turns]).astype(np.int64)
+        drawn = self._draw(order.number)
+        here = drawn.is_drawn[shards]
+        mine = shards[here]
+        rows[here] = permute(drawn.firsts[mine] + rows[here], self._shard_sizes[mine], drawn.keys[mine])
+        ordinals: IntArray = self._starts[shards] + rows
+        return ordinals
+
+
+@lru_cache(maxsize=4096)
+def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
+    """How many of the line's first slots have each label."""
+    left, remaining, found = slots, UNIT, []
+    for weight in weights:
+        count = left * weight // remaining
+        found.append(count)
+        left, remaining = left - count, max(1, remaining - weight)
+    return tuple(found)
+
+
+def _labels_of(
+    base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
+) -> list[Int64Array]:
+    """Labels among each of several stretches of a pass of `total` slots that begins at `base`; stretches go round."""
+    direct = np.minimum(sizes, total - firsts)
+    ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
+    return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]
+
+
+def _labels_after(base: int, slots: Int64Array, weights: tuple[int, ...]) -> list[Int64Array]:
+    """Labels among the slots [base, base + slots): what is large is worked out in Python's integers."""
+    left_before, left, remaining, found = base, slots, UNIT, []
+    for weight in weights:
+        before, rest = divmod(left_before * weight, remaining)
+        count = (rest + left * weight) // remaining
+        found.append(count)
+        left_before, left, remaining = left_before - before, left - count, max(1, remaining - weight)
+    return found
