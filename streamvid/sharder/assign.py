@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamvid.buckets import Bucket
-from streamvid.errors import NoBucketError
+from streamvid.errors import NoBucketError, Rejected
+from streamvid.sharder.clip import Clip
+from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.journal import FileState
+from streamvid.sharder.media_fit import FittedMedium, PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.records import Record, Rejection
@@ -19,28 +22,6 @@ from streamvid.sharder.windows import Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """A clip as it is stored, or is to be: then num_bytes is 0 and path empty.
-
-    - path: where its bytes lie now. sha256: of an encoded clip; "" where it is a copy of its source.
-    - psnr_y: in decibels, None for a copy. encode_seconds: of CPU.
-    """
-
-    path: str
-    num_bytes: int
-    extension: str
-    codec: str
-    num_frames: int
-    fps: float
-    duration_seconds: float
-    width: int
-    height: int
-    sha256: str = ""
-    psnr_y: float | None = None
-    encode_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +36,12 @@ class PlannedSample:
     split: str
     window: Window
     clip: Clip
+    media: tuple[PlannedMedium, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its clip and its further media together."""
+        return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
     def window_name(self) -> str:
@@ -76,24 +63,30 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
     samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
     seen: Counter[tuple[str, int, int, str]] = Counter()
+    stills = still_media(records, probes, options.media)
     for record in records:
         probe = probes[file_state(record)]
         if isinstance(probe, str):
             rejected.append(Rejection(record.row, record.source, probe))
             continue
         try:
+            extra = fit_media(record, probe, probes, options.media, stills)
             windows = list(_windows(probe, options))
         except NoBucketError as error:
             rejected.append(Rejection(record.row, record.source, _with_rate(str(error), probe, options)))
+            continue
+        except Rejected as error:
+            rejected.append(Rejection(record.row, record.source, str(error)))
             continue
         own = record_key(record.source)
         for window, bucket in windows:
             place = (record.source, window.start, window.num_frames, bucket.id)
             key = sample_key(*place, seen[place])
             seen[place] += 1
-            clip = _native_clip(probe, window, bucket) if options.is_native else _copied_clip(record, probe)
+            clip = _stored(record, probe, window, bucket, options)
             split = split_of(own, options.val_fraction)
-            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip))
+            media = _media(extra, window, bucket, options)
+            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, media))
     return Assignment(tuple(samples), tuple(rejected))
 
 
@@ -127,7 +120,22 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
     return f"{reason} (at fps={options.rate}; the source has {probe.num_frames})" if is_resampled else reason
 
 
-def _copied_clip(record: Record, probe: Probe) -> Clip:
+def _media(
+    extra: Sequence[FittedMedium], window: Window, bucket: Bucket, options: ShardOptions
+) -> tuple[PlannedMedium, ...]:
+    found = []
+    for medium, file, probe, is_still in extra:
+        clip = _stored(file, probe, Window(0, 1, 1) if is_still else window, bucket, options)
+        found.append(PlannedMedium(medium, file.item, file, probe, is_still, clip))
+    return tuple(found)
+
+
+def _stored(file: Record | MediaFile, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
+    """What a file is stored as."""
+    return _native_clip(probe, window, bucket) if options.is_native else _copied_clip(file, probe)
+
+
+def _copied_clip(record: Record | MediaFile, probe: Probe) -> Clip:
     return Clip(
         path=record.path,
         num_bytes=record.num_bytes,

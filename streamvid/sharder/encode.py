@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
-from streamvid.sharder.assign import Assignment, Clip, PlannedSample
+from streamvid.sharder.assign import Assignment, PlannedSample
+from streamvid.sharder.clip import Clip
 from streamvid.sharder.journal import Journal, Key
 from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions

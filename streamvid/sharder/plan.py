@@ -20,7 +20,7 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A unit of work: one tar of one bucket, one split and one clip extension, its samples in order."""
+    """A unit of work: one tar of one bucket, one split and the same members a sample, its samples in order."""
 
     bucket: Bucket
     number: int
@@ -33,7 +33,8 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        return sum(sample.clip.num_bytes for sample in self.samples)
+        """Of clips and further media."""
+        return sum(sample.num_bytes for sample in self.samples)
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ class ShardPlan:
 
 def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: dict[str, Any]) -> ShardPlan:
     """Cut the buckets into shards, by the bytes of their clips."""
-    groups: dict[tuple[str, str, str], list[PlannedSample]] = {}
+    groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
-        groups.setdefault((sample.bucket.id, sample.split, sample.clip.extension), []).append(sample)
+        # Foreign readers refuse a tar whose samples differ in their members.
+        extensions = (sample.clip.extension, *sorted(medium.extension for medium in sample.media))
+        groups.setdefault((sample.bucket.id, sample.split, extensions), []).append(sample)
     shards: list[PlannedShard] = []
     for bucket in options.table.buckets:
         number = 0
@@ -79,13 +82,13 @@ def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample
 
 def cut_shards(samples: Sequence[PlannedSample], shard_size_bytes: int) -> Iterator[Sequence[PlannedSample]]:
     """Consecutive runs of about equal bytes, none above `shard_size_bytes` but where one clip alone is."""
-    remaining = sum(sample.clip.num_bytes for sample in samples)
+    remaining = sum(sample.num_bytes for sample in samples)
     start = 0
     while start < len(samples):
         num_shards = -(-remaining // shard_size_bytes)
         end, total = start, 0
         while end < len(samples):
-            size = samples[end].clip.num_bytes
+            size = samples[end].num_bytes
             # Half of a clip beyond an equal share is rounding; more would make the last shards small.
             is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
             if is_full and end > start:
@@ -101,6 +104,7 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
         for sample in shard.samples:
             row = [sample.key, sample.record.source, sample.clip.num_bytes, sample.split, shard.path]
             row += [sample.clip.sha256] if sample.clip.sha256 else []
+            row += [part for medium in sample.media for part in (*medium.file.line, medium.clip.sha256)]
             digest.update(json.dumps(row).encode())
     for rejection in rejections:
         digest.update(json.dumps([rejection.row, rejection.source, rejection.reason]).encode())

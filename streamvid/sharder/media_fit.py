@@ -1,0 +1,115 @@
+"""Whether a sample's further media fit its clip, and what they are stored as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from streamvid.errors import Rejected
+from streamvid.sharder.clip import Clip
+from streamvid.sharder.extra_media import MediaColumn, MediaFile
+from streamvid.sharder.journal import FileState
+from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.records import Record
+from streamvid.sharder.windows import Timing
+
+FittedMedium: TypeAlias = tuple[MediaColumn, MediaFile, Probe, bool]
+"""(medium, file, what probing found, whether it is one picture for the whole clip)."""
+
+TIME_TOLERANCE = 0.5
+"""Of a frame: how far a medium's frame may lie from the clip's in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMedium:
+    """One file of a medium as it is stored beside a sample's clip.
+
+    item: its place in a list, None where it stands alone. is_still: one picture for the whole clip; else it has the
+    clip's frames.
+    """
+
+    column: MediaColumn
+    item: int | None
+    file: MediaFile
+    probe: Probe
+    is_still: bool
+    clip: Clip
+
+    @property
+    def extension(self) -> str:
+        """Of its member in the tar."""
+        parts = [self.column.stem, *([] if self.item is None else [str(self.item)]), self.clip.extension]
+        return ".".join(parts)
+
+
+def still_media(
+    records: Sequence[Record], probes: Mapping[FileState, Probe | str], columns: Sequence[MediaColumn]
+) -> frozenset[str]:
+    """Names of the media that are one picture a sample: said so, or all files of them are images."""
+    found: dict[str, bool] = {}
+    for record in records:
+        for file in record.extra:
+            probe = probes[file_state(file)]
+            if isinstance(probe, Probe):
+                found[file.name] = found.get(file.name, True) and probe.is_image
+    return frozenset(medium.name for medium in columns if (medium.kind == "image" or found.get(medium.name, True)))
+
+
+def fit_media(
+    record: Record,
+    probe: Probe,
+    probes: Mapping[FileState, Probe | str],
+    columns: Sequence[MediaColumn],
+    stills: frozenset[str],
+) -> tuple[FittedMedium, ...]:
+    """A record's further files; Rejected where one of them does not fit the clip."""
+    of_name = {medium.name: medium for medium in columns}
+    found = []
+    for file in record.extra:
+        medium, own = of_name[file.name], probes[file_state(file)]
+        if isinstance(own, str):
+            raise Rejected(f"{file.label}: {own}")
+        is_still = file.name in stills and medium.kind != "video"
+        if is_still and not own.is_image:
+            raise Rejected(f"{file.label}: {file.source} is a video, and an image is wanted")
+        if not is_still:
+            _check_frames(file, own, probe)
+        found.append((medium, file, own, is_still))
+    return tuple(found)
+
+
+def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
+    """Rejected unless a medium has the clip's frames, at the clip's times."""
+    if file.item is not None:
+        raise Rejected(
+            f"{file.label}: a list holds images, and {file.name} is taken for video; name it image:{file.name}"
+        )
+    if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
+        raise Rejected(
+            f"{file.label}: {file.source} has {_count(own)}, the clip {_count(probe)}; a medium that follows the clip "
+            f"has as many frames (image:{file.name} is for one picture a clip)"
+        )
+    if own.is_image or not (own.timing and probe.timing):
+        return
+    apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
+    if apart > limit:
+        raise Rejected(
+            f"{file.label}: a frame of {file.source} lies {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
+            f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)"
+        )
+
+
+def _count(probe: Probe) -> str:
+    return "one picture" if probe.is_image else f"{probe.num_frames} frames"
+
+
+def _apart_seconds(own: Probe, probe: Probe) -> float:
+    """How far frames of one number lie from each other at most, both counted from the first."""
+    import numpy as np
+
+    times: list[Any] = []
+    for timing in (Timing.from_text(own.timing), Timing.from_text(probe.timing)):
+        ticks = np.asarray(timing.timestamps, np.int64)
+        times.append((ticks - ticks[0]) * float(timing.time_base))
+    return float(np.abs(times[0] - times[1]).max())
