@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.plan import hash64, hash_text
+from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
 
 _DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
@@ -66,6 +68,7 @@ class MixPart:
     shards: bucket id → shards of the split that have samples which pass the filter, in plan order.
     counts: bucket id → how many samples of each of those shards pass.
     columns: the caller's name of a column → its name in this index.
+    draws: bucket id → the draw sets that shards of it are part of.
     """
 
     number: int
@@ -79,6 +82,7 @@ class MixPart:
     caption_prefix: str = ""
     caption_dropout: float = 0.0
     name: str = "0"
+    draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
@@ -93,8 +97,14 @@ class MixPart:
 
     @property
     def num_samples(self) -> int:
-        """Samples of the split that pass the filter."""
-        return sum(int(counts.sum()) for counts in self.counts.values())
+        """Samples of a pass, on average: those of the split that pass the filter, and of drawn ones their share."""
+        return round(sum(map(self.samples_a_pass, self.counts), Fraction(0)))
+
+    def samples_a_pass(self, bucket_id: str) -> Fraction:
+        """The same of one bucket."""
+        counts, sets = self.counts[bucket_id], self.draws.get(bucket_id, ())
+        drawn = [(int(counts[one.shards].sum()), one.probability) for one in sets]
+        return int(counts.sum()) - sum((stored * (1 - share) for stored, share in drawn), Fraction(0))
 
     @property
     def max_clip_bytes(self) -> int:
@@ -205,13 +215,14 @@ def open_mix(
         name = config.name or str(number)
         own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
         shards, counts, chosen = _select(dataset, split, _both(where, config.where))
+        drawn = _draws(dataset, shards, counts, chosen)
         common = _common_ids([dataset.manifest.bucket(bucket_id) for bucket_id in shards], buckets, name)
         parts.append(
             MixPart(
                 number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
                 {common[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
                 dataset.column(config.caption_column, "caption_column"), config.caption_prefix,
-                config.caption_dropout, name,
+                config.caption_dropout, name, {common[k]: v for k, v in drawn.items()},
             )
         )  # fmt: skip
     repeats = [exact_fraction("num_repeats", config.num_repeats) for config in configs]
@@ -257,7 +268,27 @@ def _both(general: str | None, own: str | None) -> str | None:
 
 
 def _tokens(part: MixPart, buckets: Mapping[str, Bucket]) -> int:
-    return sum(int(counts.sum()) * buckets[bucket_id].tokens for bucket_id, counts in part.counts.items())
+    return round(sum((part.samples_a_pass(name) * buckets[name].tokens for name in part.counts), Fraction(0)))
+
+
+def _draws(
+    dataset: Dataset,
+    shards: Mapping[str, ShardRows],
+    counts: Mapping[str, npt.NDArray[np.int64]],
+    chosen: Filter | None,
+) -> dict[str, list[DrawSet]]:
+    """The draw sets of each bucket, over those shards alone."""
+    if not dataset.draws:
+        return {}
+    names = chosen.columns if chosen else ()
+    own = [name for name in names if name in OF_BUCKET or name.startswith(OF_BUCKET_PREFIXES)]
+    if chosen is not None and own:
+        raise ConfigError(
+            f"where={chosen.text!r}: column {own[0]} differs between the buckets that store a clip of {dataset.url}, "
+            "which draws one of them in each epoch; ask for what is the clip's own, as source_width"
+        )
+    numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
+    return draw_sets(dataset.draws, numbers, counts)
 
 
 def _select(

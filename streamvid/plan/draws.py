@@ -14,21 +14,20 @@ buckets of a set find the same without knowing of each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.errors import ConfigError
-from streamvid.plan.hashing import UInt64Array, hash64, hash64_array, hash_below, permute
+from streamvid.dataset.draws import UNIT, StoredSet
+from streamvid.errors import ConfigError, IntegrityError
+from streamvid.plan.hashing import UInt64Array, hash64, hash64_array, hash_below, hash_text, permute
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.stream import BucketStream, Int64Array, IntArray, Pass, prefix_sums
-
-UNIT = 1_000_000
-"""Probabilities are counted in so many parts."""
 
 _PHASE, _TURN, _ORDER = 7, 8, 9  # keep these uses of the seed apart from those in stream.py, mix.py and order.py
 _PHASE_BITS = 20
@@ -56,6 +55,32 @@ class DrawSet:
     def probability(self) -> Fraction:
         """With which a clip of the set is this bucket's in a pass."""
         return Fraction(self.weights[self.member], UNIT)
+
+
+def draw_sets(
+    sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
+) -> dict[str, list[DrawSet]]:
+    """What each bucket knows of the sets; bucket ids are the dataset's.
+
+    numbers, counts: bucket id → of the shards that the plan counts there, number and samples, in the plan's order.
+    Raises IntegrityError where a set's shards have other counts in one bucket than in another.
+    """
+    found: dict[str, list[DrawSet]] = {}
+    for one in sets:
+        weights, sizes = tuple(weight for _, weight, _ in one.buckets), set()
+        for member, (bucket_id, _, first) in enumerate(one.buckets):
+            mine = numbers.get(bucket_id, np.zeros(0, np.int64))
+            shards = np.flatnonzero((mine >= first) & (mine < first + one.num_shards))
+            own = counts[bucket_id][shards] if len(shards) else shards
+            sizes.add((tuple((mine[shards] - first).tolist()), tuple(own.tolist())))
+            if len(shards):
+                found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
+        if len(sizes) > 1:
+            raise IntegrityError(
+                f"draw set {one.name}: its buckets have unequal numbers of samples that may be drawn: the filter or "
+                "the index tells one copy of a clip from another; copy the dataset again, or change where="
+            )
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,8 +54,8 @@ def test_a_newer_minor_version_is_read_and_its_fields_are_kept(manifest: Manifes
 
 
 def test_a_newer_major_version_is_refused(manifest: Manifest) -> None:
-    with pytest.raises(DatasetError, match=r"format_version \[2, 0\] is newer.*update streamvid"):
-        manifest_from_json(changed(manifest, format_version=[2, 0]))
+    with pytest.raises(DatasetError, match=r"format_version \[3, 0\] is newer.*update streamvid"):
+        manifest_from_json(changed(manifest, format_version=[3, 0]))
 
 
 @pytest.mark.parametrize(
