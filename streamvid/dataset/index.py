@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.manifest import FileInfo, ShardInfo
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 
 MAX_SHARDS_PER_FILE = 256
 USER_PREFIX = "user."
+MEDIA_PREFIX = "media."
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """One file of a sample's further media: `<key>.<extension>` in its tar. Frames and sizes are the stored file's."""
+
+    source: str
+    extension: str
+    offset: int
+    num_bytes: int
+    sha256: bytes
+    num_frames: int
+    width: int
+    height: int
+    fps: float
+    codec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +43,8 @@ class SampleRow:
     """A row of the samples index; `columns` are the user's own, stored as `user.<name>`.
 
     `psnr_y` is None where clips are copies. crop_fraction: share of the source's picture that its bucket cuts away.
-    upscale: by which factor its sides are scaled to the bucket's. captions: where it has several, all of them, as
+    upscale: by which factor its sides are scaled to the bucket's. media: what else it has, by name, stored as
+    `media.<name>`. captions: where it has several, all of them, as
     `captions_to_json` writes them.
     """
 
@@ -56,6 +74,7 @@ class SampleRow:
     crop_fraction: float | None = None
     upscale: float | None = None
     captions: str | None = None
+    media: Mapping[str, Sequence[MediaItem]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +150,28 @@ def schema(types: dict[str, str]) -> pa.Schema:
     )
 
 
-def sample_schema(user_types: dict[str, str]) -> pa.Schema:
-    """The schema of the samples index, the user's columns last."""
-    return schema({**_SAMPLE_TYPES, **_PLACE_TYPES, **{USER_PREFIX + k: v for k, v in user_types.items()}})
+_MEDIA_TYPES = {
+    "source": "string",
+    "extension": "string",
+    "offset": "int64",
+    "num_bytes": "int64",
+    "sha256": "sha256",
+    "num_frames": "int32",
+    "width": "int32",
+    "height": "int32",
+    "fps": "float64",
+    "codec": "string",
+}
+
+
+def sample_schema(user_types: dict[str, str], media: Sequence[str] = ()) -> pa.Schema:
+    """The schema of the samples index, the user's columns last. media: names of further media."""
+    import pyarrow as pa
+
+    items = pa.list_(pa.struct(list(schema(_MEDIA_TYPES))))
+    of_media = [pa.field(MEDIA_PREFIX + name, items) for name in media]
+    own = schema({**_SAMPLE_TYPES, **_PLACE_TYPES})
+    return pa.schema([*own, *of_media, *schema({USER_PREFIX + k: v for k, v in user_types.items()})])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +185,12 @@ class RowGroup:
     packets: TablePlace | None = None
 
 
-def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str]) -> bytes:
-    """Parquet bytes of one samples file: each shard becomes one row group."""
+def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str], media: Sequence[str] = ()) -> bytes:
+    """Parquet bytes of one samples file: each shard becomes one row group. media: names of further media."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    target = sample_schema(user_types)
+    target = sample_schema(user_types, media)
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, target, **_WRITING) as writer:
         for shard in shards:
@@ -163,6 +201,10 @@ def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str]) -> by
                 *((None, None, None) if place is None else (place.offset, place.num_bytes, place.sha256)),
             )
             columns |= {name: [value] * len(rows) for name, value in zip(_PLACE_TYPES, of_shard, strict=True)}
+            columns |= {
+                MEDIA_PREFIX + name: [[asdict(item) for item in row.media.get(name, ())] or None for row in rows]
+                for name in media
+            }
             columns |= {USER_PREFIX + name: [row.columns.get(name) for row in rows] for name in user_types}
             writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(rows)))
     return sink.getvalue()

@@ -17,12 +17,15 @@ from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
+from streamvid.sharder.clip import Clip
 from streamvid.sharder.encode import read_encoded, restore_clips
+from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.probing import Progress
+from streamvid.sharder.records import Record
 from streamvid.sharder.staging import Staging, put_note
 from streamvid.storage import StorageOptions, Store, open_store
 
@@ -34,7 +37,7 @@ def shard_task(shard: PlannedShard, staging: Staging, folder: Path, storage: Sto
     """All that a worker needs to build a shard, as JSON. `folder`: the plan's own in the staging folder."""
     samples = [_sample_task(sample) for sample in shard.samples]
     # Not where a file lies: another machine may have it elsewhere.
-    facts = [{name: value for name, value in sample.items() if name != "path"} for sample in samples]
+    facts = [_placeless(sample) for sample in samples]
     return {
         "dest": staging.store.url,
         "storage": asdict(storage),
@@ -45,19 +48,27 @@ def shard_task(shard: PlannedShard, staging: Staging, folder: Path, storage: Sto
     }
 
 
+def _placeless(task: Mapping[str, Any]) -> dict[str, Any]:
+    value = {name: value for name, value in task.items() if name not in ("path", "media")}
+    return value | ({"media": [_placeless(medium) for medium in task["media"]]} if task.get("media") else {})
+
+
 def _sample_task(sample: PlannedSample) -> dict[str, Any]:
-    clip, record = sample.clip, sample.record
-    proof = {"sha256": clip.sha256} if clip.sha256 else {"version": record.version}
+    media = [{**_file_task(medium.clip, medium.file), "extension": medium.extension} for medium in sample.media]
     return {
         "key": sample.key,
-        "path": clip.path,
-        "source": record.source,
-        "num_bytes": clip.num_bytes,
-        **proof,
-        "extension": clip.extension,
-        "text": record.caption or "",
+        **_file_task(sample.clip, sample.record),
+        "text": sample.record.caption or "",
         "json": sample_json(sample),
+        **({"media": media} if media else {}),
     }
+
+
+def _file_task(clip: Clip, file: Record | MediaFile) -> dict[str, Any]:
+    """What is stored of a file, and what proves it."""
+    proof = {"sha256": clip.sha256} if clip.sha256 else {"version": file.version}
+    facts = {"path": clip.path, "source": file.source, "num_bytes": clip.num_bytes, "extension": clip.extension}
+    return {**facts, **proof}
 
 
 def sample_json(sample: PlannedSample) -> str:
@@ -73,6 +84,13 @@ def sample_json(sample: PlannedSample) -> str:
         "source": sample.record.source,
         "width": sample.clip.width,
     }
+    if sample.media:
+        value["media"] = [
+            {"extension": medium.extension, "name": medium.column.name, "source": medium.file.source}
+            for medium in sample.media
+        ]
+    if sample.record.captions:
+        value["captions"] = [{"text": text, "weight": weight} for text, weight in sample.record.captions]
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
@@ -124,7 +142,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     if options.is_native:
         waiting = [sample for number in todo for sample in plan.shards[number].samples]
         restore_clips(waiting, options, staging, progress)
-    uses = Counter(sample.clip.path for number in todo for sample in plan.shards[number].samples)
+    uses = Counter(path for number in todo for path in _clip_paths(plan.shards[number]))
     progress("build", done, len(plan.shards))
     with Pool(
         f"{__name__}:build_shard", min(options.workers, max(1, len(todo))), WorkerLimits(), staging.lock_fd
@@ -143,10 +161,16 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
 def _drop_clips(shard: PlannedShard, uses: Counter[str]) -> None:
     """Remove the encoded clips of a shard that is finished, but for those that another one still needs."""
-    uses.subtract(sample.clip.path for sample in shard.samples)
-    for path in {sample.clip.path for sample in shard.samples}:
+    uses.subtract(_clip_paths(shard))
+    for path in set(_clip_paths(shard)):
         if not uses[path]:
             Path(path).unlink(missing_ok=True)
+
+
+def _clip_paths(shard: PlannedShard) -> Iterator[str]:
+    for sample in shard.samples:
+        yield sample.clip.path
+        yield from (medium.clip.path for medium in sample.media)
 
 
 def build_shard(task: dict[str, Any]) -> None:
@@ -183,6 +207,8 @@ def build_shard(task: dict[str, Any]) -> None:
             "offsets_sha256": hashlib.sha256(offsets).hexdigest(),
             "clip_offsets": _clip_offsets(members, task["samples"]),
             "clip_sha256": clips.sha256,
+            "media_offsets": _media_offsets(members, task["samples"]),
+            "media_sha256": clips.media_sha256,
             "packets_sha256": hashlib.sha256(packets).hexdigest(),
         }
         put_note(store, marker_path(folder, path), json.dumps(marker).encode())
@@ -198,6 +224,7 @@ class _Clips:
     """What is noted of each clip while its shard is written."""
 
     sha256: list[str] = field(default_factory=list)
+    media_sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)
 
 
@@ -208,19 +235,30 @@ def _samples(
     from streamvid.video.limits import STORED_LIMITS
 
     for sample in samples:
-        if "sha256" in sample:
-            data = read_encoded(Path(sample["path"]), sample["source"], sample["sha256"])
-        else:
-            facts = {name: sample[name] for name in ("path", "source", "num_bytes", "version")}
-            data = Media(**facts, storage=storage).read()
+        data = _data(sample, storage)
+        media = {medium["extension"]: _data(medium, storage) for medium in sample.get("media", ())}
         clips.sha256.append(hashlib.sha256(data).hexdigest())
+        clips.media_sha256.append([hashlib.sha256(medium).hexdigest() for medium in media.values()])
         clips.indexes.append(index_clip(data, STORED_LIMITS))
-        yield (
-            sample["key"],
-            {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()},
-        )
+        own = {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()}
+        yield sample["key"], {**media, **own}
+
+
+def _data(file: Mapping[str, Any], storage: StorageOptions) -> bytes:
+    """What is to be stored of a file."""
+    if "sha256" in file:
+        return read_encoded(Path(file["path"]), file["source"], file["sha256"])
+    facts = {name: file[name] for name in ("path", "source", "num_bytes", "version")}
+    return Media(**facts, storage=storage).read()
 
 
 def _clip_offsets(members: list[Member], samples: list[dict[str, Any]]) -> list[int]:
     offsets = {member.name: member.offset for member in members}
     return [offsets[f"{sample['key']}.{sample['extension']}"] for sample in samples]
+
+
+def _media_offsets(members: list[Member], samples: list[dict[str, Any]]) -> list[list[int]]:
+    offsets = {member.name: member.offset for member in members}
+    return [
+        [offsets[f"{sample['key']}.{medium['extension']}"] for medium in sample.get("media", ())] for sample in samples
+    ]
