@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
 from streamvid.errors import ConfigError
+from streamvid.sharder.captions import check_caption_options
 from streamvid.sharder.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
@@ -36,7 +37,9 @@ def available_cpus() -> int:
 class ShardOptions:
     """How records become shards. Either `buckets`, or `resolution` with `num_frames`, says which buckets there are.
 
-    `caption_column=""` stands for "no captions". Sizes are bytes, times seconds, `val_fraction` is a share from 0 to
+    `caption_column=""` stands for "no captions"; several columns, or a list in one, are captions of one sample.
+    caption_weight_column: a list of numbers, how often each is drawn.   caption_lines: a .txt beside a video holds one
+    caption a line. Sizes are bytes, times seconds, `val_fraction` is a share from 0 to
     below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite`, `storage`, `work_dir` and the
     limits on a worker do not. Raises ConfigError for a value that cannot be.
 
@@ -57,7 +60,9 @@ class ShardOptions:
 
     metadata: str | Path | None = None
     video_column: str | None = None
-    caption_column: str | None = None
+    caption_column: str | Sequence[str] | None = None
+    caption_weight_column: str | None = None
+    caption_lines: bool = False
     media_columns: Mapping[str, str] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] | None = None
     resolution: tuple[str, ...] = ()
@@ -108,6 +113,7 @@ class ShardOptions:
         for name in ("probe_timeout_seconds", "encode_timeout_seconds"):
             if not 0 < getattr(self, name) <= 7 * 86400:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
+        check_caption_options(self.caption_column, self.caption_weight_column, self.caption_lines)
         _ = self.table, self.media
         self._check_clips()
 

@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from streamvid.dataset.captions import Captions
 from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.captions import (
+    CaptionCells,
+    caption_lines,
+    check_captions,
+    find_caption_columns,
+)
 from streamvid.sharder.columns import (
-    CAPTION_COLUMNS,
     VIDEO_COLUMNS,
     as_type,
     check_text,
@@ -32,7 +38,7 @@ class Record:
     """One input row whose file is there. `source` names it in the dataset, `path` where it is: a local path or a URL.
 
     version: the modification time in nanoseconds, or what the store calls the object's version. extra: its further
-    media's files.
+    media's files. captions: all of them with their weights where it has several, `caption` being the first.
     """
 
     row: int
@@ -43,6 +49,7 @@ class Record:
     caption: str | None
     columns: dict[str, Any]
     extra: tuple[MediaFile, ...] = ()
+    captions: Captions = ()
 
     def media(self, storage: StorageOptions) -> Media:
         """Its file, for a worker that reaches stores so."""
@@ -75,6 +82,8 @@ class RecordSet:
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
+            if record.captions:
+                digest.update(_line(*record.captions))
             if record.extra:
                 digest.update(_line(*(file.line for file in record.extra)))
         for rejection in self.rejections:
@@ -119,9 +128,10 @@ def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[lis
     if not metadata.names:
         return [row for row in metadata.rows if isinstance(row, BadRow)], {}
     video = find_column(metadata.names, options.video_column, VIDEO_COLUMNS, "video_column")
-    caption = _caption_column([name for name in metadata.names if name != video], options.caption_column)
+    others = [name for name in metadata.names if name != video]
+    captions = find_caption_columns(others, options.caption_column, options.caption_weight_column)
     of_media = [medium.column for medium in options.media]
-    names = [name for name in metadata.names if name not in (video, caption, *of_media)]
+    names = [name for name in metadata.names if name not in (video, *captions.all, *of_media)]
     values = {name: [cell_value(row.get(name)) for row in metadata.rows if isinstance(row, dict)] for name in names}
     user_types = {name: common_type(values[name]) for name in names}
     columns = (dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True))
@@ -131,27 +141,13 @@ def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[lis
             candidates.append(row)
             continue
         typed = {name: as_type(value, user_types[name]) for name, value in next(columns, {}).items()}
-        text = None if caption is None else cell_text(row.get(caption))
-        candidates.append((cell_text(row.get(video)), text, typed, cells_of(row, options.media)))
+        candidates.append((cell_text(row.get(video)), captions.of_row(row), typed, cells_of(row, options.media)))
     return candidates, user_types
-
-
-def _caption_column(names: list[str], asked: str | None) -> str | None:
-    if asked == "" or (asked is None and not names):
-        return None
-    try:
-        return find_column(names, asked, CAPTION_COLUMNS, "caption_column")
-    except SourceError as error:
-        raise SourceError(f'{error}, or give caption_column="" for no captions') from None
 
 
 def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions) -> Record:
     source, path = place.locate(candidate[0])
-    caption = place.caption(candidate[1]) if isinstance(candidate[1], Sidecar) else candidate[1]
-    if caption is not None and not isinstance(caption, str):
-        raise Rejected(f"the caption is a {type(caption).__name__}, not text")
-    if caption is not None:
-        check_text(caption, "the caption")
+    captions = check_captions(_captions(candidate[1], place, options))
     for name, value in candidate[2].items():
         if isinstance(value, str):
             check_text(value, f"column {name!r}")
@@ -161,7 +157,20 @@ def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(limit if num_bytes else "is empty")
     extra = find_files(candidate[3], options.media, place, max_clip_bytes)
-    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra)
+    caption = captions[0][0] if captions else None
+    several = captions if len(captions) > 1 else ()
+    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several)
+
+
+def _captions(cells: object, place: Place, options: ShardOptions) -> Captions:
+    if isinstance(cells, CaptionCells):
+        return cells.captions()
+    if not isinstance(cells, Sidecar):
+        return ()
+    text = place.caption(cells)
+    if options.caption_lines:
+        return caption_lines(text)
+    return () if text is None else ((text, 1.0),)
 
 
 def _line(*values: object) -> bytes:

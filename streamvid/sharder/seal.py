@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from streamvid.dataset.captions import captions_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
     RowGroup,
@@ -195,6 +196,8 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
 def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, row_group: int) -> ShardInfo:
     return ShardInfo(
         bucket_id=shard.bucket.id,
+            captions=captions_to_json(record.captions) if record.captions else None,
+            media=_media_items(sample, *of_media),
         number=shard.number,
         split=shard.split,
         num_samples=len(shard.samples),

@@ -121,7 +121,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     """SHARD-3."""
     touch(tmp_path, "a.mp4")
     lines = ['{"path": "a.mp4", "caption": "x"}', "{torn", '"text"', "", '{"caption": "no path"}', "[" * 100_000]
-    lines += ['{"path": "a.mp4", "caption": ["x"]}', '{"path": "a.mp4", "caption": "' + "x" * 70_000 + '"}']
+    lines += ['{"path": "a.mp4", "caption": [1]}', '{"path": "a.mp4", "caption": "' + "x" * 70_000 + '"}']
     (tmp_path / "m.jsonl").write_text("\n".join(lines))
     records = read(tmp_path / "m.jsonl")
     assert [record.row for record in records.records] == [0]
@@ -130,7 +130,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert found[1].startswith("line 2 is no valid JSON")
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
-    assert found[5] == "the caption is a list, not text"
+    assert found[5].startswith("the caption is a int, not text")
     assert "70000 bytes" in found[6]
 
 
