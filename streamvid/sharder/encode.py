@@ -37,7 +37,7 @@ ENCODE_VERSION = 1
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
     """The samples with their clips, encoded where they are not yet; those that cannot be are rejections."""
-    wanted = {task_key(sample): sample for sample in assignment.samples}
+    wanted = {job.key: job for sample in assignment.samples for job in jobs_of(sample)}
     staging.clips.mkdir(exist_ok=True)
     _remove_all_but({_name(key) for key in wanted}, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
@@ -52,13 +52,16 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     samples: list[PlannedSample] = []
     rejections = list(assignment.rejections)
     for sample in assignment.samples:
-        key = task_key(sample)
-        clip = _clip(journal.findings[key], staging.clips / _name(key), sample, options)
-        if isinstance(clip, str):
-            reason = f"{sample.window_name}{clip}"[:MAX_REASON_CHARS]
+        jobs = jobs_of(sample)
+        clips = [_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options) for job in jobs]
+        reasons = [
+            f"{job.label}{clip}" for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, str)
+        ]
+        if reasons:
+            reason = f"{sample.window_name}{reasons[0]}"[:MAX_REASON_CHARS]
             rejections.append(Rejection(sample.record.row, sample.record.source, reason))
         else:
-            samples.append(replace(sample, clip=clip))
+            samples.append(_with_clips(sample, [clip for clip in clips if isinstance(clip, Clip)]))
     return Assignment(tuple(samples), tuple(rejections))
 
 
@@ -69,22 +72,63 @@ def restore_clips(
 
     Raises StorageError where that gives other bytes than before.
     """
-    wanted = {task_key(sample): sample for sample in samples}
+    wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
     staging.clips.mkdir(exist_ok=True)
     _remove_all_but({_name(key) for key in wanted}, staging.clips)
     store = LocalStore(staging.clips)
-    missing = [sample for key, sample in wanted.items() if store.size(_name(key)) != sample.clip.num_bytes]
+    missing = [job for key, job in wanted.items() if store.size(_name(key)) != job.clip.num_bytes]
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"{wanted[key].record.source} was encoded before, and again gives other bytes; delete {staging.folder} "
+                f"{wanted[key].file.source} was encoded before, and again gives other bytes; delete {staging.folder} "
                 "and run the same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One clip to encode: of a sample's own file, or of one of its further media.
+
+    clip: what is known of it. follows: the Timing, as text, of the clip whose frames a medium takes, at its times.
+    """
+
+    file: Record | MediaFile
+    clip: Clip
+    window: Window
+    bucket: Bucket
+    follows: str = ""
+    is_mask: bool = False
+    label: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What tells one clip from another, of one encoding."""
+        window, bucket = self.window, self.bucket
+        own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
+        if not self.label:
+            return own
+        return (*own, "mask" if self.is_mask else "medium", hashlib.sha256(self.follows.encode()).hexdigest()[:16])
+
+
+def jobs_of(sample: PlannedSample) -> list[Job]:
+    """What a sample needs encoded: its clip, then its media."""
+    jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket)]
+    for medium in sample.media:
+        window = Window(0, 1, 1) if medium.is_still else sample.window
+        follows = "" if medium.is_still else sample.probe.timing
+        is_mask, label = medium.column.is_mask, f"{medium.file.label}: "
+        jobs.append(Job(medium.file, medium.clip, window, sample.bucket, follows, is_mask, label))
+    return jobs
+
+
+def _with_clips(sample: PlannedSample, clips: Sequence[Clip]) -> PlannedSample:
+    media = (replace(medium, clip=clip) for medium, clip in zip(sample.media, clips[1:], strict=True))
+    return replace(sample, clip=clips[0], media=tuple(media))
+
+
 def _run(
-    samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging
+    jobs: Sequence[Job], options: ShardOptions, staging: Staging
 ) -> Iterator[tuple[Key, dict[str, Any]]]:
     """(key, finding) of each sample's clip, as they are done."""
     limits = WorkerLimits(options.encode_timeout_seconds, options.worker_memory_bytes)
@@ -96,15 +140,15 @@ def _run(
     }
 
     def task(number: int) -> dict[str, Any]:
-        return {**shared, **_task(samples[number], options.worker_storage)}
+        return {**shared, **_task(jobs[number], options.worker_storage)}
 
-    num_workers = min(options.workers, max(1, len(samples)))
+    num_workers = min(options.workers, max(1, len(jobs)))
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
-        for number, answer in pool.run(len(samples), task):
+        for number, answer in pool.run(len(jobs), task):
             finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
             if "rejected" in finding:
                 finding["worker_limits"] = _worker_limits(options)
-            yield task_key(samples[number]), finding
+            yield jobs[number].key, finding
 
 
 def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
@@ -114,13 +158,16 @@ def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
     """
     media = Media.from_json(task["media"])
     media.check_unchanged()
-    if media.is_remote:
+    if media.is_proved:
+        finding = _find(task, media.read())
+    elif media.is_remote:
         with SpooledFile(media, Path(task["folder"]).parent, clock_paused) as file:
             finding = _find(task, file)
             if file.error is not None:  # a demuxer may have taken it for the end of the file
                 raise file.error
     else:
-        finding = _find(task, media.path)
+        with media.opened() as local:
+            finding = _find(task, local)
     media.check_unchanged()
     return finding
 
@@ -201,36 +248,35 @@ def _worker_limits(options: ShardOptions) -> list[float]:
     return [options.encode_timeout_seconds, options.worker_memory_bytes]
 
 
-def task_key(sample: PlannedSample) -> Key:
-    """What tells one clip from another, of one encoding."""
-    bucket, window = sample.bucket, sample.window
-    return (*file_state(sample.record), window.start, window.num_frames, bucket.height, bucket.width)
-
-
 def _name(key: Key) -> str:
     return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
 
 
-def _task(sample: PlannedSample, storage: StorageOptions) -> dict[str, Any]:
-    window = sample.window
+def _task(job: Job, storage: StorageOptions) -> dict[str, Any]:
+    window, bucket = job.window, job.bucket
     return {
-        "media": sample.record.media(storage).to_json(),
+        "media": job.file.media(storage).to_json(),
         "start": window.start,
         "num_frames": window.num_frames,
-        "height": sample.bucket.height,
-        "width": sample.bucket.width,
-        "name": _name(task_key(sample)),
+        "height": bucket.height,
+        "width": bucket.width,
+        "follows": job.follows,
+        "name": _name(job.key),
+        # Edges of a mask are what it says: nothing is lost of them.
+        **({"encoding": Encoding("ffv1").to_json()} if job.is_mask else {}),
     }
 
 
-def _clip(finding: dict[str, Any], path: Path, sample: PlannedSample, options: ShardOptions) -> Clip | str:
+def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) -> Clip | str:
     """The clip, or the reason why there is none."""
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
-        return str(finding["rejected"]).replace(sample.record.path, sample.record.source)
+        return str(finding["rejected"]).replace(job.file.path, job.file.source)
     clip = Clip(path=str(path), **finding)
-    if clip.num_frames < sample.bucket.num_frames:
-        return f"its clip has {clip.num_frames} frames, the bucket {sample.bucket.id} takes {sample.bucket.num_frames}"
+    if clip.num_frames < min(job.bucket.num_frames, job.window.num_clip_frames):
+        return f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
+    if job.label:  # how good a medium has to be is nobody's promise
+        return clip
     if options.min_psnr is not None and (clip.psnr_y or 0.0) < options.min_psnr:
         return (
             f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.min_psnr:g}; "

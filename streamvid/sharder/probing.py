@@ -71,7 +71,8 @@ def probe_file(task: dict[str, Any]) -> dict[str, Any]:
     """
     media = Media.from_json(task["media"])
     if not media.is_remote:
-        return _find(task, lambda limits: _probe(media.path, limits, task))
+        with media.opened() as local:
+            return _find(task, lambda limits: _probe(local, limits, task))
     with SpooledFile(media, None if task["folder"] is None else Path(task["folder"]), clock_paused) as file:
         finding = _find(task, lambda limits: _probe(file, limits, task))
         if file.error is not None:  # a demuxer may have taken it for the end of the file
@@ -88,7 +89,7 @@ def _probe(file: Source, limits: Limits, task: dict[str, Any]) -> VideoInfo:
 def _find(task: dict[str, Any], probe: Callable[[Limits], VideoInfo]) -> dict[str, Any]:
     try:
         info = probe(replace(LIMITS, allow_hdr=task["hdr"] == "allow"))
-        extension = clip_extension(info.container, task["media"]["path"])
+        extension = clip_extension(info.container, task["media"]["source"])
     except ProbeError as error:
         return {"rejected": str(error)}
     except (SourceError, StorageError):
@@ -106,7 +107,7 @@ def _find(task: dict[str, Any], probe: Callable[[Limits], VideoInfo]) -> dict[st
     return {**asdict(found), "timing": timing}
 
 
-def clip_extension(container: str, path: str) -> str:
+def clip_extension(container: str, source: str) -> str:
     """The extension of a clip's member in a tar, by what the file is and not by what it is called.
 
     One name for each family, so that .mov and .MP4 land in one shard; .webm alone is kept, as a promise of its codecs.
@@ -114,7 +115,7 @@ def clip_extension(container: str, path: str) -> str:
     name = _EXTENSIONS.get(container)
     if name is None:
         raise ProbeError(f"the container {container} is not stored; allowed are {', '.join(_EXTENSIONS)}")
-    return "webm" if name == "mkv" and posixpath.splitext(path)[1].lower() == ".webm" else name
+    return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
 def probe_all(

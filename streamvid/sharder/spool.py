@@ -72,7 +72,7 @@ class SpooledFile:
     ) -> None:
         self.error: StreamvidError | None = None
         self._media, self._waiting = media, waiting
-        self._store, self._key = media.place
+        self._store = media.place[0]
         self._bytes_before = self._store.stats().num_bytes_read
         self._first_bytes = first_bytes
         self._position, self._run_start, self._last_end = 0, 0, -1
@@ -156,8 +156,7 @@ class SpooledFile:
             return
         try:
             with self._waiting(), self._media.reading():
-                ranges = [(at, memoryview(data)) for at, data in batch]
-                self._store.read_ranges(self._key, ranges, self._media.version)
+                self._media.read_ranges([(at, memoryview(data)) for at, data in batch])
             for at, data in batch:
                 self._write(data, at)
                 self._there.add(at, at + len(data))
