@@ -21,7 +21,7 @@ from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.report import report_plan
 from streamvid.loader.ring import make_batch, pin
-from streamvid.loader.setup import Given, set_up
+from streamvid.loader.setup import Given, ring_bytes, set_up
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import store_stats
@@ -193,8 +193,7 @@ class VideoLoader:
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        own = sum(self._pipeline_options[name] for name in ("frame_bytes", "clip_bytes"))
-        return int(own) + self._mix.max_clip_bytes  # the last for what replaces a bad sample
+        return ring_bytes(self._pipeline_options, self._mix)
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""

@@ -96,6 +96,17 @@ class Setup:
         """The buckets, in the order of their ids."""
         return tuple(self.mix.buckets.values())
 
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of a loader that iterates: the ring of decoded frames and the clips read ahead."""
+        return ring_bytes(self.pipeline_options, self.mix)
+
+
+def ring_bytes(pipeline_options: Mapping[str, Any], mix: Mix) -> int:
+    """Shared memory that a Pipeline of these options takes."""
+    own = sum(pipeline_options[name] for name in ("frame_bytes", "clip_bytes"))
+    return int(own) + mix.max_clip_bytes  # the last for what replaces a bad sample
+
 
 def set_up(given: Given) -> Setup:
     """Check what was given and open the datasets. Raises ConfigError, DatasetError, PlanError."""

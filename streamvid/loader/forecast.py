@@ -1,0 +1,297 @@
+"""What a loader would read and hold, told from the index before it is made: for `streamvid plan`."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.buckets.bucket import Bucket, is_named_by
+from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError
+from streamvid.loader.arguments import memory_options
+from streamvid.loader.clip_part import ClipPart, clip_part
+from streamvid.loader.fetch import IndexRows, check_row, clip_start
+from streamvid.loader.mix import MixPart
+from streamvid.loader.requests import BatchRequest
+from streamvid.loader.setup import Given, Setup, set_up
+from streamvid.plan import Cursor, World
+from streamvid.plan.forecast import HostCosts
+from streamvid.storage import MAX_RANGE_BYTES, near_spans
+
+Int64Array = npt.NDArray[np.int64]
+
+MAX_SCANNED_SHARDS = 4096
+"""Of a dataset with more shards, so many, spread evenly, stand for all."""
+
+_WASTE = ("crop_fraction", "upscale")
+_SCANNED = ("clip_bytes", "window_num_frames", "clip_width", "clip_height", *_WASTE)
+_NUM_PLACES, _SAMPLES_A_PLACE = 5, 64
+_CLOSED_GOP = 8  # frames decoded before the first wanted one where nothing was looked at: half a native key interval
+
+
+def open_run(dataset: str | Path | Dataset, num_ranks: int, rank: int = 0, **arguments: Any) -> Setup:
+    """What a VideoLoader of these arguments would be made of, nothing of it running. Raises as VideoLoader does."""
+    from streamvid.loader.loader import VideoLoader
+
+    known = inspect.signature(VideoLoader).parameters
+    defaults = {name: value.default for name, value in known.items() if name != "dataset"}
+    own = {"world": World(rank, num_ranks), "num_workers": 0, **arguments}
+    return set_up(Given(dataset=dataset, **(defaults | own)))
+
+
+# ------------------------------------------------------------------------------------------- deliveries: exact
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """One batch that a rank will be handed.
+
+    step: of the epoch, from 0.   keys: of its samples, in the batch's order.   member_bytes: of their clips in the
+    tars; read_bytes: what of them is read, a window's packets or the whole clip.   num_requests: that an object store
+    would see for them.   num_frames_decoded: packets that go through a decoder, by sample.
+    """
+
+    epoch: int
+    step: int
+    bucket_id: str
+    keys: tuple[str, ...]
+    member_bytes: int
+    read_bytes: int
+    num_requests: int
+    num_repeats: int
+    num_frames_decoded: tuple[int, ...]
+
+
+def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
+    """Every batch of the run's rank, in order, as the loader will hand them out where no sample is bad.
+
+    Reads index rows and packet tables, and no clip. Raises IntegrityError, StorageError or DatasetError.
+    """
+    rows, start = IndexRows(), setup.selection.plan(Cursor())
+    for request in setup.selection.requests(start, num_epochs):
+        yield _batch(request, rows)
+
+
+def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
+    plan, num_done = request.position
+    found = [_part(rows, request, number) for number in range(len(request.samples))]
+    spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for sample, (row, part) in zip(request.samples, found, strict=True):
+        first = row["clip_offset"] + part.first_byte
+        place = (sample.part.number, sample.shard_info.path)
+        spans.setdefault(place, []).append((first, first + part.num_bytes))
+    return PlannedBatch(
+        epoch=plan.cursor.epoch,
+        step=num_done - 1,
+        bucket_id=request.bucket.id,
+        keys=tuple(row["key"] for row, _ in found),
+        member_bytes=sum(row["clip_bytes"] for row, _ in found),
+        read_bytes=sum(part.num_bytes for _, part in found),
+        num_requests=sum(_num_requests(of_shard) for of_shard in spans.values()),
+        num_repeats=sum(sample.is_repeat for sample in request.samples),
+        num_frames_decoded=tuple(_num_decoded(row, part, request.bucket) for row, part in found),
+    )
+
+
+def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart]:
+    sample, num_frames = request.samples[number], request.bucket.num_frames
+    row = rows.row(sample)
+    check_row(row, sample.shard_info, num_frames)
+    return row, clip_part(row, rows.packets(sample, row), clip_start(row, sample, num_frames), num_frames)
+
+
+def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
+    longer = sum((end - start - 1) // MAX_RANGE_BYTES for start, end in spans)
+    return len(near_spans(spans)) + longer
+
+
+def _num_decoded(row: Mapping[str, Any], part: ClipPart, bucket: Bucket) -> int:
+    if part.window is not None:
+        return len(part.window.packets)
+    return min(int(row["window_num_frames"]), part.start + bucket.num_frames)
+
+
+# --------------------------------------------------------------------------------------------- what the index says
+
+
+@dataclass(frozen=True)
+class BucketScan:
+    """What the index says of a bucket's samples that pass the filter.
+
+    num_samples: looked at, of num_all.   first: int64 (shards,), where each shard's samples begin in clip_bytes, int64;
+    None where not every shard was looked at.   crop, upscale: their means over samples, None where not recorded.
+    frames: stored for each sample on the mean.   pixels: of a stored frame on the mean.
+    """
+
+    bucket: Bucket
+    num_samples: int
+    num_all: int
+    mean_bytes: float
+    frames: float
+    pixels: float
+    crop: float | None
+    max_crop: float | None
+    upscale: float | None
+    first: Int64Array | None
+    clip_bytes: Int64Array | None
+
+    def sizes(self, shards: Int64Array, places: Int64Array) -> Int64Array:
+        """Bytes of samples' clips, int64: their mean for all where not every shard was looked at."""
+        if self.first is None or self.clip_bytes is None:
+            return np.full(len(shards), round(self.mean_bytes), np.int64)
+        found: Int64Array = self.clip_bytes[self.first[shards] + places]
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Means, and the waste that is known. frames_unused_share: of stored frames, those that one pass leaves out."""
+        return {
+            "clip_bytes_mean": self.mean_bytes,
+            "clip_frames_mean": self.frames,
+            "frames_unused_share": 1 - self.bucket.num_frames / self.frames if self.frames else 0.0,
+            "crop_mean": self.crop,
+            "crop_max": self.max_crop,
+            "upscale_mean": self.upscale,
+            "samples_looked_at": self.num_samples,
+        }
+
+
+def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str, BucketScan]:
+    """Bucket id → what the index says of its samples; a row group of the samples index is read for each shard.
+
+    Of more than `max_shards` shards so many are looked at, spread evenly, one at least in each bucket.
+    """
+    (part,) = setup.mix.parts
+    total = sum(len(counts) for counts in part.counts.values())
+    stride = max(1, -(-total // max_shards))
+    present = part.dataset.samples_schema.names
+    columns = [name for name in _SCANNED if name in present]
+    items = [(name, number) for name in part.counts for number in range(0, len(part.counts[name]), stride)]
+    tables: dict[str, list[dict[str, Any]]] = {}
+
+    def job(item: tuple[str, int], stop: threading.Event) -> tuple[str, dict[str, Any]]:
+        return item[0], _scan_shard(part, *item, columns)
+
+    for name, values in in_parallel(job, items, DEFAULT_WORKERS):
+        tables.setdefault(name, []).append(values)
+    return {name: _scanned(part, setup.mix.buckets[name], found, stride == 1) for name, found in tables.items()}
+
+
+def _scan_shard(part: MixPart, bucket_id: str, number: int, columns: Sequence[str]) -> dict[str, Any]:
+    wanted = list(dict.fromkeys([*columns, *(part.filter.columns if part.filter else ())]))
+    table = part.dataset.samples(part.shard_info(bucket_id, number), wanted)
+    if part.filter is not None:
+        table = table.take(part.filter.matching(table))
+    return {name: table.column(name).to_numpy() for name in columns}
+
+
+def _scanned(part: MixPart, bucket: Bucket, found: Sequence[dict[str, Any]], is_whole: bool) -> BucketScan:
+    values = {name: np.concatenate([table[name] for table in found]) for name in found[0]}
+    num_bytes, counts = values["clip_bytes"].astype(np.int64), part.counts[bucket.id]
+    waste = {name: values[name][np.isfinite(values[name])] if name in values else np.empty(0) for name in _WASTE}
+    mean = {name: float(known.mean()) if known.size else None for name, known in waste.items()}
+    return BucketScan(
+        bucket=bucket,
+        num_samples=len(num_bytes),
+        num_all=int(counts.sum()),
+        mean_bytes=float(num_bytes.mean()),
+        frames=float(values["window_num_frames"].mean()),
+        pixels=float((values["clip_width"].astype(np.float64) * values["clip_height"]).mean()),
+        crop=mean["crop_fraction"],
+        max_crop=float(waste["crop_fraction"].max()) if waste["crop_fraction"].size else None,
+        upscale=mean["upscale"],
+        first=np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64) if is_whole else None,
+        clip_bytes=num_bytes if is_whole else None,
+    )
+
+
+# ----------------------------------------------------------------------------------------- reads: from some deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSample:
+    """What some deliveries of a rank read, which stand for all of them.
+
+    read_share: bytes read for each byte of the clips.   requests_a_sample: that an object store would see.
+    decoded: bucket id → frames that go through a decoder for each sample.
+    """
+
+    num_samples: int
+    read_share: float
+    requests_a_sample: float
+    decoded: Mapping[str, float]
+
+
+def sample_reads(setup: Setup) -> ReadSample:
+    """Look at some batches of the run's rank at five places of its first epoch, their index rows and packet tables."""
+    rows, found = IndexRows(), list[PlannedBatch]()
+    for place in range(_NUM_PLACES):
+        plan = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES))
+        seen = 0
+        for request in islice(setup.selection.requests(plan, 1), _SAMPLES_A_PLACE):
+            found.append(_batch(request, rows))
+            seen += len(request.samples)
+            if seen >= _SAMPLES_A_PLACE:
+                break
+    num_samples = sum(len(batch.keys) for batch in found)
+    decoded: dict[str, list[int]] = {}
+    for batch in found:
+        decoded.setdefault(batch.bucket_id, []).extend(batch.num_frames_decoded)
+    return ReadSample(
+        num_samples,
+        sum(batch.read_bytes for batch in found) / max(1, sum(batch.member_bytes for batch in found)),
+        sum(batch.num_requests for batch in found) / max(1, num_samples),
+        {name: sum(counts) / len(counts) for name, counts in decoded.items()},
+    )
+
+
+def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
+    """CPU milliseconds a sample of a bucket: as the cost table names it, else by the pixels (an estimate)."""
+    bucket, named = scan.bucket, costs.decode_ms or {}
+    for key in (bucket.id, bucket.size_at_frames):
+        if key in named:
+            return named[key]
+    globs = {named[key] for key in named if key != "*" and is_named_by(bucket, key)}
+    if len(globs) > 1:
+        raise ConfigError(f"cost table decode_ms: several globs name bucket {bucket.id}; add {bucket.id!r} itself")
+    if globs or "*" in named:
+        return globs.pop() if globs else named["*"]
+    frames = reads.decoded.get(bucket.id, min(scan.frames, bucket.num_frames + _CLOSED_GOP))
+    decoding = frames * scan.pixels * costs.decode_ns_per_pixel
+    return (decoding + bucket.num_pixels * costs.make_ns_per_pixel) / 1e6 + costs.sample_ms
+
+
+def shards_of_a_rank(setup: Setup) -> float:
+    """How many shards a rank reads from in an epoch on the mean, were each sample's rank drawn: an estimate."""
+    others = 1 - 1 / setup.world.num_ranks
+    return sum(float((1 - others ** counts.astype(np.float64)).sum()) for counts in setup.mix.parts[0].counts.values())
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def host_memory(setup: Setup, costs: HostCosts, prefetch_bytes: int) -> dict[str, Any]:
+    """Bytes of host memory: the ring by the loader's own arithmetic, workers as the cost table estimates them."""
+    buckets, on_node = setup.buckets, min(setup.world.num_ranks, costs.ranks_per_node)
+    halves = None
+    if all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets):
+        sizes, most = setup.selection.batch_sizes, setup.mix.max_clip_bytes
+        options = memory_options(prefetch_bytes, most, sizes, buckets, "yuv420p")
+        halves = replace(setup, pipeline_options={**setup.pipeline_options, **options}).ring_bytes
+    workers = costs.num_workers * costs.worker_bytes
+    return {
+        "ring_bytes": setup.ring_bytes,
+        "ring_bytes_yuv420p": halves,
+        "workers_bytes": workers,
+        "per_rank_bytes": setup.ring_bytes + workers,
+        "ranks_per_node": on_node,
+        "per_node_bytes": (setup.ring_bytes + workers) * on_node,
+    }
