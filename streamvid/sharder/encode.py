@@ -10,23 +10,29 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamvid.buckets import Bucket
 from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
 from streamvid.sharder.assign import Assignment, PlannedSample
 from streamvid.sharder.clip import Clip
+from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.journal import Journal, Key
 from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
-from streamvid.sharder.records import Rejection
+from streamvid.sharder.records import Record, Rejection
 from streamvid.sharder.spool import SpooledFile
 from streamvid.sharder.staging import Staging
+from streamvid.sharder.windows import Timing, Window
 from streamvid.sharder.worker import clock_paused
 from streamvid.storage import LocalStore, StorageOptions
+from streamvid.video.encoding import Encoding
+from streamvid.video.timeline import Timeline, make_timeline
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
@@ -54,15 +60,13 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     for sample in assignment.samples:
         jobs = jobs_of(sample)
         clips = [_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options) for job in jobs]
-        reasons = [
-            f"{job.label}{clip}" for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, str)
-        ]
+        reasons = [f"{job.label}{clip}" for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, str)]
         if reasons:
             reason = f"{sample.window_name}{reasons[0]}"[:MAX_REASON_CHARS]
             rejections.append(Rejection(sample.record.row, sample.record.source, reason))
         else:
             samples.append(_with_clips(sample, [clip for clip in clips if isinstance(clip, Clip)]))
-    return Assignment(tuple(samples), tuple(rejections))
+    return replace(assignment, samples=tuple(samples), rejections=tuple(rejections))
 
 
 def restore_clips(
@@ -98,6 +102,7 @@ class Job:
     window: Window
     bucket: Bucket
     follows: str = ""
+    is_still: bool = False
     is_mask: bool = False
     label: str = ""
 
@@ -117,8 +122,8 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
     for medium in sample.media:
         window = Window(0, 1, 1) if medium.is_still else sample.window
         follows = "" if medium.is_still else sample.probe.timing
-        is_mask, label = medium.column.is_mask, f"{medium.file.label}: "
-        jobs.append(Job(medium.file, medium.clip, window, sample.bucket, follows, is_mask, label))
+        facts = (medium.is_still, medium.column.is_mask, f"{medium.file.label}: ")
+        jobs.append(Job(medium.file, medium.clip, window, sample.bucket, follows, *facts))
     return jobs
 
 
@@ -127,9 +132,7 @@ def _with_clips(sample: PlannedSample, clips: Sequence[Clip]) -> PlannedSample:
     return replace(sample, clip=clips[0], media=tuple(media))
 
 
-def _run(
-    jobs: Sequence[Job], options: ShardOptions, staging: Staging
-) -> Iterator[tuple[Key, dict[str, Any]]]:
+def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, dict[str, Any]]]:
     """(key, finding) of each sample's clip, as they are done."""
     limits = WorkerLimits(options.encode_timeout_seconds, options.worker_memory_bytes)
     shared = {
@@ -203,12 +206,10 @@ _KEPT = (
 
 
 def _encode(task: dict[str, Any], source: Source) -> EncodedClip:
-    from fractions import Fraction
-
     from streamvid.video.encode import encode_clip
-    from streamvid.video.encoding import Encoding
     from streamvid.video.limits import LIMITS
 
+    fps = None if task["fps"] is None else Fraction(task["fps"])
     return encode_clip(
         source,
         height=task["height"],
@@ -216,8 +217,23 @@ def _encode(task: dict[str, Any], source: Source) -> EncodedClip:
         encoding=Encoding.from_json(task["encoding"]),
         start=task["start"],
         num_frames=task["num_frames"],
-        fps=None if task["fps"] is None else Fraction(task["fps"]),
+        fps=fps,
+        timeline=_followed(task, fps) if task["follows"] else None,
         limits=replace(LIMITS, allow_hdr=task["hdr"] == "allow"),
+    )
+
+
+def _followed(task: dict[str, Any], fps: Fraction | None) -> Timeline:
+    """Frames and times of the clip that a medium follows."""
+    timing = Timing.from_text(task["follows"])
+    return make_timeline(
+        tuple(timing.timestamps),
+        timing.time_base,
+        timing.last_duration,
+        start=task["start"],
+        num_frames=task["num_frames"],
+        fps=fps,
+        usual_rate=timing.usual_rate,
     )
 
 
@@ -273,7 +289,7 @@ def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) 
         # No path of this machine goes into a sealed dataset (SHARD-1).
         return str(finding["rejected"]).replace(job.file.path, job.file.source)
     clip = Clip(path=str(path), **finding)
-    if clip.num_frames < min(job.bucket.num_frames, job.window.num_clip_frames):
+    if clip.num_frames < job.bucket.num_frames and not job.is_still:
         return f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
     if job.label:  # how good a medium has to be is nobody's promise
         return clip

@@ -56,15 +56,17 @@ def encode_clip(
     start: int = 0,
     num_frames: int | None = None,
     fps: float | Fraction | None = None,
+    timeline: Timeline | None = None,
     limits: Limits = LIMITS,
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (None: to the end) of `source` at (height, width) pixels.
 
     source: as for `decode_into`. Frames are the source's, each scaled and cropped as `Transform.cover` says, upright,
     at the source's exact times, the first moved to 0; with `fps`, frames 1/fps apart, each the source's nearest in
-    time. Colours keep the source's matrix and range and are always tagged, in the bitstream and in the container; JPEG
-    pictures (codec mjpeg, and still images) are BT.601 of full range, which is all that they can be. Still images
-    stay images: JPEG of high quality, PNG where the encoding is ffv1.
+    time. timeline: instead of start, num_frames and fps: which frames there are and when, for a source that goes with
+    another one frame by frame. Colours keep the source's matrix and range and are always tagged, in the bitstream and
+    in the container; JPEG pictures (codec mjpeg, and still images) are BT.601 of full range, which is all that they can
+    be. Still images stay images: JPEG of high quality, PNG where the encoding is ffv1.
 
     The clip is decoded before it is handed on: every frame must come out, at its time, with the key frames promised.
     The same arguments give the same bytes. One thread, and memory for the frames under way only.
@@ -82,7 +84,7 @@ def encode_clip(
             spent = time.process_time() - begin
             facts = (still.data, still.extension, still.codec, 1, 0.0, 0.0, width, height, still.psnr_y)
             return EncodedClip(*facts, encode_seconds=spent)
-        timeline = make_timeline(
+        timeline = timeline or make_timeline(
             table.timestamps,
             table.time_base,
             table.last_duration,
@@ -91,6 +93,8 @@ def encode_clip(
             fps=None if fps is None else exact_rate(fps),
             usual_rate=video.stream.average_rate,
         )
+        if timeline.numbers[-1] >= len(table.timestamps):
+            raise DecodeError(f"frame {timeline.numbers[-1]} is wanted, the video has {len(table.timestamps)}")
         data, psnr_y = _encode_from_either(video, table, timeline, (height, width), encoding, limits)
     return EncodedClip(
         data=data,
