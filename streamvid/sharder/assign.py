@@ -7,7 +7,8 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 
 from streamvid.buckets import Bucket
 from streamvid.errors import NoBucketError, Rejected
@@ -37,6 +38,12 @@ class PlannedSample:
     window: Window
     clip: Clip
     media: tuple[PlannedMedium, ...] = ()
+    draw_set: str = ""
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Of its members, which are the same of all samples of a shard."""
+        return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
     def num_bytes(self) -> int:
@@ -52,10 +59,14 @@ class PlannedSample:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Every window of every record: a sample, or a rejection."""
+    """Every window of every record: a sample, or a rejection.
+
+    draw_sets: of clips that several buckets store: their PlannedSample.draw_set → (bucket id, probability) of each.
+    """
 
     samples: tuple[PlannedSample, ...]
     rejections: tuple[Rejection, ...]
+    draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]] = field(default_factory=dict)
 
 
 def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from streamvid.dataset.draws import UNIT
+from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.sharder.assign import PlannedSample, stable_hash
+from streamvid.sharder.cut import cut_by_bytes
 
 
 @dataclass(frozen=True)
 class DrawnGroup:
     """Clips of one draw set, one split and the same members, in shards.
 
-    buckets: (bucket id, probability in parts of UNIT). shards: of each bucket, in the order of `buckets`: the samples of
-    each of its shards, clip for clip the same as in the others.
+    buckets: (bucket id, probability in parts of UNIT). shards: of each bucket, in the order of `buckets`: the samples
+    of each of its shards, clip for clip the same as in the others.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -29,6 +30,10 @@ class DrawnGroup:
     def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
         """Samples of each shard in a bucket; none in a bucket that the set does not have."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
+
+    def stored(self, firsts: Mapping[str, int]) -> StoredSet:
+        """As the manifest has it. firsts: bucket id → number of the group's first shard there."""
+        return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
 _Clip = tuple[PlannedSample, ...]  # one clip's samples, a bucket each
@@ -87,6 +92,4 @@ def _shuffled(clips: Iterable[_Clip], seed: int) -> list[_Clip]:
 
 
 def _cut(clips: Sequence[_Clip], shard_size_bytes: int) -> Iterator[Sequence[_Clip]]:
-    from streamvid.sharder.plan import cut_by_bytes
-
     yield from cut_by_bytes(clips, [max(sample.num_bytes for sample in clip) for clip in clips], shard_size_bytes)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamvid.buckets import Bucket
+from streamvid.dataset.draws import StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
+from streamvid.sharder.cut import cut_by_bytes
+from streamvid.sharder.drawn import drawn_groups
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.records import RecordSet, Rejection, sorted_rejections
 
@@ -39,13 +42,17 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """All shards, bucket by bucket in the table's order, and all rejections in the order of the input."""
+    """All shards, bucket by bucket in the table's order, and all rejections in the order of the input.
+
+    draws: the clips that several buckets store.
+    """
 
     shards: tuple[PlannedShard, ...]
     rejections: tuple[Rejection, ...]
     num_records: int
     user_types: dict[str, str]
     build: dict[str, Any]
+    draws: tuple[StoredSet, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -60,42 +67,31 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     """Cut the buckets into shards, by the bytes of their clips."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
-        # Foreign readers refuse a tar whose samples differ in their members.
-        extensions = (sample.clip.extension, *sorted(medium.extension for medium in sample.media))
-        groups.setdefault((sample.bucket.id, sample.split, extensions), []).append(sample)
+        if not sample.draw_set:
+            # Foreign readers refuse a tar whose samples differ in their members.
+            groups.setdefault((sample.bucket.id, sample.split, sample.extensions), []).append(sample)
+    drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
     shards: list[PlannedShard] = []
+    firsts: list[dict[str, int]] = [{} for _ in drawn]
     for bucket in options.table.buckets:
-        number = 0
+        cuts: list[tuple[str, Sequence[PlannedSample]]] = []
         for group in sorted((key for key in groups if key[0] == bucket.id), key=lambda k: (SPLITS.index(k[1]), k[2])):
-            for cut in cut_shards(_shuffled(groups[group], options.seed), options.shard_size_bytes):
-                shards.append(PlannedShard(bucket, number, group[1], tuple(cut)))
-                number += 1
+            in_order = _shuffled(groups[group], options.seed)
+            sizes = [sample.num_bytes for sample in in_order]
+            cuts += [(group[1], cut) for cut in cut_by_bytes(in_order, sizes, options.shard_size_bytes)]
+        for number, several in enumerate(drawn):
+            firsts[number][bucket.id] = len(cuts)
+            cuts += [(several.split, cut) for cut in several.shards_of(bucket.id)]
+        shards += [PlannedShard(bucket, number, split, tuple(cut)) for number, (split, cut) in enumerate(cuts)]
+    draws = tuple(several.stored(first) for several, first in zip(drawn, firsts, strict=True))
     rejections = sorted_rejections((*records.rejections, *assignment.rejections))
     build = {**build, "plan_sha256": _plan_sha256(shards, rejections, build)}
-    return ShardPlan(tuple(shards), rejections, records.num_rows, records.user_types, build)
+    return ShardPlan(tuple(shards), rejections, records.num_rows, records.user_types, build, draws)
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
     """In an order that depends on seed and keys, not on the order of the input."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
-
-
-def cut_shards(samples: Sequence[PlannedSample], shard_size_bytes: int) -> Iterator[Sequence[PlannedSample]]:
-    """Consecutive runs of about equal bytes, none above `shard_size_bytes` but where one clip alone is."""
-    remaining = sum(sample.num_bytes for sample in samples)
-    start = 0
-    while start < len(samples):
-        num_shards = -(-remaining // shard_size_bytes)
-        end, total = start, 0
-        while end < len(samples):
-            size = samples[end].num_bytes
-            # Half of a clip beyond an equal share is rounding; more would make the last shards small.
-            is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
-            if is_full and end > start:
-                break
-            total, end = total + size, end + 1
-        yield samples[start:end]
-        remaining, start = remaining - total, end
 
 
 def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection], build: dict[str, Any]) -> str:

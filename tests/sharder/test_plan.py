@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import parse_buckets
 from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
+from streamvid.sharder.cut import cut_by_bytes
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import ShardPlan, cut_shards, make_plan
+from streamvid.sharder.plan import ShardPlan, make_plan
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.records import Record, RecordSet, Rejection
 
@@ -71,7 +72,7 @@ def test_the_seed_shuffles() -> None:
 
 
 def test_one_long_clip_is_a_shard() -> None:
-    assert [len(cut) for cut in cut_shards([], 10)] == []
+    assert [len(cut) for cut in cut_by_bytes([], [], 10)] == []
     assert sorted(len(keys) for _, _, keys in plan_of([record(0, 10**6), record(1, 1)])) == [1, 1]
 
 
