@@ -1,10 +1,12 @@
-"""How many samples of each bucket a rank takes at a step."""
+"""How many samples of each bucket a rank takes at a step, and how much host memory they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from streamvid.buckets.bucket import Bucket, is_named_by, match_buckets
+from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
 
 _MAX_BATCH_SIZE = 1 << 20
@@ -12,12 +14,16 @@ _DEFAULT_KEY = "*"
 
 
 def batch_sizes(
-    buckets: Sequence[Bucket], batch_size: int | Mapping[str, int] | None, max_tokens_per_batch: int | None = None
+    buckets: Sequence[Bucket],
+    batch_size: int | Mapping[str, int] | None,
+    max_tokens_per_batch: int | None = None,
+    model: ModelRule | None = None,
 ) -> dict[str, int]:
     """Bucket id → samples a rank and step, for every bucket.
 
     Exactly one of the two is given: `batch_size`, one number for all or a mapping from ids, WxH@F or globs; or
-    `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / bucket.tokens).
+    `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / tokens of a sample), as `model` makes
+    them with its VAE and patches, or `bucket.tokens` without one.
     In a mapping a bucket's own id goes first, then its WxH@F, then the globs; "*" is for what no other key matches.
     ConfigError for anything else, for a bucket that gets no batch size, for one that two globs (other than "*") give
     unequal sizes, and for a name, not a glob, that no bucket has.
@@ -27,22 +33,34 @@ def batch_sizes(
             f"batch_size={batch_size!r} and max_tokens_per_batch={max_tokens_per_batch!r}: give exactly one of them"
         )
     if max_tokens_per_batch is not None:
-        return _from_tokens(buckets, max_tokens_per_batch)
+        return _from_tokens(buckets, max_tokens_per_batch, model)
     if isinstance(batch_size, Mapping):
         return _from_mapping(buckets, batch_size)
     return dict.fromkeys((bucket.id for bucket in buckets), _validated("batch_size", batch_size))
 
 
-def _from_tokens(buckets: Sequence[Bucket], max_tokens: int) -> dict[str, int]:
+def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yuv420p"] = "rgb24") -> int:
+    """Bytes of a batch of decoded frames in host memory, uint8: 3 a pixel, or 1.5 of yuv420p."""
+    return batch_size * bucket.num_pixels * 3 // (1 if pixels == "rgb24" else 2)
+
+
+def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
+    """Transformer tokens of a sample: as the model makes them, or `bucket.tokens` without one."""
+    return bucket.tokens if model is None else model.tokens(bucket)
+
+
+def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | None) -> dict[str, int]:
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ConfigError(f"max_tokens_per_batch={max_tokens!r}: allowed are integers of at least 1")
-    for bucket in buckets:
-        if bucket.tokens > max_tokens:
+    tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
+    for name, of_sample in tokens.items():
+        if of_sample > max_tokens:
+            of_model = "" if model is None else f" of {model.name}"
             raise ConfigError(
-                f"max_tokens_per_batch={max_tokens}: one sample of bucket {bucket.id} is {bucket.tokens} tokens; "
-                f"raise it to at least {bucket.tokens}, or leave the bucket out of the dataset"
+                f"max_tokens_per_batch={max_tokens}: one sample of bucket {name} is {of_sample} tokens{of_model}; "
+                f"raise it to at least {of_sample}, or leave the bucket out of the dataset"
             )
-    return {bucket.id: max_tokens // bucket.tokens for bucket in buckets}
+    return {name: max_tokens // of_sample for name, of_sample in tokens.items()}
 
 
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from streamvid.buckets.bucket import Bucket
-from streamvid.buckets.frames import FrameRule
+from streamvid.buckets.bucket import MAX_NUM_FRAMES, Bucket
+from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.geometry import validate_multiple
 from streamvid.errors import ConfigError
+
+_FACTORS = ("vae_time", "vae_space", "patch_time", "patch_space")
+_MAX_FACTOR = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,27 +21,82 @@ class ModelRule:
     """The rule of one model, as presets give it.
 
     frame_rule: counts that its VAE takes.  multiple: of widths and heights, in pixels.  fps: it was trained at; None:
-    any.  vae_time, vae_space: pixels a latent, along T and along H and W.  patch_time, patch_space: latents a token.
+    any.  max_fps: any up to this.  max_num_frames: the longest clip.  vae_time, vae_space: pixels a latent, along T and
+    along H and W.  patch_time, patch_space: latents a token.  ConfigError for values that no model has.
     """
 
     name: str
     frame_rule: FrameRule
     multiple: int = 16
     fps: Fraction | None = None
+    max_fps: Fraction | None = None
+    max_num_frames: int | None = None
     vae_time: int = 4
     vae_space: int = 8
     patch_time: int = 1
     patch_space: int = 2
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"model name={self.name!r}: expected text, as 'wan2.1'")
+        if not isinstance(self.frame_rule, FrameRule):
+            raise ConfigError(f"model frame_rule={self.frame_rule!r}: expected FrameRule.parse('4k+1')")
+        validate_multiple(self.multiple)
+        limits = [(name, getattr(self, name), _MAX_FACTOR) for name in _FACTORS]
+        if self.max_num_frames is not None:
+            limits.append(("max_num_frames", self.max_num_frames, MAX_NUM_FRAMES))
+        for name, value, most in limits:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigError(f"model {name}={value!r}: allowed are the integers 1 to {most}")
+        if self.fps is not None and self.max_fps is not None:
+            raise ConfigError(f"model fps={self.fps!s} with max_fps={self.max_fps!s}: give one of them")
+        for name in ("fps", "max_fps"):
+            rate = getattr(self, name)
+            if rate is not None:  # as exact as FrameRate makes it, since the two are compared
+                object.__setattr__(self, name, FrameRate("resample", rate).fps)
+
     def check(self, bucket: Bucket) -> None:
-        """ConfigError, naming bucket, rule and what is allowed, for a bucket that the model does not take."""
+        """ConfigError, naming bucket, rule and the nearest that is allowed, for a bucket that the model does not take.
+
+        Images are one frame, which every video model's VAE takes.
+        """
+        where = f"bucket {bucket.id} for {self.name}"
         if not bucket.is_image:
-            self.frame_rule.check(bucket.num_frames, f"bucket {bucket.id} for {self.name}")
+            self.frame_rule.check(bucket.num_frames, where)
+        if self.max_num_frames is not None and bucket.num_frames > self.max_num_frames:
+            raise ConfigError(f"{where}: {bucket.num_frames} frames; at most {self.max_num_frames} are allowed")
         for name, side in (("width", bucket.width), ("height", bucket.height)):
             if side % self.multiple:
+                below, above = side // self.multiple * self.multiple, -(-side // self.multiple) * self.multiple
+                allowed = f"{below} and {above}" if below else str(above)
                 raise ConfigError(
-                    f"bucket {bucket.id} for {self.name}: {name}={side} is not a multiple of {self.multiple}"
+                    f"{where}: {name}={side} is not a multiple of {self.multiple}; nearest allowed: {allowed}"
                 )
+
+    def check_rate(self, rate: FrameRate) -> None:
+        """ConfigError, naming what is allowed, for clips that are read at a rate that the model does not take.
+
+        Where it was trained at one rate, each clip must have it: "native" and "cap" leave clips at rates of their own.
+        """
+        is_exact = rate.rule in ("resample", "fix_frame_rate")
+        if self.fps is not None and not (is_exact and rate.fps == self.fps):
+            raise ConfigError(
+                f"clips are read at {_rate_name(rate)}, and {self.name} takes {self.fps} frames a second; shard with "
+                f"--fps {self.fps} --fps-rule resample, or leave fps out of the model's rule if any rate is right"
+            )
+        if self.max_fps is not None and (rate.fps is None or rate.fps > self.max_fps):
+            raise ConfigError(
+                f"clips are read at {_rate_name(rate)}, and {self.name} takes at most {self.max_fps} frames a second; "
+                f"shard with --fps {self.max_fps} --fps-rule cap, or leave max_fps out of the model's rule"
+            )
+
+    def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
+        """`check` of each bucket, and `check_rate` unless all of them are of images, which have no rate."""
+        buckets = tuple(buckets)
+        for bucket in buckets:
+            self.check(bucket)
+        if not all(bucket.is_image for bucket in buckets):
+            self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:
         """Tokens of one sample: latents are ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
@@ -45,18 +104,30 @@ class ModelRule:
         side = self.vae_space * self.patch_space
         return -(-latent_frames // self.patch_time) * -(-bucket.height // side) * -(-bucket.width // side)
 
+    @property
+    def factors(self) -> tuple[int, int, int, int]:
+        """What tokens depend on: two models of equal factors make as many of every clip."""
+        return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
+
     def to_json(self) -> dict[str, Any]:
         """Plain fields, for a manifest; `from_json` reads them back."""
         value: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        return {**value, "frame_rule": str(self.frame_rule), "fps": None if self.fps is None else str(self.fps)}
+        rates = {name: None if value[name] is None else str(value[name]) for name in ("fps", "max_fps")}
+        return {**value, "frame_rule": str(self.frame_rule), **rates}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ModelRule:
         """ModelRule of what `to_json` gave; unknown fields are passed over, anything unfit is a ConfigError."""
         try:
             known = {name: fields[name] for name in cls.__slots__ if name in fields}
-            fps = known.get("fps")
             rule = FrameRule.parse(known["frame_rule"])
-            return cls(**{**known, "frame_rule": rule, "fps": None if fps is None else Fraction(fps)})
+            rates = {name: None if known.get(name) is None else Fraction(known[name]) for name in ("fps", "max_fps")}
+            return cls(**{**known, "frame_rule": rule, **rates})
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
             raise ConfigError(f"model={fields!r}: {error}") from error
+
+
+def _rate_name(rate: FrameRate) -> str:
+    if rate.fps is None:
+        return "rates of their own (native)"
+    return f"{rate.fps} frames a second at most (cap)" if rate.rule == "cap" else f"{rate.fps} frames a second"

@@ -1,0 +1,139 @@
+"""What a model takes: frame counts, sides, rates, tokens."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.buckets import batch_sizes, parse_bucket
+from streamvid.buckets.batch_size import host_bytes
+from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.geometry import aspect_table
+from streamvid.buckets.model import ModelRule
+from streamvid.errors import ConfigError
+from streamvid.video.picture import PictureFormat
+
+WAN = ModelRule("wan2.1", FrameRule(4), 16, Fraction(16))
+OPENSORA = ModelRule("opensora2", FrameRule(4), 16, max_fps=Fraction(24))
+MOCHI = ModelRule("mochi", FrameRule(6), 16, Fraction(30), vae_time=6)
+
+
+@pytest.mark.parametrize(
+    ("model", "bucket", "message"),
+    [
+        (WAN, "832x480@80", r"bucket 832x480-80f for wan2.1: 80 frames do not keep the rule 4k\+1.*77 and 81"),
+        (WAN, "832x472@81", "height=472 is not a multiple of 16; nearest allowed: 464 and 480"),
+        (MOCHI, "848x480@81", r"the rule 6k\+1; nearest allowed: 79 and 85"),
+        (
+            ModelRule("cogvideox", FrameRule(8), max_num_frames=49),
+            "720x480@57",
+            "720x480-57f for cogvideox: 57 frames; at most 49 are allowed",
+        ),
+    ],
+)
+def test_a_bucket_that_the_model_does_not_take_is_refused_with_the_nearest_it_takes(
+    model: ModelRule, bucket: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model.check(parse_bucket(bucket, multiple=2))
+
+
+def test_images_are_one_frame_which_every_model_takes() -> None:
+    for model in (WAN, MOCHI, OPENSORA):
+        model.check_all([parse_bucket("832x480@1")], FrameRate())
+
+
+def test_the_rate_must_be_the_models() -> None:
+    """At one rate, or at any up to a limit; rates of clips' own are neither."""
+    bucket = [parse_bucket("832x480@81")]
+    WAN.check_all(bucket, FrameRate("resample", Fraction(16)))
+    WAN.check_all(bucket, FrameRate("fix_frame_rate", Fraction(16)))
+    for rate in (FrameRate(), FrameRate("cap", Fraction(16)), FrameRate("resample", Fraction(24))):
+        with pytest.raises(ConfigError, match="wan2.1 takes 16 frames a second; shard with --fps 16"):
+            WAN.check_all(bucket, rate)
+    OPENSORA.check_all(bucket, FrameRate("cap", Fraction(24)))
+    OPENSORA.check_all(bucket, FrameRate("resample", Fraction(16)))
+    for rate in (FrameRate(), FrameRate("cap", Fraction(30))):
+        with pytest.raises(ConfigError, match="opensora2 takes at most 24 frames a second"):
+            OPENSORA.check_all(bucket, rate)
+    ModelRule("any", FrameRule(4)).check_all(bucket, FrameRate())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": ""}, "model name=''"),
+        ({"frame_rule": "4k+1"}, "model frame_rule='4k"),
+        ({"multiple": 1}, "multiple=1"),
+        ({"vae_time": 0}, "model vae_time=0: allowed are the integers 1 to 256"),
+        ({"patch_space": True}, "model patch_space=True"),
+        ({"max_num_frames": 0}, "model max_num_frames=0"),
+        ({"fps": Fraction(0)}, "fps=0: allowed is above 0"),
+        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "model fps=16 with max_fps=24: give one"),
+    ],
+)
+def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelRule(**({"name": "x", "frame_rule": FrameRule(4)} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model", [WAN, OPENSORA, MOCHI])
+def test_a_rule_survives_json(model: ModelRule) -> None:
+    assert ModelRule.from_json({**model.to_json(), "of a later version": 1}) == model
+    with pytest.raises(ConfigError, match=r"model=\{'name': 'x'\}"):
+        ModelRule.from_json({"name": "x"})
+
+
+@pytest.mark.parametrize(
+    ("factors", "bucket", "tokens"),
+    [
+        ({}, "832x480@81", 32_760),
+        ({"vae_space": 16}, "1280x704@121", 27_280),
+        ({"vae_space": 16, "patch_space": 1}, "848x480@121", 49_290),
+        ({"patch_time": 2}, "1360x768@81", 44_880),
+        ({"vae_time": 8, "vae_space": 32, "patch_space": 1}, "768x448@89", 4_032),
+        ({"vae_time": 6}, "848x480@163", 44_520),
+    ],
+)
+def test_tokens_are_those_that_the_sources_state(factors: dict[str, int], bucket: str, tokens: int) -> None:
+    """Of Wan, LTX-2's guide (4,032) and Mochi's README (44,520), by VAE and patch."""
+    assert ModelRule("m", FrameRule(1, 0), 2, **factors).tokens(parse_bucket(bucket, multiple=2)) == tokens  # type: ignore[arg-type]
+
+
+def test_without_a_model_tokens_are_those_of_a_4x8x8_vae_with_2x2_patches() -> None:
+    for text in ("832x480@81", "1280x720@1", "256px-129f-16x9"):
+        assert WAN.tokens(parse_bucket(text)) == parse_bucket(text).tokens
+
+
+SEARCHED = {33: 12, 65: 6, 97: 4, 129: 3}
+"""Open-Sora's batch sizes at the tops of its tiers, 256px, searched on an H200 (its stage1.py)."""
+
+
+def test_one_number_of_tokens_gives_open_soras_searched_tier_tops_for_every_ratio() -> None:
+    """Rows 15 and 37: 28,080 tokens a batch, and any number up to 29,249, is what its search found at 256px."""
+    table = aspect_table("256px")
+    buckets = [Bucket(t, h, w, "256px", ratio) for ratio, (h, w) in table.items() for t in SEARCHED]
+    for max_tokens in (28_080, 29_249):
+        sizes = batch_sizes(buckets, None, max_tokens, OPENSORA)
+        assert {bucket.id: sizes[bucket.id] for bucket in buckets} == {b.id: SEARCHED[b.num_frames] for b in buckets}
+    for max_tokens in (28_079, 29_250):
+        assert batch_sizes(buckets, None, max_tokens, OPENSORA) != sizes
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(0, 30), st.integers(1, 9), st.sampled_from(["rgb24", "yuv420p"])
+)
+def test_host_bytes_are_what_the_ring_holds(height: int, width: int, k: int, size: int, pixels: str) -> None:
+    bucket = Bucket(4 * k + 1, 2 * height, 2 * width)
+    of_picture = PictureFormat(2 * height, 2 * width, pixels).num_bytes  # type: ignore[arg-type]
+    assert host_bytes(bucket, size, pixels) == size * bucket.num_frames * of_picture  # type: ignore[arg-type]
+
+
+def test_host_bytes_of_the_large_models() -> None:
+    """93, 214 and 340 MiB a sample, as the trainers' tables have them."""
+    mebibytes = [round(host_bytes(parse_bucket(b)) / 2**20) for b in ("832x480@81", "1280x720@81", "1280x720@129")]
+    assert mebibytes == [93, 214, 340]
