@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.captions import captions_to_json
+from streamvid.dataset.draws import sets_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
+    MediaItem,
     RowGroup,
     SampleRow,
     TablePlace,
@@ -23,6 +25,8 @@ from streamvid.dataset.index import (
 )
 from streamvid.dataset.interop import energon_files
 from streamvid.dataset.manifest import (
+    DRAWN_VERSION,
+    FORMAT_VERSION,
     MANIFEST,
     FileInfo,
     Manifest,
@@ -35,6 +39,7 @@ from streamvid.dataset.manifest import (
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import marker_path, packets_path, shard_sizes
+from streamvid.sharder.extra_media import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
@@ -74,7 +79,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         progress("seal", done, total)
 
     progress("seal", done, total)
-    index = _write_samples(plan, staging, put)
+    index = _write_samples(plan, staging, put, options.media)
     shards = encode_shards(index.shards)
     rejections = encode_rejections([(row.row, row.source, row.reason) for row in plan.rejections])
     others = energon_files(index.shards)
@@ -88,6 +93,8 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         put(path, data)
     other_files = tuple(FileInfo.of(path, data) for path, data in others.items())
     manifest = _manifest(plan, index, files["shards"], files["rejections"], other_files)
+    if options.media:
+        manifest = replace(manifest, media=media_facts(plan.shards, options.media))
     if options.is_native:
         manifest = replace(manifest, encoding=options.encoding_json(), quality=_quality(plan))
     put(MANIFEST, manifest_to_json(manifest))
@@ -95,7 +102,9 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
     progress("seal", total, total)
 
 
-def _write_samples(plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None]) -> _Index:
+def _write_samples(
+    plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None], media: Sequence[MediaColumn]
+) -> _Index:
     """Write samples and packets, a limited number of shards a file, and give the rows of the shard table."""
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
@@ -108,7 +117,7 @@ def _write_samples(plan: ShardPlan, staging: Staging, put: Callable[[str, bytes]
             RowGroup(shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)), place)
             for shard, marker, place in zip(part, markers, places, strict=True)
         ]
-        data = encode_samples(groups, plan.user_types)
+        data = encode_samples(groups, plan.user_types, [medium.name for medium in media])
         file = named_by_content("samples", len(files), data)
         packet_file = named_by_content("packets", len(files), packets, "arrows")
         put(packet_file.path, packets)
@@ -163,8 +172,9 @@ def _read(path: Path) -> bytes:
 
 
 def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[SampleRow]:
-    built = zip(samples, marker["clip_offsets"], marker["clip_sha256"], strict=True)
-    for index, (sample, offset, digest) in enumerate(built):
+    noted = [marker[name] for name in ("clip_offsets", "clip_sha256")]
+    noted += [marker.get(name) or [[]] * len(samples) for name in ("media_offsets", "media_sha256")]
+    for index, (sample, offset, digest, *of_media) in enumerate(zip(samples, *noted, strict=True)):
         record, probe, clip = sample.record, sample.probe, sample.clip
         yield SampleRow(
             key=sample.key,
@@ -190,14 +200,34 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
             source_height=probe.height,
             source_bytes=record.num_bytes,
             window_source_frames=sample.window.num_frames,
+            captions=captions_to_json(record.captions) if record.captions else None,
+            media=_media_items(sample, *of_media),
         )
+
+
+def _media_items(sample: PlannedSample, offsets: list[int], digests: list[str]) -> dict[str, list[MediaItem]]:
+    found: dict[str, list[MediaItem]] = {}
+    for medium, offset, digest in zip(sample.media, offsets, digests, strict=True):
+        clip = medium.clip
+        item = MediaItem(
+            source=medium.file.source,
+            extension=medium.extension,
+            offset=offset,
+            num_bytes=clip.num_bytes,
+            sha256=bytes.fromhex(digest),
+            num_frames=clip.num_frames,
+            width=clip.width,
+            height=clip.height,
+            fps=clip.fps,
+            codec=clip.codec,
+        )
+        found.setdefault(medium.column.name, []).append(item)
+    return found
 
 
 def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, row_group: int) -> ShardInfo:
     return ShardInfo(
         bucket_id=shard.bucket.id,
-            captions=captions_to_json(record.captions) if record.captions else None,
-            media=_media_items(sample, *of_media),
         number=shard.number,
         split=shard.split,
         num_samples=len(shard.samples),
@@ -205,7 +235,7 @@ def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, ro
         sha256=marker["sha256"],
         offsets_num_bytes=marker["offsets_num_bytes"],
         offsets_sha256=marker["offsets_sha256"],
-        max_clip_bytes=max(sample.clip.num_bytes for sample in shard.samples),
+        max_clip_bytes=max(sample.num_bytes for sample in shard.samples),
         index_path=index_path,
         index_row_group=row_group,
     )
@@ -216,6 +246,7 @@ def _manifest(
 ) -> Manifest:
     # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
+    draws = sets_to_json(plan.draws) if plan.draws else None
     return Manifest(
         buckets=buckets,
         clips=str(plan.build["options"]["clips"]),
@@ -231,10 +262,33 @@ def _manifest(
         packet_files=index.packet_files,
         rejection_files=(rejections,),
         other_files=others,
-        plan_fingerprint=plan_fingerprint(buckets, index.shards),
+        plan_fingerprint=plan_fingerprint(buckets, index.shards, draws),
         content_fingerprint=content_fingerprint(index.shards, index.sample_files),
         build=plan.build,
+        draws=draws,
+        format_version=DRAWN_VERSION if draws else FORMAT_VERSION,
     )
+
+
+def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, Any]:
+    """What a reader has to know of each medium before it meets a sample; see dataset/README.md."""
+    found: dict[str, Any] = {}
+    for column in columns:
+        counts, stills, is_list = [0], [True], False
+        for sample in (sample for shard in shards for sample in shard.samples):
+            mine = [medium for medium in sample.media if medium.column == column]
+            counts.append(len(mine))
+            stills += [medium.is_still for medium in mine]
+            is_list = is_list or any(medium.item is not None for medium in mine)
+        found[column.name] = {
+            "column": column.column,
+            "is_list": is_list,
+            "is_mask": column.is_mask,
+            "is_optional": column.is_optional,
+            "is_still": all(stills),
+            "max_items": max(1, *counts),
+        }
+    return found
 
 
 def _quality(plan: ShardPlan) -> dict[str, Any]:
