@@ -38,7 +38,14 @@ class SourceError(StreamvidError):
 
 
 class Rejected(StreamvidError):
-    """A record that cannot become a sample; the message is the reason that is kept."""
+    """A record that cannot become a sample; the message is the reason that is kept, `kind` the same in a word."""
+
+    kind: str = ""
+
+    def __init__(self, reason: str, *, kind: str = "") -> None:
+        super().__init__(reason)
+        if kind:
+            self.kind = kind
 
 
 class ProbeError(Rejected):
