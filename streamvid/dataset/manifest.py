@@ -6,20 +6,24 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.column_groups import ColumnGroup, columns_digest, groups_from_json, groups_to_json
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
 FORMAT_VERSION = (1, 3)
+DRAWN_VERSION = (2, 0)
+"""Of a dataset with `draws`, and of no other."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 _CHECKSUM = "manifest_sha256"
 _CHECKSUM_SINCE = (1, 1)
 _PACKETS_SINCE = (1, 2)
+_COLUMNS_SINCE = (1, 3)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -81,7 +85,10 @@ class Manifest:
     packet_files: from 1.2 on one for each of `sample_files`, in their order, or none; before none.
     encoding, quality: how native clips were encoded, and how well; None where clips are copies.
     From 1.3 on, each None where there is none: frame_rate, the rate that clips are read at (a FrameRate's fields);
-    model, the rule of the model that the buckets are for (a ModelRule's); media, what else samples hold, by name.
+    model, the rule of the model that the buckets are for (a ModelRule's); media, what else samples hold, by name;
+    draws, the clips that several buckets store (draws.py): who does not know of it must refuse it, so that it is 2.0.
+    columns: groups of columns put there later, of which the last that has a column counts; their files are among
+    `other_files`. base_fingerprint: the content fingerprint without them, "" where there are none.
     """
 
     buckets: tuple[Bucket, ...]
@@ -100,6 +107,9 @@ class Manifest:
     frame_rate: Mapping[str, Any] | None = None
     model: Mapping[str, Any] | None = None
     media: Mapping[str, Any] | None = None
+    draws: Mapping[str, Any] | None = None
+    columns: tuple[ColumnGroup, ...] = ()
+    base_fingerprint: str = ""
     format_version: tuple[int, int] = FORMAT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -124,6 +134,19 @@ class Manifest:
         paths = [file.path for file in self.sample_files]
         return self.packet_files[paths.index(samples_path)]
 
+    def with_columns(self, group: ColumnGroup) -> Manifest:
+        """The same dataset with one group of columns more."""
+        base, columns = self.base_fingerprint or self.content_fingerprint, (*self.columns, group)
+        paths = {file.path for file in self.other_files}
+        return replace(
+            self,
+            columns=columns,
+            other_files=(*self.other_files, *(file for file in group.files if file.path not in paths)),
+            base_fingerprint=base,
+            content_fingerprint=columns_digest(base, columns),
+            format_version=max(self.format_version, _COLUMNS_SINCE),
+        )
+
 
 def shard_path(bucket_id: str, number: int) -> str:
     """Where the shard plan puts a shard; the bucket is in the name so that base names are unique."""
@@ -139,20 +162,23 @@ def offsets_path(path: str) -> str:
     return f"{path}.idx"
 
 
-def plan_fingerprint(buckets: Iterable[Bucket], shards: Iterable[ShardInfo]) -> str:
-    """SHA-256 over what a plan depends on: buckets, and the bucket, split and sample count of each shard in order."""
-    return plan_digest(
-        buckets, (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
-    )
+def plan_fingerprint(
+    buckets: Iterable[Bucket], shards: Iterable[ShardInfo], draws: Mapping[str, Any] | None = None
+) -> str:
+    """SHA-256 over what a plan depends on: buckets; bucket, split and sample count of each shard in order; draws."""
+    lines = (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
+    return plan_digest(buckets, lines, draws)
 
 
-def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes]) -> str:
+def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Mapping[str, Any] | None = None) -> str:
     """`plan_fingerprint` of shards whose lines are made already, any number of them at a time."""
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())
     for lines in shard_lines:
         digest.update(lines)
+    if draws is not None:
+        digest.update(f"draws {json.dumps(draws, sort_keys=True, separators=(',', ':'))}\n".encode())
     return digest.hexdigest()
 
 
@@ -194,7 +220,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             for name, group in _FILE_GROUPS.items()
             if name != "packets" or manifest.format_version >= _PACKETS_SINCE
         },
-        "fingerprints": {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint},
+        "fingerprints": _fingerprints(manifest),
         "build": dict(manifest.build),
         **{name: dict(found) for name in _OPTIONAL if (found := getattr(manifest, name)) is not None},
         # Reserved, so that a 1.x reader knows the names: takedowns, aligned column groups, named selections.
@@ -202,9 +228,22 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         "sidecars": manifest.unknown.get("sidecars", []),
         "views": manifest.unknown.get("views", []),
     }
+    if manifest.columns:
+        value["columns"] = groups_to_json(manifest.columns)
     if manifest.format_version >= _CHECKSUM_SINCE:
         value[_CHECKSUM] = manifest_checksum(value)
     return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _fingerprints(manifest: Manifest) -> dict[str, str]:
+    if not manifest.columns:
+        return {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint}
+    # A reader of 1.2, which knows no groups, proves `content` by the samples index alone.
+    return {
+        "plan": manifest.plan_fingerprint,
+        "content": manifest.base_fingerprint,
+        "columns": manifest.content_fingerprint,
+    }
 
 
 def manifest_checksum(value: Mapping[str, Any]) -> str:
@@ -226,9 +265,9 @@ def _check_content(value: Mapping[str, Any], version: tuple[int, int], where: st
 
 def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
     major, minor = (int(part) for part in value["format_version"])
-    if major > FORMAT_VERSION[0]:
+    if major > DRAWN_VERSION[0]:
         raise DatasetError(
-            f"{where}: format_version {[major, minor]} is newer than {list(FORMAT_VERSION)}; "
+            f"{where}: format_version {[major, minor]} is newer than {list(DRAWN_VERSION)}; "
             "update streamvid (pip install -U streamvid)"
         )
     if major < 1 or minor < 0:
@@ -254,9 +293,21 @@ def _files(value: Mapping[str, Any], version: tuple[int, int], where: str) -> di
     return files
 
 
-_OPTIONAL = ("encoding", "quality", "frame_rate", "model", "media")
+def _columns(value: Mapping[str, Any], files: Mapping[str, tuple[FileInfo, ...]], where: str) -> dict[str, Any]:
+    """Fields of a Manifest: its groups of columns, and both fingerprints of its content."""
+    base = str(value["fingerprints"]["content"])
+    if not value.get("columns"):
+        return {"content_fingerprint": base}
+    groups = groups_from_json(value["columns"], files["sample_files"], files["other_files"], where)
+    content = columns_digest(base, groups)
+    if value["fingerprints"]["columns"] != content:
+        raise IntegrityError(f"{where}: fingerprints.columns is not that of its files; copy the manifest again")
+    return {"columns": groups, "base_fingerprint": base, "content_fingerprint": content}
+
+
+_OPTIONAL = ("encoding", "quality", "frame_rate", "model", "media", "draws")
 _KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
-_KNOWN |= set(_OPTIONAL)
+_KNOWN |= {*_OPTIONAL, "columns"}
 
 
 def _optional(value: Mapping[str, Any], name: str) -> dict[str, Any] | None:
@@ -285,12 +336,12 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             clips=str(value["clips"]),
             counts={str(k): int(v) for k, v in value["counts"].items()},
             plan_fingerprint=str(value["fingerprints"]["plan"]),
-            content_fingerprint=str(value["fingerprints"]["content"]),
             build=value["build"],
             format_version=version,
             unknown={k: v for k, v in value.items() if k not in _KNOWN},
             **optional,
             **files,
+            **_columns(value, files, where),
         )
     except ConfigError as error:  # of a bucket; it is a ValueError too
         raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error

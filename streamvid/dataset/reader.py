@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamvid.dataset.column_groups import ColumnGroups, join, nearest
+from streamvid.dataset.draws import StoredSet, check_sets, sets_from_json
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import (
     Manifest,
@@ -42,7 +44,9 @@ class Dataset:
             store = CachedStore(store, cache, known)
         self.store = store
         self._shards: ShardTable | None = None
-        self._files = {file.path: SamplesFile(store, file) for file in self.manifest.sample_files}
+        self._groups = ColumnGroups.of(self.manifest.columns, self.manifest.sample_files)
+        column_files = (file for group in self.manifest.columns for file in group.files)
+        self._files = {file.path: SamplesFile(store, file) for file in (*self.manifest.sample_files, *column_files)}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()  # over `_recent`, and never while something is read
 
@@ -62,20 +66,31 @@ class Dataset:
     def _check_shards(self, shards: ShardTable) -> None:
         manifest = self.manifest
         for path in shards.index_path.names:
-            if path not in self._files:
+            if path not in self._groups.places:
                 raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
         self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
         self._check_count("bytes", exact_sum(shards.num_bytes), "the shard table")
         for name, stored, computed in (
-            ("plan", manifest.plan_fingerprint, plan_digest(manifest.buckets, shards.plan_lines())),
-            ("content", manifest.content_fingerprint, content_digest(shards.content_lines(), manifest.sample_files)),
+            ("plan", manifest.plan_fingerprint, plan_digest(manifest.buckets, shards.plan_lines(), manifest.draws)),
+            (
+                "content",
+                manifest.base_fingerprint or manifest.content_fingerprint,
+                content_digest(shards.content_lines(), manifest.sample_files),
+            ),
         ):
             if stored != computed:
                 raise IntegrityError(
                     f"{self.url}: the manifest's {name} fingerprint {stored} is not that of its tables ({computed}); "
                     "copy manifest.json and index/ again, or rebuild the dataset"
                 )
+
+        check_sets(self.draws, shards, self.url)
+
+    @property
+    def draws(self) -> tuple[StoredSet, ...]:
+        """The clips that several buckets store, of which a pass takes each for one at most."""
+        return sets_from_json(self.manifest.draws)
 
     def _check_count(self, name: str, found: int, where: str) -> None:
         said = self.manifest.counts.get(name, found)
@@ -86,13 +101,35 @@ class Dataset:
             )
 
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
-        """The index rows of one shard, in tar order: one row group, one small read."""
-        table = self._samples_file(shard.index_path).rows(shard.index_row_group, columns)
+        """The index rows of one shard, in tar order: one row group, one small read.
+
+        Columns that were put there later (`annotate`) are read from their own files, one read for each file.
+        """
+        if not self._groups.groups:
+            return self._rows(shard, shard.index_path, columns)
+        self._samples_file(shard.index_path)
+        names = self.samples_schema.names if columns is None else columns
+        files = self._groups.files_of(shard.index_path, names) or [(shard.index_path, [])]
+        return join([self._rows(shard, path, wanted) for path, wanted in files], names)
+
+    def _rows(self, shard: ShardInfo, path: str, columns: Sequence[str] | None) -> pa.Table:
+        table = self._samples_file(path).rows(shard.index_row_group, columns)
         if table.num_rows != shard.num_samples:
+            said = "the index" if path == shard.index_path else path
             raise IntegrityError(
-                f"{self.url}: the index has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"
+                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"
             )
         return table
+
+    def column_rows(self, shard: ShardInfo) -> dict[str, pa.Table]:
+        """The rows of a shard in each file of columns that were put there later, by path."""
+        place = self._groups.places[shard.index_path]
+        paths = [group.files[place].path for group in self.manifest.columns]
+        return {path: self._rows(shard, path, None) for path in paths}
+
+    def columns_digest(self, columns: Sequence[str]) -> str | None:
+        """A digest of the later values that these index columns got; None where they got none."""
+        return self._groups.digest(columns)
 
     def check_place(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
@@ -147,7 +184,7 @@ class Dataset:
         import pyarrow as pa
 
         files = self.manifest.sample_files
-        return self._samples_file(files[0].path).arrow_schema() if files else pa.schema([])
+        return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
         """Whether an index column (as `column()` names it) holds numbers or truth values."""
@@ -171,8 +208,10 @@ class Dataset:
         for candidate in (USER_PREFIX + name, name):
             if candidate in names:
                 return candidate
-        known = ", ".join(sorted({n.removeprefix(USER_PREFIX) for n in names}))
-        raise ConfigError(f"{option}: {name!r} is not in the dataset at {self.url}; it has {known}")
+        known = sorted({n.removeprefix(USER_PREFIX) for n in names})
+        raise ConfigError(
+            f"{option}: {name!r} is not in the dataset at {self.url}{nearest(name, known)}; it has {', '.join(known)}"
+        )
 
     def shards_table(self) -> pa.Table:
         """The shard table, a row a shard."""
@@ -182,7 +221,11 @@ class Dataset:
         """The whole samples index, a row a sample: memory in proportion to the dataset."""
         table = read_tables(self.store, self.manifest.sample_files)
         self._check_count("samples", table.num_rows, "the samples index")
-        return table
+        parts = [table]
+        for group in self.manifest.columns:
+            parts.append(read_tables(self.store, group.files).drop_columns("key"))
+            self._check_count("samples", parts[-1].num_rows, group.files[0].path)
+        return join(parts, self._groups.schema(table.schema).names)
 
     def rejections_table(self) -> pa.Table:
         """Input rows that are in no shard: row number, source, reason."""
