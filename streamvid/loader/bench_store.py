@@ -13,7 +13,7 @@ from typing import Any
 
 from streamvid.loader.bench_figures import StoreRun
 from streamvid.loader.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_bytes
-from streamvid.loader.fetch import FetchThreads, IndexRows, check_row, clip_start, read_parts
+from streamvid.loader.fetch import FetchThreads, IndexRows, finish_row, read_parts
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
@@ -123,8 +123,8 @@ class _Reads:
         """Read a sample as soon as a block is free. Raises what went wrong with one before."""
         row = self._rows.row(sample)
         num_frames = sample.part.dataset.manifest.bucket(sample.bucket_id).num_frames
-        check_row(row, sample.shard_info, num_frames)
-        part = clip_part(row, self._rows.packets(sample, row), clip_start(row, sample, num_frames), num_frames)
+        finish_row(row, sample, num_frames)
+        part = clip_part(row, self._rows.packets(sample, row), row["view"].pick)
         self.num_bytes += part.num_bytes
         self.num_stored_bytes += row["clip_bytes"]
         block = self._blocks.get()

@@ -11,6 +11,7 @@ from streamvid.errors import DecodeError, IntegrityError, StorageError
 from streamvid.storage import ShortFileError
 
 if TYPE_CHECKING:
+    from streamvid.buckets.pick import Pick
     from streamvid.storage import Ranges, Store
     from streamvid.video.clip_index import ClipIndex, PacketWindow
     from streamvid.video.stream_info import StreamInfo
@@ -28,13 +29,14 @@ TABLE_BYTES = 64 * 2**10
 class ClipPart:
     """What is read of a clip for one delivery, and what its bytes are proved by.
 
-    - start: number of the first frame wanted.
+    - pick: the frames wanted, and numbers: theirs in the clip; None where that takes the timestamps of its container.
     - first_byte, num_bytes: the range, counted in the clip. checks: (start, end, checksum) of its pieces, counted in
       the range; a checksum is the first bytes of a SHA-256.
     - window, stream: its packets, and what their decoder is told; None: it is the whole clip, with its container.
     """
 
-    start: int
+    pick: Pick
+    numbers: Sequence[int] | None
     first_byte: int
     num_bytes: int
     checks: tuple[tuple[int, int, bytes], ...]
@@ -55,34 +57,43 @@ class ClipPart:
 def clip_part(
     row: Mapping[str, Any],
     packets: ClipIndex | None,
-    start: int,
-    num_frames: int,
+    pick: Pick,
     *,
     room: int | None = None,
     max_pieces: int | None = None,
 ) -> ClipPart:
-    """What `num_frames` frames from `start` on need of a clip. Raises IntegrityError.
+    """What the frames of `pick` need of a clip. Raises IntegrityError, ConfigError.
 
     row: its "clip_bytes", "clip_sha256" and "window_num_frames", which were checked. packets: its index; None: all of
     the clip is read, and decoded by way of its container, as where a part has more than `max_pieces` or would not fit
     into `room`, which is the clip's size and TABLE_BYTES where it is None.
     """
     num_bytes, num_clip_frames = row["clip_bytes"], row["window_num_frames"]
-    whole = ClipPart(start, 0, num_bytes, ((0, num_bytes, row["clip_sha256"]),))
     if packets is None:
-        return whole
+        known = None if pick.needs_times else pick.numbers(num_clip_frames)
+        return _whole(row, pick, known)
     if packets.num_frames != num_clip_frames or packets.num_bytes > num_bytes:
         raise IntegrityError(
             f"the index says that the clip has {num_clip_frames} frames in {num_bytes} bytes, and its packets are "
             f"{packets.num_frames} in {packets.num_bytes}; copy the dataset again"
         )
     try:
-        window = packets.window(start, num_frames)
+        if pick.way == "step":
+            numbers = pick.numbers(num_clip_frames)
+            window = packets.window(pick.start, pick.count, pick.stride)
+        else:
+            numbers = pick.numbers(num_clip_frames, packets.frame_times if pick.needs_times else None)
+            window = packets.window_of(numbers)
     except DecodeError as error:
         raise IntegrityError(str(error)) from error
-    part = ClipPart(start, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
+    part = ClipPart(pick, numbers, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
     fits = part.block_bytes <= (num_bytes + TABLE_BYTES if room is None else room)
-    return part if fits and (max_pieces is None or len(window.pieces) <= max_pieces) else whole
+    is_short = max_pieces is None or len(window.pieces) <= max_pieces
+    return part if fits and is_short else _whole(row, pick, numbers)
+
+
+def _whole(row: Mapping[str, Any], pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
+    return ClipPart(pick, numbers, 0, row["clip_bytes"], ((0, row["clip_bytes"], row["clip_sha256"]),))
 
 
 def read_ranges(store: Store, path: str, ranges: Ranges, read: Callable[[], None]) -> str | None:

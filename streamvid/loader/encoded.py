@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from streamvid.buckets.pick import Pick
 from streamvid.errors import StreamvidError
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part, read_ranges, wrong_bytes
 from streamvid.loader.kept import Kept
@@ -43,6 +44,8 @@ class EncodedClip:
       None for a whole clip.
     - stream_json: what a decoder must be told, see `stream`; "" for a whole clip.
     - start, num_frames: the first wanted frame's number in the clip, and how many are wanted.
+    - numbers: of all of them, ascending. One that repeats, where a frame rate above the clip's was asked for, has one
+      packet, with its first place: a place that no packet has shows the frame of the place before.
     """
 
     data: torch.Tensor
@@ -50,6 +53,7 @@ class EncodedClip:
     stream_json: str
     start: int
     num_frames: int
+    numbers: tuple[int, ...] = ()
 
     @property
     def stream(self) -> StreamInfo | None:
@@ -64,12 +68,12 @@ class EncodedClip:
     def __reduce__(self) -> Any:
         # A tensor is pickled with all of the memory that it is a part of: the whole batch's, for each of its clips.
         own = self.map_tensors(lambda tensor: tensor.clone())
-        return EncodedClip, (own.data, own.packets, self.stream_json, self.start, self.num_frames)
+        return EncodedClip, (own.data, own.packets, self.stream_json, self.start, self.num_frames, self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSlot:
-    """One clip to read: where it lies in its store, which frames are wanted, and where in the ring they go.
+    """One clip to read: where it lies in its store, which frames are wanted (`Pick.to_json`), and where they go.
 
     place: number of its shard's packet table among the task's, -1 for none. row: the clip's in it. room: bytes there.
     shard_sha256, shard_bytes: what a cache knows the tar by, where there may be one.
@@ -81,8 +85,7 @@ class ReadSlot:
     clip_bytes: int
     clip_sha256: str
     num_clip_frames: int
-    start: int
-    num_frames: int
+    pick: list[Any]
     place: int
     row: int
     out_offset: int
@@ -139,7 +142,8 @@ class ClipReader:
         self._tables: Kept[PacketTables] = Kept(_KEPT_BYTES)
 
     def run(self, task: ReadTask) -> Answer:
-        """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads)."""
+        """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads, frame numbers
+        where they follow from timestamps)."""
         since = time.monotonic()
         results: list[Any] = []
         # A task of a generation that the loader has left behind is passed over: nobody waits for its clips.
@@ -192,12 +196,13 @@ class ClipReader:
             problem = problem or wrong_bytes(one.data, one.part.checks)
             if problem is None:
                 stream = "" if one.part.stream is None else one.part.stream.to_json()
-                return ("done", "", one.table_bytes, one.part.num_bytes, stream, one.num_retries)
+                numbers = list(one.part.numbers or ()) if one.part.pick.needs_times else None
+                return ("done", "", one.table_bytes, one.part.num_bytes, stream, one.num_retries, numbers)
             if problem == before:
-                return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", one.num_retries)
+                return ("bad", f"{problem}, twice; copy the shard again", 0, 0, "", one.num_retries, None)
             if one.num_retries + 1 >= MAX_READS:
                 text = f"{MAX_READS} reads gave other bytes each time; look at the network and the store"
-                return ("error", text, 0, 0, "", one.num_retries)
+                return ("error", text, 0, 0, "", one.num_retries, None)
             before, one.num_retries = problem, one.num_retries + 1
             try:
                 problem = self._fill([one])
@@ -211,7 +216,7 @@ class ClipReader:
             "clip_sha256": bytes.fromhex(slot.clip_sha256),
             "window_num_frames": slot.num_clip_frames,
         }
-        return clip_part(row, index, slot.start, slot.num_frames, room=slot.room)
+        return clip_part(row, index, Pick.from_json(slot.pick), room=slot.room)
 
     def _store(self, url: str) -> Store:
         if url not in self._stores:
@@ -233,4 +238,4 @@ class ClipReader:
 
 def _failed(error: Exception) -> tuple[Any, ...]:
     text = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
-    return ("error", text[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0)
+    return ("error", text[: MAX_MESSAGE_BYTES // 8], 0, 0, "", 0, None)

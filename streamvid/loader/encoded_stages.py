@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from streamvid.errors import StreamvidError
+from streamvid.errors import ConfigError, StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.loader.encoded import ClipReader, Place, ReadSlot, ReadTask
-from streamvid.loader.fetch import clip_start, finish_row, read_parts
+from streamvid.loader.fetch import finish_row, read_parts
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
@@ -43,7 +43,13 @@ class EncodedStages(Stages):
 
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
-        row["part"] = clip_part(row, None, clip_start(row, sample, num_frames), num_frames)
+        pick = row["view"].pick
+        if row["place"] is None and pick.needs_times:
+            raise ConfigError(
+                "its frames are chosen by their times, which only its container says, as its codec or container has no "
+                "packet index: decode it (decode=True), or take another temporal or a dataset without a frame rate"
+            )
+        row["part"] = clip_part(row, None, pick)
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
         return max(_ALIGN, sum(map(_room, rows)))
@@ -55,7 +61,7 @@ class EncodedStages(Stages):
         offset, slots = 0, []
         for number, (sample, row) in enumerate(zip(batch.request.samples, batch.rows, strict=True)):
             work = self._new_work(run, batch, number, row["part"], None)
-            work.stored = StoredClip(row["part"].start, offset)
+            work.stored = StoredClip(row["part"].numbers, offset)
             # Of a part, which the reader chooses, nothing is known: the rest of the clip may be what is wrong.
             reason = self._repairs.reason(sample) if row["place"] is None else None
             if reason is None:
@@ -115,7 +121,7 @@ class EncodedStages(Stages):
             add_read(work, read)
             problem = work.problem or wrong_bytes(block, work.part.checks)
             if problem is None:
-                work.stored = StoredClip(work.part.start, own=bytes(block))
+                work.stored = StoredClip(work.part.numbers, own=bytes(block))
                 self._finish(work)
             else:
                 self._is_corrupt(work, problem)
@@ -143,8 +149,9 @@ class EncodedStages(Stages):
                 self._take(work, *result)
 
     def _take(
-        self, work: Work, kind: str, text: str, table_bytes: int, num_bytes: int, stream: str, num_retries: int
-    ) -> None:
+        self, work: Work, kind: str, text: str, table_bytes: int, num_bytes: int, stream: str, num_retries: int,
+        numbers: list[int] | None,
+    ) -> None:  # fmt: skip
         work.stats.num_bytes_fetched += num_bytes
         work.stats.num_retries += num_retries
         if kind == "error":
@@ -153,7 +160,8 @@ class EncodedStages(Stages):
             self._is_bad(work, text, is_corrupt=work.row["place"] is None)
         else:
             assert work.stored is not None
-            work.stored = StoredClip(work.stored.start, work.stored.offset, table_bytes, num_bytes, stream)
+            known = work.stored.numbers if numbers is None else numbers
+            work.stored = StoredClip(known, work.stored.offset, table_bytes, num_bytes, stream)
             self._finish(work)
 
 
@@ -180,8 +188,7 @@ def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:
         clip_bytes=row["clip_bytes"],
         clip_sha256=row["clip_sha256"].hex(),
         num_clip_frames=row["window_num_frames"],
-        start=work.part.start,
-        num_frames=work.batch.request.bucket.num_frames,
+        pick=work.part.pick.to_json(),
         place=-1 if place is None else places.setdefault(place, len(places)),
         row=row["row"],
         out_offset=out_offset,

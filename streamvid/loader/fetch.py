@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.loader.clip_part import ClipPart, read_ranges
 from streamvid.loader.kept import Kept, Name
-from streamvid.loader.mix import SampleRequest
-from streamvid.loader.sampling import caption, window_start
+from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.view import view_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,7 @@ class IndexRows:
         number = sample.place
         if rows.numbers is not None:
             number = int(rows.numbers[number])
-        row = {name: rows.columns[name][number].as_py() for name in (*_ROW_COLUMNS, part.caption_column)}
+        row = {name: rows.columns[name][number].as_py() for name in (*_own_columns(part), *part.text.needed)}
         columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
         return row | {"columns": columns, "place": rows.place, "row": number}
 
@@ -95,6 +96,10 @@ class IndexRows:
         return self._rows.has(_shard_name(sample))
 
 
+def _own_columns(part: MixPart) -> tuple[str, ...]:
+    return _ROW_COLUMNS if part.rate.fps is None else (*_ROW_COLUMNS, "duration_seconds")
+
+
 def _shard_name(sample: SampleRequest) -> Name:
     return sample.part.number, sample.bucket_id, sample.shard
 
@@ -106,7 +111,7 @@ def _read_packets(sample: SampleRequest, place: Place) -> PacketTables:
 
 def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard = sample.part, sample.shard_info
-    kept = list(dict.fromkeys([*_ROW_COLUMNS, part.caption_column, *part.columns.values()]))
+    kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values()]))
     places = _PLACE_COLUMNS if part.dataset.manifest.packet_files else ()
     wanted = list(dict.fromkeys([*kept, *places, *(part.filter.columns if part.filter else ())]))
     table = part.dataset.samples(shard, wanted)
@@ -138,33 +143,37 @@ def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
-    """Check a row of `IndexRows`, and set its "text" to what the delivery has (SAMPLE-1). Raises IntegrityError."""
-    check_row(row, sample.shard_info, num_frames)
-    row["text"] = caption(sample.part, row, sample.visit)
+    """Check a row of `IndexRows`, and set its "view", what the delivery shows, and its "fps" to what that has (SAMPLE-1).
+
+    Raises IntegrityError, ConfigError.
+    """
+    part = sample.part
+    check_row(row, sample.shard_info, num_frames if part.rate.fps is None else 1)
+    row["view"] = view_of(part.view, part.rate, row, num_frames, seed=part.seed, visit=sample.visit)
+    row["fps"] = row["view"].pick.delivered_fps
 
 
-def check_row(row: dict[str, Any], shard: ShardInfo, num_frames: int) -> None:
+def check_row(row: dict[str, Any], shard: ShardInfo, least_frames: int) -> None:
     """IntegrityError for an index row (as `IndexRows` gives it) that no clip of the shard can have (SAFE-1)."""
     bounds = {
         "clip_bytes": (1, shard.max_clip_bytes, "the shard's max_clip_bytes"),
         "clip_offset": (0, shard.num_bytes - (row["clip_bytes"] or 0), "the shard's num_bytes less clip_bytes"),
-        "window_num_frames": (num_frames, _MAX_FRAMES, "at least the bucket's frames"),
+        "window_num_frames": (least_frames, _MAX_FRAMES, "at least the bucket's frames"),
     }
     for name, (least, most, why) in bounds.items():
         if not isinstance(row[name], int) or not least <= row[name] <= most:
             raise IntegrityError(
                 f"the index says {name}={row[name]!r}, allowed are {least} to {most} ({why}); copy the dataset again"
             )
+    for name in ("fps", "duration_seconds"):
+        value = row.get(name)
+        if value is not None and not (isinstance(value, float) and 0 <= value < math.inf):
+            raise IntegrityError(f"the index says {name}={value!r}, which is no such number; copy the dataset again")
     if not isinstance(row["key"], str):
         raise IntegrityError(f"the index says key={row['key']!r}, which is no text; copy the dataset again")
     checksum = row["clip_sha256"]
     if not isinstance(checksum, bytes) or len(checksum) != _SHA256_BYTES:
         raise IntegrityError(f"the index says clip_sha256={checksum!r}, which is no checksum; copy the dataset again")
-
-
-def clip_start(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> int:
-    """The first frame of a delivery of `num_frames` frames (SAMPLE-1)."""
-    return window_start(row["window_num_frames"], num_frames, seed=sample.part.seed, key=row["key"], visit=sample.visit)
 
 
 @dataclass(frozen=True, slots=True)

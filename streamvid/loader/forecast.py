@@ -19,7 +19,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arguments import memory_options
 from streamvid.loader.clip_part import ClipPart, clip_part
-from streamvid.loader.fetch import IndexRows, check_row, clip_start
+from streamvid.loader.fetch import IndexRows, finish_row
 from streamvid.loader.mix import MixPart
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.setup import Given, Setup, set_up
@@ -105,8 +105,8 @@ def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
 def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart]:
     sample, num_frames = request.samples[number], request.bucket.num_frames
     row = rows.row(sample)
-    check_row(row, sample.shard_info, num_frames)
-    return row, clip_part(row, rows.packets(sample, row), clip_start(row, sample, num_frames), num_frames)
+    finish_row(row, sample, num_frames)
+    return row, clip_part(row, rows.packets(sample, row), row["view"].pick)
 
 
 def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
@@ -117,7 +117,8 @@ def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
 def _num_decoded(row: Mapping[str, Any], part: ClipPart, bucket: Bucket) -> int:
     if part.window is not None:
         return len(part.window.packets)
-    return min(int(row["window_num_frames"]), part.start + bucket.num_frames)
+    there = int(row["window_num_frames"])
+    return there if part.numbers is None else min(there, part.numbers[-1] + 1)
 
 
 # --------------------------------------------------------------------------------------------- what the index says

@@ -12,12 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
+from streamvid.loader.text import CaptionChoice, TextOptions, TextRule, text_rule
+from streamvid.loader.view import ViewOptions, rate_of
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
@@ -33,8 +36,13 @@ class DatasetConfig:
 
     num_repeats: how often an epoch takes each sample: 2, 0.5, "3/2". weight: instead, its share of all weights.
     where: a condition on its columns; samples that do not meet it are left out.
-    caption_column: the column that `batch.text` comes from; caption_prefix: put before it; caption_dropout: the
-        probability, 0 to 1, that a delivery has an empty text.
+    caption_column: the column that `batch.text` comes from, or several with weights, {"short": 1, "long": 3}: one of
+        those that a sample has is drawn for each delivery.   caption_choice: "draw" one of several captions of a sample
+        by their weights, or take the "first".
+    caption_template: a text over columns, "{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}", {fps} being the rate
+        of what is delivered; a part {? ...} vanishes where it names a missing value, and so does all of it; :d rounds
+        down.   caption_part_dropout: the probability that a part is left out, each on its own.
+    caption_prefix: put before it; caption_dropout: the probability, 0 to 1, that a delivery has an empty text.
     name: what its random choices hang on; None: its place in the list.
 
     Raises ConfigError for values that cannot be.
@@ -44,10 +52,13 @@ class DatasetConfig:
     num_repeats: float | str | Fraction = 1
     weight: float | str | Fraction | None = None
     where: str | None = None
-    caption_column: str = "text"
+    caption_column: str | Mapping[str, float] = "text"
     caption_prefix: str = ""
     caption_dropout: float = 0.0
     name: str | None = None
+    caption_choice: CaptionChoice = "draw"
+    caption_template: str | None = None
+    caption_part_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         exact_fraction("num_repeats", self.num_repeats)
@@ -55,9 +66,15 @@ class DatasetConfig:
             exact_fraction("weight", self.weight)
             if self.num_repeats != 1:
                 raise ConfigError(f"num_repeats={self.num_repeats!r} with weight={self.weight!r}: give one of them")
-        dropout = self.caption_dropout
-        if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout <= 1:
-            raise ConfigError(f"caption_dropout={dropout!r}: allowed are probabilities from 0 to 1")
+        _ = self.text_options
+
+    @property
+    def text_options(self) -> TextOptions:
+        """Its fields about captions."""
+        return TextOptions(
+            self.caption_column, self.caption_choice, self.caption_template, self.caption_prefix, self.caption_dropout,
+            self.caption_part_dropout,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +86,7 @@ class MixPart:
     counts: bucket id → how many samples of each of those shards pass.
     columns: the caller's name of a column → its name in this index.
     draws: bucket id → the draw sets that shards of it are part of.
+    rate: at which its clips are read.   view: what a delivery shows of one.
     """
 
     number: int
@@ -78,11 +96,11 @@ class MixPart:
     counts: Mapping[str, npt.NDArray[np.int64]]
     filter: Filter | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
-    caption_column: str = "text"
-    caption_prefix: str = ""
-    caption_dropout: float = 0.0
+    text: TextRule = field(default_factory=TextRule)
     name: str = "0"
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
+    rate: FrameRate = field(default_factory=FrameRate)
+    view: ViewOptions = field(default_factory=ViewOptions)
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
@@ -206,6 +224,7 @@ def open_mix(
     samples_per_epoch: int | None,
     by: MixBy,
     open_url: Callable[[str | Path], Dataset] = open_dataset,
+    view: ViewOptions | None = None,
 ) -> Mix:
     """Open all datasets. `where` holds for each of them, besides its own condition."""
     buckets: dict[str, Bucket] = {}
@@ -216,13 +235,17 @@ def open_mix(
         own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
         shards, counts, chosen = _select(dataset, split, _both(where, config.where))
         drawn = _draws(dataset, shards, counts, chosen)
-        common = _common_ids([dataset.manifest.bucket(bucket_id) for bucket_id in shards], buckets, name)
+        own = [dataset.manifest.bucket(bucket_id) for bucket_id in shards]
+        common = _common_ids(own, buckets, name)
+        manifest, shown = dataset.manifest, view or ViewOptions()
+        shown.check(manifest.clips, own, str(dataset.url))
+        rate = rate_of(manifest.clips, manifest.frame_rate, str(dataset.url))
         parts.append(
             MixPart(
                 number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
                 {common[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
-                dataset.column(config.caption_column, "caption_column"), config.caption_prefix,
-                config.caption_dropout, name, {common[k]: v for k, v in drawn.items()},
+                text_rule(config.text_options, dataset), name, {common[k]: v for k, v in drawn.items()},
+                rate, shown,
             )
         )  # fmt: skip
     repeats = [exact_fraction("num_repeats", config.num_repeats) for config in configs]

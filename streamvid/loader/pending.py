@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from streamvid.loader.mix import SampleRequest
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.stats import BatchStats
+from streamvid.loader.view import View
 from streamvid.loader.worker import DecodeTask
 from streamvid.video.picture import Accuracy, PictureFormat
 
@@ -24,10 +25,10 @@ WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 class StoredClip:
     """Where a clip lies that is not decoded: a table of packets and then its data, in the ring from `offset` on.
 
-    own: the whole clip in memory of its own instead, where it took the place of another.
+    numbers: of the frames wanted; None: not known yet.   own: the whole clip in memory of its own instead, where it took the place of another.
     """
 
-    start: int
+    numbers: Sequence[int] | None
     offset: int = 0
     table_bytes: int = 0
     num_bytes: int = 0
@@ -109,6 +110,7 @@ class Work:
         """What a decoder is to do with what was read to this offset of the clip arena."""
         part, batch = self.part, self.batch
         num_frames, picture, window = batch.request.bucket.num_frames, batch.picture, part.window
+        view: View = self.row["view"]
         assert picture is not None
         stream = "" if part.stream is None else part.stream.to_json()
         return DecodeTask(
@@ -119,8 +121,8 @@ class Work:
             num_bytes=part.num_bytes,
             checks=tuple((start, end, digest.hex()) for start, end, digest in part.checks),
             num_clip_frames=self.row["window_num_frames"],
-            start=part.start,
-            num_frames=num_frames,
+            pick=part.pick.to_json(),
+            crop=None if view.crop is None else (view.crop.left, view.crop.top, view.crop.scale),
             stream=stream,
             key_time=0 if window is None else window.key_time,
             num_threads=num_threads,

@@ -18,7 +18,7 @@ from typing import Any
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.clip_part import TABLE_BYTES, clip_part
-from streamvid.loader.fetch import ClipRead, IndexRows, clip_start, finish_row
+from streamvid.loader.fetch import ClipRead, IndexRows, finish_row
 from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit
@@ -104,7 +104,7 @@ class Repairs:
             row = self._rows.row(sample)
             finish_row(row, sample, num_frames)
             # Whole, so that there is no second way to try.
-            work.part = clip_part(row, None, clip_start(row, sample, num_frames), num_frames)
+            work.part = clip_part(row, None, row["view"].pick)
             work.num_reads, work.problem_before = 0, None
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from streamvid.errors import StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values, profiled
 from streamvid.loader.color import color_table
 from streamvid.loader.encoded import EncodedClip
-from streamvid.loader.pending import PendingBatch, StoredClip
+from streamvid.loader.pending import PendingBatch, StoredClip, sample_error
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,7 @@ def make_batch(
         weakref.finalize(memory, slot.release).atexit = False
         fields: dict[str, Any] = {
             **_media(pending, torch.from_numpy(memory), layout),
-            "text": [row["text"] or "" for row in rows],
+            "text": _texts(pending),
             "sample_keys": [row["key"] for row in rows],
             "bucket": request.bucket,
             "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
@@ -120,6 +121,17 @@ def make_batch(
         for name in columns:
             fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
         return Batch(fields, slot.copied)
+
+
+def _texts(pending: PendingBatch) -> list[str]:
+    """One a sample (SAMPLE-1): made last, as it may name the rate of what is delivered."""
+    texts = []
+    for sample, row in zip(pending.request.samples, pending.rows, strict=True):
+        try:
+            texts.append(sample.part.text.text(row, seed=sample.part.seed, visit=sample.visit))
+        except StreamvidError as error:
+            raise sample_error(sample, row["key"], str(error)) from error
+    return texts
 
 
 def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
@@ -138,15 +150,16 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[
 def _clip(stored: StoredClip, memory: torch.Tensor, num_frames: int) -> EncodedClip:
     import torch
 
+    numbers = tuple(stored.numbers or ())
     if stored.own is not None:
         return EncodedClip(
-            torch.frombuffer(bytearray(stored.own), dtype=torch.uint8), None, "", stored.start, num_frames
+            torch.frombuffer(bytearray(stored.own), dtype=torch.uint8), None, "", numbers[0], num_frames, numbers
         )
     data = memory[stored.offset + stored.table_bytes :][: stored.num_bytes]
     packets = None
     if stored.table_bytes:
         packets = memory[stored.offset : stored.offset + stored.table_bytes].view(torch.int64).view(-1, 4)
-    return EncodedClip(data, packets, stored.stream, stored.start, num_frames)
+    return EncodedClip(data, packets, stored.stream, numbers[0], num_frames, numbers)
 
 
 def _cuda() -> Any:

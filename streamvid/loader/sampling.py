@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
-from streamvid.loader.mix import MixPart
-from streamvid.plan.hashing import hash_below, hash_text, uniform
+from streamvid.plan.hashing import hash64, hash_below, hash_text, permute
 
 # Each kind of choice has a number of its own, so that adding one moves no other.
 _TEMPORAL_CROP = 1
-_CAPTION_DROPOUT = 2
+CAPTION_DROPOUT = 2
 _SUBSTITUTE = 3
+_INTERVAL = 7
+_CHUNK = 8
+_PLACE_LEFT, _PLACE_TOP, _SCALE = 9, 10, 11
+CAPTION_COLUMN, CAPTION, CAPTION_PART = 12, 13, 14
+
+FULL_SCALE = 1 << 16
+"""A scale of 1."""
 
 
 def window_start(num_frames: int, wanted: int, *, seed: int, key: str, visit: int) -> int:
@@ -19,17 +24,27 @@ def window_start(num_frames: int, wanted: int, *, seed: int, key: str, visit: in
     return hash_below(num_frames - wanted + 1, seed, _TEMPORAL_CROP, hash_text(key), visit)
 
 
-def caption(part: MixPart, row: Mapping[str, Any], visit: int) -> str:
-    """What a delivery has as its text: the prefix and the caption, or with the part's dropout the empty string.
+def interval(most: int, *, seed: int, key: str, visit: int) -> int:
+    """From one frame taken to the next, uniform in 1 … `most`."""
+    return 1 + hash_below(most, seed, _INTERVAL, hash_text(key), visit)
 
-    row: an index row with "key" and the part's caption column; a caption that is missing is empty.
-    """
-    if part.caption_dropout > 0.0:
-        draw = uniform(part.seed, _CAPTION_DROPOUT, hash_text(row["key"]), visit)
-        if draw < part.caption_dropout:
-            return ""
-    text = row[part.caption_column]
-    return part.caption_prefix + ("" if text is None else str(text))
+
+def chunk(num_chunks: int, *, seed: int, key: str, visit: int) -> int:
+    """Which of a clip's chunks a visit shows: each once in a round of `num_chunks` visits, whose order is its own."""
+    round_, place = divmod(visit, num_chunks)
+    order = hash64(seed, _CHUNK, hash_text(key), round_)
+    return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
+
+
+def crop_place(*, seed: int, key: str, visit: int) -> tuple[int, int]:
+    """Where a crop lies, from the left and from the top: shares of the room there is, in 2**-32."""
+    name = hash_text(key)
+    return hash_below(1 << 32, seed, _PLACE_LEFT, name, visit), hash_below(1 << 32, seed, _PLACE_TOP, name, visit)
+
+
+def crop_scale(least: int, most: int, *, seed: int, key: str, visit: int) -> int:
+    """How large a crop's sides are, uniform in `least` … `most`, all in 1 / FULL_SCALE of the largest crop's."""
+    return least + hash_below(most - least + 1, seed, _SCALE, hash_text(key), visit)
 
 
 def substitute_visit(key: str, visit: int) -> int:

@@ -17,7 +17,7 @@ from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, clip_start, finish_row, read_parts
+from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, finish_row, read_parts
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
@@ -173,9 +173,8 @@ class Stages:
 
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
-        start = clip_start(row, sample, num_frames)
         packets = self._rows.packets(sample, row)
-        row["part"] = clip_part(row, packets, start, num_frames, max_pieces=_MAX_PIECES)
+        row["part"] = clip_part(row, packets, row["view"].pick, max_pieces=_MAX_PIECES)
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
         """What a batch takes of the ring."""

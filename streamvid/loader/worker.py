@@ -45,7 +45,7 @@ class DecodeTask:
 
     - block_offset: in the clip arena, of a table of packets of `table_bytes` (0: none), then `num_bytes` of the clip.
     - checks: (start, end, checksum as hex) of pieces of those bytes.
-    - num_clip_frames: of the whole clip. start, num_frames: the frames wanted.
+    - num_clip_frames: of the whole clip. pick: the frames wanted, as `Pick.to_json` has them. crop: a Crop's fields.
     - stream: StreamInfo as JSON, key_time: a PacketWindow's; empty: it is the whole clip, with its container.
     - out_offset: in the frame ring, of pictures (height, width, pixels, accuracy) one after the other.
     """
@@ -57,8 +57,8 @@ class DecodeTask:
     num_bytes: int
     checks: tuple[tuple[int, int, str], ...]
     num_clip_frames: int
-    start: int
-    num_frames: int
+    pick: list[Any]
+    crop: tuple[int, int, int] | None
     stream: str
     key_time: int
     num_threads: int
@@ -151,26 +151,31 @@ class TaskRunner:
     def _decode(self, task: DecodeTask) -> PictureColor:
         import numpy as np
 
+        from streamvid.buckets.pick import Pick
         from streamvid.video.decode import decode_pictures
         from streamvid.video.limits import STORED_LIMITS
         from streamvid.video.picture import PictureFormat
         from streamvid.video.stream_info import StreamInfo
+        from streamvid.video.transform import Crop
 
         first = task.block_offset + task.table_bytes
         data = self._clips[first : first + task.num_bytes]
         problem = wrong_bytes(data, [(start, end, bytes.fromhex(checksum)) for start, end, checksum in task.checks])
         if problem is not None:
             raise CorruptError(problem)
-        picture = PictureFormat(*task.picture)
-        out = np.ndarray((task.num_frames, picture.num_bytes), np.uint8, self._ring, task.out_offset)
+        picture, pick = PictureFormat(*task.picture), Pick.from_json(task.pick)
+        crop = None if task.crop is None else Crop(*task.crop)
+        out = np.ndarray((pick.count, picture.num_bytes), np.uint8, self._ring, task.out_offset)
         if not task.stream:
             return decode_pictures(
-                data, task.start, out, picture, num_frames=task.num_clip_frames, limits=STORED_LIMITS
-            )
+                data, 0, out, picture, num_frames=task.num_clip_frames, limits=STORED_LIMITS, crop=crop,
+                choose=lambda table: pick.numbers(len(table.timestamps), table.timestamps, table.time_base),
+            )  # fmt: skip
         packets = np.ndarray((task.table_bytes // 32, 4), np.int64, self._clips, task.block_offset)
         info = StreamInfo.from_json(task.stream)
+        numbers = None if pick.needs_times else pick.numbers(task.num_clip_frames)
         return self._decoder.decode(
-            info, packets, data, task.key_time, out, picture, first_frame=task.start, num_threads=task.num_threads
+            info, packets, data, task.key_time, out, picture, numbers=numbers, crop=crop, num_threads=task.num_threads
         )
 
 

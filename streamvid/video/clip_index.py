@@ -7,6 +7,7 @@ a segment is what is read at a time, and what has a checksum.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -149,6 +150,12 @@ class ClipIndex:
         assert self.facts is not None
         return self.facts.num_bytes
 
+    @property
+    def frame_times(self) -> Int64s:
+        """Timestamps of the frames, ascending."""
+        assert self.facts is not None
+        return self.times if self.facts.is_sequential else self.times[self._order]
+
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
         """What `num_frames` frames from number `start` on, every stride-th as shown, are decoded from.
 
@@ -159,13 +166,27 @@ class ClipIndex:
             apart = f", {stride} apart," if stride != 1 else ""
             raise DecodeError(f"frames {start} to {last_frame}{apart} are wanted, the clip has {self.num_frames}")
         first, last, wanted = self._span(start, last_frame, stride)
+        return self._window(first, last, wanted, np.arange(num_frames))
+
+    def window_of(self, numbers: Sequence[int]) -> PacketWindow:
+        """What the frames of these numbers, ascending, are decoded from; one that repeats has its first place alone.
+
+        Raises as `window` does.
+        """
+        distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
+        if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
+            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} are wanted, the clip has {self.num_frames}")
+        first, last, wanted = self._span_of(distinct)
+        return self._window(first, last, wanted, slots)
+
+    def _window(self, first: int, last: int, wanted: slice | Int64s, slots: Int64s) -> PacketWindow:
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)
         packets[:, 0] = self.times[first : last + 1]
         packets[:, 1] = self.offsets[first : last + 1] - low
         packets[:, 2] = self.sizes[first : last + 1]
         packets[:, 3] = -1
-        packets[wanted, 3] = np.arange(num_frames)
+        packets[wanted, 3] = slots
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, start: int, last_frame: int, stride: int) -> tuple[int, int, slice | Int64s]:
@@ -175,10 +196,22 @@ class ClipIndex:
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, start, "right") - 1])
             return first, last_frame, slice(start - first, None, stride)
-        wanted = self._order[start : last_frame + 1 : stride]
+        return self._reordered_span(self._order[start : last_frame + 1 : stride], keys)
+
+    def _span_of(self, numbers: Int64s) -> tuple[int, int, Int64s]:
+        """`_span` of frames at any distances."""
+        assert self.facts is not None
+        keys = np.flatnonzero(self.flags & KEY)
+        if self.facts.is_sequential:
+            first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
+            return first, int(numbers[-1]), numbers - first
+        return self._reordered_span(self._order[numbers], keys)
+
+    def _reordered_span(self, wanted: Int64s, keys: Int64s) -> tuple[int, int, Int64s]:
+        """Of these packets, in the order of time."""
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
-            raise DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
+            raise DecodeError(f"no key frame comes before the one at {self.times[wanted[0]]}: it cannot be decoded")
         first, last = int(usable[-1]), int(wanted.max())
         if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
             # The loop of window.py knows frames by their times alone.

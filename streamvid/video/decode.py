@@ -6,9 +6,9 @@ dataset's index take the shorter way of stored.py, with equal frames.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,15 @@ from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, each_packet, read_packets
 from streamvid.video.picture import Accuracy, PictureFormat
 from streamvid.video.stream_info import set_reorder_depth
-from streamvid.video.transform import Transform
-from streamvid.video.window import can_skip, decode_window
+from streamvid.video.transform import Crop, Transform
+from streamvid.video.window import can_skip, decode_window, repeat_frames
 
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
+
+Choose: TypeAlias = Callable[[PacketTable], Sequence[int]]
 
 
 def decode_into(
@@ -67,11 +69,20 @@ def decode_pictures(
     num_frames: int | None = None,
     stride: int = 1,
     limits: Limits = LIMITS,
+    choose: Choose | None = None,
+    crop: Crop | None = None,
 ) -> PictureColor:
-    """`decode_into` for pictures of any format, one a row of `out` (T, picture.num_bytes); the colours they have."""
+    """`decode_into` for pictures of any format, one a row of `out` (T, picture.num_bytes); the colours they have.
+
+    choose: says of the packets which frames are wanted, in place of start and stride: ascending numbers, len(out) of
+    them, that may repeat. crop: None: the largest, from the middle.
+    """
     try:
         with open_video(source, limits) as video:
-            return _decode_window(video, start, stride, out, picture, num_frames)
+            table = read_packets(video)
+            _check_length(table, num_frames)
+            numbers = range(start, start + len(out) * stride, stride) if choose is None else choose(table)
+            return _decode_window(video, table, numbers, out, picture, crop)
     except ProbeError as error:
         raise DecodeError(str(error)) from error
 
@@ -87,25 +98,27 @@ def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
         raise ConfigError(f"stride is {stride}, it must be 1 or more: every stride-th frame is taken")
 
 
-def _decode_window(
-    video: VideoFile,
-    start: int,
-    stride: int,
-    out: NDArray[np.uint8],
-    picture: PictureFormat,
-    num_frames: int | None,
-) -> PictureColor:
-    table = read_packets(video)
-    numbers = range(start, start + len(out) * stride, stride)
+def _check_length(table: PacketTable, num_frames: int | None) -> None:
     if num_frames is not None and num_frames != len(table.timestamps):
         raise DecodeError(f"the video has {len(table.timestamps)} frames, {num_frames} were promised")
+
+
+def _decode_window(
+    video: VideoFile,
+    table: PacketTable,
+    numbers: Sequence[int],
+    out: NDArray[np.uint8],
+    picture: PictureFormat,
+    crop: Crop | None,
+) -> PictureColor:
+    start = numbers[0]
     if numbers[-1] >= len(table.timestamps):
         raise DecodeError(f"frames {start} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
     problem: DecodeError | None = None
     try:
         for key_time, key_ordinal in table.decode_starts(start, numbers[-1]):
             try:
-                return _decode_from(video, table, (key_time, key_ordinal), numbers, out, picture)
+                return _decode_from(video, table, (key_time, key_ordinal), numbers, out, picture, crop)
             except DecodeError as error:
                 problem = problem or error
             except ProbeError as error:
@@ -120,9 +133,10 @@ def _decode_from(
     video: VideoFile,
     table: PacketTable,
     key: tuple[int, int],
-    numbers: range,
+    numbers: Sequence[int],
     out: NDArray[np.uint8],
     picture: PictureFormat,
+    crop: Crop | None,
 ) -> PictureColor:
     """One attempt at the frames, from a key packet (timestamp, ordinal) on."""
     packets = _packets_from(video, table, key[1])
@@ -133,21 +147,23 @@ def _decode_from(
     def take(frame: VideoFrame, slot: int) -> None:
         if not converters:
             frame_format = read_frame_format(video, frame)
-            transform = Transform.cover(frame_format, picture.height, picture.width)
+            transform = Transform.cover(frame_format, picture.height, picture.width, crop)
             converters.append(FrameConverter(frame, frame_format, transform, picture))
         converters[0].convert(frame, out[slot])
 
-    ordinals = {table.ordinals[number] for number in numbers}
+    slots = {number: slot for slot, number in reversed(list(enumerate(numbers)))}  # of a frame that repeats the first
+    ordinals = {table.ordinals[number] for number in slots}
     decode_window(
         decoder,
         ((packet, ordinal in ordinals) for ordinal, packet in packets),
-        {table.timestamps[number]: slot for slot, number in enumerate(numbers)},
+        {table.timestamps[number]: slot for number, slot in slots.items()},
         take,
         key_time=key[0],
-        first_frame=numbers.start,
+        numbers=numbers,
         may_skip=can_skip(video.codec_name, decoder.extradata or b""),
-        stride=numbers.step,
     )
+    if len(slots) < len(out):
+        repeat_frames(out, sorted(slots.values()))
     return converters[0].color
 
 

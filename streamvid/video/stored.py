@@ -7,7 +7,7 @@ pictures are kept by stream, so that in steady state no memory is taken anew.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -19,8 +19,8 @@ from streamvid.video.frame_format import FrameFormat, frame_format_of
 from streamvid.video.limits import STORED_LIMITS, Limits
 from streamvid.video.picture import PictureFormat
 from streamvid.video.stream_info import StreamInfo, begin_decoding, open_decoder
-from streamvid.video.transform import Transform
-from streamvid.video.window import can_skip, decode_window
+from streamvid.video.transform import Crop, Transform
+from streamvid.video.window import can_skip, decode_window, repeat_frames
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -49,14 +49,14 @@ class StoredDecoder:
         out: NDArray[np.uint8],
         picture: PictureFormat,
         *,
-        first_frame: int = 0,
-        stride: int = 1,
+        numbers: Sequence[int] | None = None,
+        crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
         """Decode the frames of a PacketWindow, one a row of `out` (T, picture.num_bytes); the colours they have.
 
-        packets, key_time: of the window; data: its byte range. first_frame: its first frame's number, and stride: as
-        `ClipIndex.window` was asked, for messages.
+        packets, key_time: of the window; data: its byte range. A row that no packet is for shows the frame before it.
+        numbers: of the frames in the clip, for messages. crop: None: the largest, from the middle.
         Raises DecodeError where a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)
@@ -65,7 +65,7 @@ class StoredDecoder:
             self._make_room(num_pixels)  # before it takes memory of its own
             decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
         try:
-            color = decoder.decode(packets, data, key_time, out, picture, first_frame, stride)
+            color = decoder.decode(packets, data, key_time, out, picture, numbers, crop)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
         # After an error nothing is known of its state, so that one is not kept.
@@ -94,15 +94,15 @@ class _OpenDecoder:
         key_time: int,
         out: NDArray[np.uint8],
         picture: PictureFormat,
-        first_frame: int,
-        stride: int,
+        numbers: Sequence[int] | None,
+        crop: Crop | None,
     ) -> PictureColor:
         begin_decoding(self._decoder, self._info)
         found: list[FrameConverter] = []
 
         def take(frame: VideoFrame, slot: int) -> None:
             if not found:
-                found.append(self._converter(frame, picture))
+                found.append(self._converter(frame, picture, crop))
             found[0].convert(frame, out[slot])
 
         wanted = packets[packets[:, 3] >= 0]
@@ -112,15 +112,18 @@ class _OpenDecoder:
             dict(zip(wanted[:, 0].tolist(), wanted[:, 3].tolist(), strict=True)),
             take,
             key_time=key_time,
-            first_frame=first_frame,
+            numbers=numbers,
             may_skip=self._may_skip,
-            stride=stride,
         )
         self._decoder.flush_buffers()
+        if len(wanted) < len(out):
+            repeat_frames(out, sorted(wanted[:, 3].tolist()))
         return found[0].color
 
-    def _converter(self, frame: VideoFrame, picture: PictureFormat) -> FrameConverter:
+    def _converter(self, frame: VideoFrame, picture: PictureFormat, crop: Crop | None) -> FrameConverter:
         found = frame_format_of(self._info, frame)
+        if crop is not None:  # hardly ever the same again
+            return FrameConverter(frame, found, Transform.cover(found, picture.height, picture.width, crop), picture)
         converter = self._converters.get((found, picture))
         if converter is None:
             if len(self._converters) >= _KEPT_DECODERS:

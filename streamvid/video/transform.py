@@ -39,6 +39,23 @@ class Geometry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Crop:
+    """Which part of a frame is kept, of the shape that the target has.
+
+    left, top: where it lies, as shares of the room there is, 0 to 2**32 - 1 in 2**-32, as the frame is stored: before
+    it is turned. scale: of its sides, in 2**-16 of the largest part's.
+    """
+
+    left: int
+    top: int
+    scale: int = 1 << 16
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.left < 1 << 32 and 0 <= self.top < 1 << 32 and 0 < self.scale <= 1 << 16):
+            raise ConfigError(f"no such crop: {self}; places are shares below 1, scales above 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Transform:
     """How a decoded frame of one shape and colour becomes an RGB picture of (height, width). Made by `cover`.
 
@@ -72,8 +89,11 @@ class Transform:
             raise ConfigError(f"transform: rotation is {self.rotation}, allowed are {sorted(_TURNS)}")
 
     @classmethod
-    def cover(cls, source: Geometry, height: int, width: int) -> Transform:
-        """The transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed."""
+    def cover(cls, source: Geometry, height: int, width: int, crop: Crop | None = None) -> Transform:
+        """The transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed.
+
+        crop: None: the largest box, from the middle.
+        """
         if height < 1 or width < 1:
             raise ConfigError(f"transform: the target is {width}x{height}, both sides must be at least 1")
         scale_width, scale_height = (height, width) if source.rotation in (90, 270) else (width, height)
@@ -86,11 +106,16 @@ class Transform:
             box_width = _even_quotient(full_height * shape_width, shape_height, full_width)
         else:
             box_height = _even_quotient(full_width * shape_height, shape_width, full_height)
+        left, top = (full_width - box_width) // 4 * 2, (full_height - box_height) // 4 * 2
+        if crop is not None:
+            box_width, box_height = _scaled(box_width, crop.scale), _scaled(box_height, crop.scale)
+            left = _even_place(full_width - box_width, crop.left)
+            top = _even_place(full_height - box_height, crop.top)
         return cls(
             source_width=full_width,
             source_height=full_height,
-            crop_left=(full_width - box_width) // 4 * 2,
-            crop_top=(full_height - box_height) // 4 * 2,
+            crop_left=left,
+            crop_top=top,
             crop_width=box_width,
             crop_height=box_height,
             scale_width=scale_width,
@@ -134,6 +159,15 @@ class Transform:
         steps += [f"scale={self.scale_options('exact')}", "format=rgb24"]
         steps += ["hflip"] if self.flip else []
         return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
+
+
+def _scaled(side: int, scale: int) -> int:
+    return side if scale == 1 << 16 else _even_quotient(side * scale, 1 << 16, side)
+
+
+def _even_place(room: int, share: int) -> int:
+    """One of the even numbers from 0 to `room`, each with the same chance."""
+    return (share * (room // 2 + 1) >> 32) * 2
 
 
 def _even_quotient(numerator: int, denominator: int, limit: int) -> int:

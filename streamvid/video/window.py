@@ -7,15 +7,18 @@ stops at the packet of the last frame wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import DecodeError
 
 if TYPE_CHECKING:
+    import numpy as np
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
+    from numpy.typing import NDArray
 
 #: Codecs where "refers to nothing" is said by each picture itself. HEVC says it within a temporal layer only; AV1's
 #: decoder loses frames when told to skip.
@@ -40,14 +43,13 @@ def decode_window(
     take: Take,
     *,
     key_time: int,
-    first_frame: int,
+    numbers: Sequence[int] | None,
     may_skip: bool,
-    stride: int = 1,
 ) -> None:
     """Feed packets, each with whether its picture is wanted, until all of `wanted` (timestamp → slot) has come out.
 
-    key_time: of the key frame that decoding starts at; first_frame: number of the frame in slot 0, and stride: from a
-    slot to the next, for messages.
+    key_time: of the key frame that decoding starts at; numbers: of each slot's frame in the clip, for messages, None
+    where they are not known.
     Raises DecodeError where a wanted frame does not come, or comes damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
@@ -63,8 +65,16 @@ def decode_window(
     if missing:
         _take(decoder, None, missing, take, key_time)
     if missing:
-        numbers = sorted(first_frame + slot * stride for slot in missing.values())
-        raise DecodeError(f"frames {_brief(numbers)} do not decode: damaged data, or timestamps that lie")
+        slots = sorted(missing.values())
+        names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
+        which = f"frames {names}" if numbers is not None else f"of the frames wanted those at places {names}"
+        raise DecodeError(f"{which} do not decode: damaged data, or timestamps that lie")
+
+
+def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:
+    """Slots of `out` between these, ascending from 0, show the same frame as the one of these before them."""
+    for slot, following in pairwise([*slots, len(out)]):
+        out[slot + 1 : following] = out[slot]
 
 
 def _take(

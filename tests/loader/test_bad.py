@@ -23,6 +23,7 @@ from streamvid.errors import ConfigError, SampleError, StorageError
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.requests import BatchRequest
+from streamvid.loader.text import TextOptions, text_rule
 from tests.clips import corpus_tool
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
 
@@ -425,16 +426,20 @@ def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_pa
     options: dict[str, Any] = {"batch_size": 6}
 
     def texts(**part: Any) -> list[str]:
-        batches, _ = run(root, order, part=part, max_bad_fraction=0.0, **options)
-        return [row["text"] for batch in batches for row in batch.rows]
+        rule = text_rule(TextOptions(**part), open_dataset(root))
+        batches, _ = run(root, order, part={"text": rule}, max_bad_fraction=0.0, **options)
+        return [
+            rule.text(row, seed=0, visit=sample.visit)
+            for batch in batches for row, sample in zip(batch.rows, batch.request.samples, strict=True)
+        ]  # fmt: skip
 
     plain = texts()
     assert plain[:6] == ["", "clip 1", "clip 2", "clip 3", "clip 4", ""]
-    placed = texts(caption_column="user.place", caption_prefix="at ")
+    placed = texts(column="place", prefix="at ")
     assert placed[:6] == [f"at p{i}" for i in range(6)]
-    dropped = texts(caption_column="user.place", caption_prefix="at ", caption_dropout=0.25)
+    dropped = texts(column="place", prefix="at ", dropout=0.25)
     assert {a for a, b in zip(dropped, placed, strict=True) if a != b} == {""}
     assert 15 <= dropped.count("") <= 45  # of 120, 30 expected, standard deviation 4.7
     assert len({tuple(dropped[i : i + 6]) for i in range(0, 120, 6)}) > 5
-    assert texts(caption_column="user.place", caption_prefix="at ", caption_dropout=0.25) == dropped
-    assert texts(caption_dropout=1.0) == [""] * 120
+    assert texts(column="place", prefix="at ", dropout=0.25) == dropped
+    assert texts(dropout=1.0) == [""] * 120

@@ -108,7 +108,7 @@ def pictures(clip: EncodedClip, bucket: Bucket, pixels: Pixels = "rgb24", accura
         assert clip.stream is not None
         packets = clip.packets.numpy()
         key_time = int(packets[0, 0])
-        StoredDecoder().decode(clip.stream, packets, data, key_time, out, picture, first_frame=clip.start)
+        StoredDecoder().decode(clip.stream, packets, data, key_time, out, picture, numbers=clip.numbers)
     return out
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from streamvid.buckets.pick import Pick
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import StorageError
 from streamvid.loader.clip_part import clip_part
@@ -41,7 +42,7 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     mix_part, bucket = part_of(source)
     sample = SampleRequest(mix_part, bucket.id, 0, 0, 0, False)
     row = IndexRows().row(sample)
-    part = clip_part(row, None, 0, 1)
+    part = clip_part(row, None, Pick(1))
     block = memoryview(bytearray(part.block_bytes))
     good = read_parts(source, shard, [(row, part, block)])
     assert good.problem is None and good.num_bytes == len(block) == row["clip_bytes"]

@@ -51,7 +51,7 @@ def from_packets(
     window = index.window(start, num_frames)
     part = bytes(data[window.first_byte : window.first_byte + window.num_bytes])
     out = np.full((num_frames, picture.num_bytes), 77, np.uint8)
-    options = {"first_frame": start} | options
+    options = {"numbers": range(start, start + num_frames)} | options
     color = decoder.decode(index.info, window.packets, memoryview(part), window.key_time, out, picture, **options)
     return out, color
 

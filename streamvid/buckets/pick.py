@@ -1,0 +1,144 @@
+"""Which frames of a clip a delivery shows: exact integers, nothing decoded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args
+
+from streamvid.buckets.frames import FrameRate
+from streamvid.errors import ConfigError
+
+Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
+
+_MAX_TICKS = (1 << 63) - 1
+_MAX_DENOMINATOR = 10**9  # of a time base: the finest that containers have is a nanosecond
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """`count` frames of a clip, ascending, as places of a grid: `start`, `start + stride` …
+
+    - step: the grid is the clip's frames.
+    - time: place i is the time i / fps after the clip's first frame; shown is the frame nearest in time, the earlier of
+      two.
+    - number: place i is frame round(i / fps * clip_fps), or the last.
+    - spread: `count` times at even distances from the first frame's to the last's (of one: the middle), whatever start
+      and stride; shown are the frames nearest in time.
+    - linspace: frames from `start` to `start + count * stride - 1` at even distances, rounded down (Open-Sora's way).
+
+    clip_fps: the clip's average rate. Raises ConfigError for what cannot be.
+    """
+
+    count: int
+    start: int = 0
+    stride: int = 1
+    way: Way = "step"
+    fps: Fraction | None = None
+    clip_fps: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.way not in get_args(Way) or self.count < 1 or self.start < 0 or self.stride < 1:
+            raise ConfigError(f"no such choice of frames: {self}; count and stride are 1 or more, start 0 or more")
+        if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
+            raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, got {self.fps}")
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether it matters when each frame of the clip is shown."""
+        return self.way in ("time", "spread")
+
+    def numbers(
+        self, num_frames: int, times: Sequence[int] | None = None, time_base: Fraction | None = None
+    ) -> Sequence[int]:
+        """The frames' numbers in a clip of so many; above its rate some repeat.
+
+        times: the frames' timestamps, ascending; needed where `needs_times`. time_base: seconds a tick; None: what
+        follows from `clip_fps`. Raises ConfigError for frames that the clip does not have.
+        """
+        found = self._numbers(num_frames, times, time_base)
+        if not 0 <= found[0] <= found[-1] < num_frames:
+            raise ConfigError(f"frames {found[0]} to {found[-1]} are wanted, the clip has {num_frames}")
+        return found
+
+    def _numbers(self, num_frames: int, times: Sequence[int] | None, time_base: Fraction | None) -> Sequence[int]:
+        places = range(self.start, self.start + self.count * self.stride, self.stride)
+        if self.way == "step":
+            return places
+        if self.way == "linspace":
+            return linspace(self.start, self.start + self.count * self.stride - 1, self.count)
+        if self.way == "number":
+            assert self.fps is not None
+            return [min(round(place / float(self.fps) * self.clip_fps), num_frames - 1) for place in places]
+        if times is None or len(times) != num_frames:
+            raise ConfigError(f"frames are chosen by {self.way}, and the clip's timestamps are not known")
+        if self.way == "spread":
+            span = int(times[-1]) - int(times[0])
+            wanted = [Fraction(span * i, max(1, self.count - 1)) for i in range(self.count)]
+            return nearest_frames(times, wanted if self.count > 1 else [Fraction(span, 2)])
+        assert self.fps is not None
+        base = time_base or time_base_of(times, self.clip_fps)
+        return nearest_frames(times, [Fraction(place) / self.fps / base for place in places])
+
+    @property
+    def delivered_fps(self) -> float:
+        """How many of the frames shown make a second, on average; 0.0 for images."""
+        if self.way in ("time", "number"):
+            assert self.fps is not None
+            return float(self.fps / self.stride)
+        return self.clip_fps / self.stride
+
+    def to_json(self) -> list[Any]:
+        """Plain fields, for `from_json`."""
+        fps = None if self.fps is None else str(self.fps)
+        return [self.count, self.start, self.stride, self.way, fps, self.clip_fps]
+
+    @staticmethod
+    def from_json(fields: Sequence[Any]) -> Pick:
+        """Of what `to_json` gave."""
+        count, start, stride, way, fps, clip_fps = fields
+        return Pick(count, start, stride, way, None if fps is None else Fraction(fps), clip_fps)
+
+
+def nearest_frames(times: Sequence[int], wanted: Sequence[Fraction]) -> list[int]:
+    """For each of these ascending times, in ticks after the first frame, the frame nearest to it, the earlier of two.
+
+    times: ascending timestamps, in ticks.
+    """
+    import numpy as np
+
+    ticks = np.asarray(times, np.int64) - int(times[0])
+    # Of the sum of two neighbours' times: twice the middle between them, where the later one begins to be nearer.
+    doubled = np.array([min(math.ceil(2 * time), _MAX_TICKS) for time in wanted], np.int64)
+    found: list[int] = np.searchsorted(ticks[:-1] + ticks[1:], doubled).tolist()
+    return found
+
+
+def linspace(first: int, last: int, count: int) -> list[int]:
+    """`count` numbers at even distances from `first` to `last`, rounded down in float64 as numpy.linspace does it."""
+    import numpy as np
+
+    return [int(number) for number in np.linspace(first, last, count, dtype=np.int64)]
+
+
+def time_base_of(times: Sequence[int], fps: float) -> Fraction:
+    """Seconds a tick of timestamps whose frames come at `fps` on average: exact, if the rate was made of them."""
+    span = int(times[-1]) - int(times[0])
+    if span <= 0 or not fps > 0:
+        return Fraction(1)
+    return Fraction((len(times) - 1) / (fps * span)).limit_denominator(_MAX_DENOMINATOR) or Fraction(1)
+
+
+def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
+    """How many frames a clip has at a rate, `FrameRate.num_frames` of what an index says of it.
+
+    fps: 0.0 for images, which have their one frame at any rate.
+    """
+    return num_frames if not fps > 0 else rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))
+
+
+def exact_seconds(seconds: float) -> Fraction:
+    """A duration as the fraction that it was before it became a float64."""
+    return Fraction(seconds).limit_denominator(10**6)
