@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from streamvid.cli.caption_flags import caption_flags
 from streamvid.cli.console import Progress, print_json, printable
 from streamvid.cli.report import print_report
 from streamvid.cli.storage_flags import storage_flags
@@ -89,9 +90,7 @@ video) or such a metadata file. Stopped at any point, the same command goes on w
 @click.argument("dest", type=click.Path())
 @click.option("--metadata", type=click.Path(), help="CSV, JSON, JSONL or Parquet with a row a video.")
 @click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
-@click.option(
-    "--caption-column", metavar="C", help="Its column with captions; '' for none.  [default: caption, text, …]"
-)
+@caption_flags
 @click.option("--buckets", metavar="LIST", help="Explicit buckets as WxH@F, e.g. '832x480@81,480x832@81'.")
 @click.option("--resolution", metavar="LIST", callback=_words, help="Named resolutions.  [default: 256px]")
 @click.option(
