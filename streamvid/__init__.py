@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
+    from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
     from streamvid.dataset.copy import copy_dataset
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from streamvid.dataset.verify import verify_dataset
     from streamvid.errors import StreamvidError
     from streamvid.loader.batch import Batch
+    from streamvid.loader.batch_search import BatchSizeSearch, search_batch_sizes
     from streamvid.loader.loader import VideoLoader
     from streamvid.loader.mix import DatasetConfig
     from streamvid.loader.stats import LoaderStats
@@ -39,12 +41,14 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Batch": "streamvid.loader.batch",
+    "BatchSizeSearch": "streamvid.loader.batch_search",
     "Bucket": "streamvid.buckets.bucket",
     "BucketTable": "streamvid.buckets.table",
     "CostTable": "streamvid.plan.cost",
     "Dataset": "streamvid.dataset.reader",
     "DatasetConfig": "streamvid.loader.mix",
     "LoaderStats": "streamvid.loader.stats",
+    "ModelRule": "streamvid.buckets.model",
     "ShardOptions": "streamvid.sharder.options",
     "StorageOptions": "streamvid.storage",
     "StreamvidError": "streamvid.errors",
@@ -59,6 +63,7 @@ _HOMES = {
     "load_config": "streamvid.config",
     "open_dataset": "streamvid.dataset.reader",
     "probe": "streamvid.video",
+    "search_batch_sizes": "streamvid.loader.batch_search",
     "shard": "streamvid.sharder.sharder",
     "train": "streamvid.trainer.trainer",
     "verify_dataset": "streamvid.dataset.verify",
@@ -67,12 +72,14 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "BatchSizeSearch",
     "Bucket",
     "BucketTable",
     "CostTable",
     "Dataset",
     "DatasetConfig",
     "LoaderStats",
+    "ModelRule",
     "ShardOptions",
     "StorageOptions",
     "StreamvidError",
@@ -88,6 +95,7 @@ __all__ = [
     "load_config",
     "open_dataset",
     "probe",
+    "search_batch_sizes",
     "shard",
     "train",
     "verify_dataset",

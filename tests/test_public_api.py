@@ -28,12 +28,14 @@ HEAVY = (
 def test_public_names() -> None:
     assert streamvid.__all__ == [
         "Batch",
+        "BatchSizeSearch",
         "Bucket",
         "BucketTable",
         "CostTable",
         "Dataset",
         "DatasetConfig",
         "LoaderStats",
+        "ModelRule",
         "ShardOptions",
         "StorageOptions",
         "StreamvidError",
@@ -49,6 +51,7 @@ def test_public_names() -> None:
         "load_config",
         "open_dataset",
         "probe",
+        "search_batch_sizes",
         "shard",
         "train",
         "verify_dataset",

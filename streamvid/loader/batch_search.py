@@ -1,0 +1,259 @@
+"""Batch sizes found by trying: how many samples of each bucket a step takes in the time of the largest one's.
+
+After Open-Sora's cost model: the base bucket gets the most samples that memory holds, every other bucket the most whose
+step takes no longer than the base's. So steps of all buckets cost about the same, and ranks wait little for each other.
+
+    base      1 2 4 8 ✗ 6 7 ✗                                   largest that runs: 6, in 2.1 s
+    another   guess 24 (as many pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streamvid.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+MAX_BATCH_SIZE = 1024
+Step = Callable[[tuple[int, ...]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A batch that was tried. seconds: the median of its timed steps; None: it ran out of memory."""
+
+    bucket_id: str
+    batch_size: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizeSearch:
+    """What `search_batch_sizes` found.
+
+    sizes: bucket id → samples a rank and step, what `batch_size=` takes.   seconds: bucket id → its step with so many.
+    base: the bucket whose step is the measure.   too_large: buckets of which not even one sample runs; they have no
+    size.   slower: buckets of which one sample already takes longer than the base's step; their size is 1.
+    """
+
+    base: str
+    sizes: Mapping[str, int]
+    seconds: Mapping[str, float]
+    too_large: tuple[str, ...]
+    slower: tuple[str, ...]
+    trials: tuple[Trial, ...]
+
+    @property
+    def measurements(self) -> list[tuple[str, int, float]]:
+        """(bucket id, batch size, seconds) of every batch that ran: what `fit_costs` takes."""
+        return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain fields."""
+        return {
+            "base": self.base,
+            "batch_size": dict(self.sizes),
+            "seconds": dict(self.seconds),
+            "too_large": list(self.too_large),
+            "slower": list(self.slower),
+            "trials": [[trial.bucket_id, trial.batch_size, trial.seconds] for trial in self.trials],
+        }
+
+
+def search_batch_sizes(
+    step: Step,
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    *,
+    base: str | None = None,
+    max_batch_size: int = MAX_BATCH_SIZE,
+    warmup: int = 5,
+    steps: int = 5,
+    tolerance: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+    on_trial: Callable[[Trial], None] | None = None,
+) -> BatchSizeSearch:
+    """The batch size of each bucket with which a step takes as long as the base bucket's largest step, or less.
+
+    step: runs one training step on a batch of the shape that it is given, (B, …) as the loader's layout has it, on
+        data that it makes itself. The result is not looked at; work queued on a CUDA device is waited for.
+    shapes: `loader.shapes`; the batch sizes in them are passed over.
+    base: id of the base bucket; None: the one of the largest samples, with which no step takes more than must be.
+    warmup, steps: steps before each measurement, and measured ones, of which the median counts.
+    tolerance: by which share of the base's time others may be slower.   clock: seconds.
+    on_trial: is told of each batch that was tried.
+
+    Out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error of the step is the
+    caller's. It is one process that is measured: run it with the model wrapped as in training, one process a rank.
+    Raises ConfigError for arguments that cannot be, and where the base bucket does not run with one sample.
+    """
+    named = _named_shapes(shapes)
+    base = _checked_base(base, named)
+    _check_numbers(max_batch_size, warmup, steps, tolerance)
+    search = _Search(step, named, warmup, steps, clock, on_trial)
+    size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
+    if not size:
+        raise ConfigError(
+            f"bucket {base} runs out of memory with one sample: free memory in the step (checkpointing, sharding), "
+            "name a smaller bucket as base, or leave the bucket out of the dataset"
+        )
+    limit = (search.seconds(base, size) or 0.0) * (1 + tolerance)
+    found = {base: size}
+    for bucket_id, sample in named.items():
+        if bucket_id != base:
+            guess = size * math.prod(named[base]) // math.prod(sample)
+            found[bucket_id] = _largest(search.is_within(bucket_id, limit), guess, max_batch_size)
+    return search.result(base, found)
+
+
+class _Search:
+    """The trials so far, none of them made twice."""
+
+    def __init__(
+        self,
+        step: Step,
+        samples: Mapping[str, tuple[int, ...]],
+        warmup: int,
+        steps: int,
+        clock: Callable[[], float],
+        on_trial: Callable[[Trial], None] | None,
+    ) -> None:
+        self._step, self._samples, self._warmup, self._steps = step, samples, warmup, steps
+        self._clock, self._on_trial = clock, on_trial
+        self._trials: dict[tuple[str, int], Trial] = {}
+
+    def seconds(self, bucket_id: str, batch_size: int) -> float | None:
+        """Median seconds of a step, None where it runs out of memory."""
+        trial = self._trials.get((bucket_id, batch_size))
+        if trial is None:
+            trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self._samples[bucket_id])))
+            self._trials[bucket_id, batch_size] = trial
+            what = "out of memory" if trial.seconds is None else f"{trial.seconds:.4g} s a step"
+            _log.info("bucket %s, %d samples: %s", bucket_id, batch_size, what)
+            if self._on_trial is not None:
+                self._on_trial(trial)
+        return trial.seconds
+
+    def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
+        """Whether a step with so many samples runs, and in that time."""
+
+        def fits(batch_size: int) -> bool:
+            seconds = self.seconds(bucket_id, batch_size)
+            return seconds is not None and seconds <= limit
+
+        return fits
+
+    def result(self, base: str, found: Mapping[str, int]) -> BatchSizeSearch:
+        sizes, too_large, slower = {}, [], []
+        for bucket_id in self._samples:
+            size = found[bucket_id]
+            if not size and self.seconds(bucket_id, 1) is None:
+                too_large.append(bucket_id)
+                continue
+            if not size:
+                slower.append(bucket_id)
+            sizes[bucket_id] = max(1, size)
+        seconds = {name: value for name, size in sizes.items() if (value := self.seconds(name, size)) is not None}
+        return BatchSizeSearch(base, sizes, seconds, tuple(too_large), tuple(slower), tuple(self._trials.values()))
+
+    def _measure(self, shape: tuple[int, ...]) -> float | None:
+        try:
+            for _ in range(self._warmup):
+                self._step(shape)
+            return statistics.median(self._timed(shape) for _ in range(self._steps))
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        # Only here, where the error and with it the frames of the failed step are gone, is their memory free.
+        _free_memory()
+        return None
+
+    def _timed(self, shape: tuple[int, ...]) -> float:
+        _wait_for_device()
+        start = self._clock()
+        self._step(shape)
+        _wait_for_device()
+        return self._clock() - start
+
+
+def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """The largest number from 1 to `most` that fits, if all below one that fits do; 0 where none does.
+
+    From the guess up by doubling or down by halving, then by bisection: few tries where the guess is near.
+    """
+    low, high = 0, most + 1
+    number = min(max(1, guess), most)
+    while high - low > 1:
+        if fits(number):
+            low = number
+        else:
+            high = number
+        if not low:
+            number = max(1, high // 2)
+        elif high > most:
+            number = min(2 * low, most)
+        else:
+            number = (low + high) // 2
+    return low
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    return isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.cuda.OutOfMemoryError))
+
+
+def _uses_cuda() -> Any:
+    # Asked of a torch that the step has imported: this file has no need of it otherwise.
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _wait_for_device() -> None:
+    torch = _uses_cuda()
+    if torch is not None:
+        torch.cuda.synchronize()
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch = _uses_cuda()
+    if torch is not None:
+        torch.cuda.empty_cache()
+
+
+def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    """Bucket id → shape of one sample, in the order given."""
+    named: dict[str, tuple[int, ...]] = {}
+    for bucket_id, shape in shapes:
+        if bucket_id in named:
+            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; give loader.shapes as it is")
+        if len(shape) < 2 or min(shape) < 1:
+            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; give loader.shapes as it is")
+        named[bucket_id] = tuple(shape[1:])
+    if not named:
+        raise ConfigError("shapes is empty; give loader.shapes")
+    return named
+
+
+def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str:
+    if base is None:
+        return max(named, key=lambda bucket_id: math.prod(named[bucket_id]))
+    if base not in named:
+        raise ConfigError(f"base={base!r} is no bucket of shapes; allowed are {', '.join(named)}")
+    return base
+
+
+def _check_numbers(max_batch_size: int, warmup: int, steps: int, tolerance: float) -> None:
+    for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name}={value!r}: allowed are whole numbers of {least} or more")
+    if not 0 <= tolerance <= 1:
+        raise ConfigError(f"tolerance={tolerance!r}: allowed is a share from 0 to 1, as 0.05")
