@@ -51,9 +51,9 @@ def ratio_fraction(name: str) -> Fraction:
 
 def validate_multiple(multiple: int) -> None:
     """ConfigError unless `multiple` can be a spatial multiple."""
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 2 <= multiple <= 1024:
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 <= multiple <= 1024:
         raise ConfigError(
-            f"multiple={multiple!r} is no spatial multiple; allowed are the integers 2 to 1024, usually 16 or 32"
+            f"multiple={multiple!r} is no spatial multiple; allowed are the integers 1 to 1024, usually 16 or 32"
         )
 
 
@@ -67,7 +67,7 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
         )
     listed: dict[str, tuple[int, int]] = {}
     for ratio in _LISTED_RATIOS:
-        size = _nearest_size(pixels, ratio_fraction(ratio), multiple)
+        size = nearest_size(pixels, ratio_fraction(ratio), multiple)
         if size not in listed.values():
             listed[ratio] = size
     for ratio in tuple(listed):
@@ -82,12 +82,12 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
     """Ratio name ``"w:h"`` → (height, width) for a resolution, in the order in which ties are broken.
 
-    Every side is a multiple of `multiple` (2 to 1024). ConfigError names what is wrong with the arguments.
+    Every side is a multiple of `multiple` (1 to 1024). ConfigError names what is wrong with the arguments.
     """
     return dict(_aspect_items(name, multiple))
 
 
-def _nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
+def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
     """(height, width): the ratio's size rounded down, or the neighbour one step away that is nearer to `pixels`."""
     # floor(sqrt(pixels * ratio) / multiple) without a float.
     width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple

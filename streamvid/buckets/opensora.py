@@ -1,0 +1,148 @@
+"""Open-Sora's bucket configuration, as it is written there.
+
+    {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
+       │       │     │    └ samples a rank and step, null for none
+       │       │     └ how many of the clips are kept: a number, or a pair of two numbers
+       │       └ frames; 1 takes images
+       └ area; _max: only the ratio with the most pixels; _ar16:9: only this one
+
+A pair means opposite things: to version 2 its second number is how many go on to the next shorter bucket, to version
+1.2 how many stay at this one. So whoever gives pairs says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias, get_args
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.classes import Keep, Sharing, SizeClass, by_area, size_class
+from streamvid.buckets.geometry import ratio_fraction
+from streamvid.buckets.policy import exact
+from streamvid.buckets.ratios import Ratios, RatioTable
+from streamvid.errors import ConfigError
+
+Meaning: TypeAlias = Literal["opensora-v2", "opensora-v1.2"]
+MEANINGS = get_args(Meaning)
+Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
+"""Open-Sora's form: resolution → frames → [probability, batch size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What stands for one resolution and frame count."""
+
+    keep: Keep
+    batch_size: int | None
+
+
+@dataclass(frozen=True)
+class OpenSora:
+    """What the form says: classes from the largest area down, the buckets that take any clips, under every ratio that
+    names them, and bucket id → batch size."""
+
+    classes: tuple[SizeClass, ...]
+    buckets: tuple[Bucket, ...]
+    batch_sizes: Mapping[str, int]
+
+
+def read_form(form: Form, meaning: str | None, ratios: Ratios) -> OpenSora:
+    """ConfigError names the entry that cannot be."""
+    shared: Sharing = {}
+    listed: dict[str, Bucket] = {}
+    groups: list[SizeClass] = []
+    sizes: dict[str, int] = {}
+    for name, by_frames in form.items():
+        resolution, table = _sizes(name, ratios)
+        entries = {frames: _entry(name, frames, value, meaning) for frames, value in by_frames.items()}
+        if not entries:
+            raise ConfigError(f"bucket_config[{name!r}] has no frame counts; give some, as 33: [1.0, 12]")
+        buckets = [
+            Bucket(frames, height, width, resolution, ratio)
+            for ratio, (height, width) in table.items()
+            for frames in entries
+        ]
+        keep = {frames: entry.keep for frames, entry in entries.items()}
+        groups.append(size_class(buckets, shared, ratios.area(resolution), keep))
+        for bucket in buckets:
+            entry = entries[bucket.num_frames]
+            if entry.keep.accept:
+                listed.setdefault(bucket.id, bucket)
+                _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
+    if not listed:
+        raise ConfigError("bucket_config keeps no clips: every probability is 0; give some bucket more than 0")
+    return OpenSora(by_area(groups), tuple(listed.values()), sizes)
+
+
+def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
+    """(resolution, its table): all ratios, or the one that the name asks for."""
+    resolution, underscore, setting = name.partition("_")
+    table = ratios.of(resolution)
+    if not underscore:
+        return resolution, table
+    if setting == "max":
+        chosen = max(table, key=lambda ratio: table[ratio][0] * table[ratio][1])
+    elif setting.startswith("ar"):
+        chosen = setting[2:]
+        ratio_fraction(chosen)
+        if chosen not in table:
+            raise ConfigError(f"bucket_config[{name!r}]: {resolution} has no ratio {chosen}; it has {', '.join(table)}")
+    else:
+        raise ConfigError(
+            f"bucket_config[{name!r}]: _{setting} is no setting; allowed are {resolution}, {resolution}_max (the ratio "
+            f"with the most pixels) and {resolution}_ar16:9 (one ratio)"
+        )
+    return resolution, {chosen: table[chosen]}
+
+
+def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
+    where = f"bucket_config[{name!r}][{frames!r}]"
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ConfigError(f"{where}={value!r}: expected [probability, batch size], as [1.0, 12]")
+    probability, batch_size = value
+    if isinstance(batch_size, Sequence) and not isinstance(batch_size, str):
+        raise ConfigError(
+            f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; give the number that it "
+            "found, or null and batch_size or max_tokens_per_batch to the loader"
+        )
+    if batch_size in (None, "None"):
+        batch_size = None
+    elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= 1 << 20:
+        raise ConfigError(f"{where}: batch size {batch_size!r}: allowed are the integers 1 to {1 << 20}, or null")
+    return Entry(_keep(where, probability, meaning, is_image=frames == 1), batch_size)
+
+
+def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> Keep:
+    if not isinstance(probability, Sequence) or isinstance(probability, str):
+        return Keep(_share(where, probability))
+    if len(probability) != 2:
+        raise ConfigError(f"{where}: probability {list(probability)!r}: expected a number, or a pair of two")
+    if is_image:
+        raise ConfigError(f"{where}: images take one probability, not the pair {list(probability)!r}")
+    first, second = (_share(where, number) for number in probability)
+    if meaning not in MEANINGS:
+        raise ConfigError(
+            f"{where}: the pair {list(probability)!r} with probabilities={meaning!r}: allowed are opensora-v2, where "
+            f"{float(second):g} of the clips go on to the next shorter frame count, and opensora-v1.2, where "
+            f"{float(second):g} stay; set the one that the configuration was written for"
+        )
+    return Keep(first, second if meaning == "opensora-v2" else 1 - second)
+
+
+def _share(where: str, value: object) -> Fraction:
+    share = exact(f"{where}: probability", value)
+    if not 0 <= share <= 1:
+        raise ConfigError(f"{where}: probability={value!r}: allowed is 0 to 1")
+    return share
+
+
+def _add_batch_size(sizes: dict[str, int], bucket: Bucket, batch_size: int | None) -> None:
+    if batch_size is None:
+        return
+    if sizes.setdefault(bucket.id, batch_size) != batch_size:
+        raise ConfigError(
+            f"bucket_config gives bucket {bucket.id} the batch sizes {sizes[bucket.id]} and {batch_size}, under two "
+            "names that overlap or share a size; keep one of them"
+        )

@@ -1,0 +1,132 @@
+"""Which (height, width) each ratio of a resolution has: generated, evenly spaced, or a table of the user's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeAlias
+
+from streamvid.buckets.geometry import (
+    DEFAULT_MULTIPLE,
+    MAX_SIDE,
+    aspect_table,
+    nearest_size,
+    ratio_fraction,
+    resolution_pixels,
+    validate_multiple,
+)
+from streamvid.errors import ConfigError
+
+RatioTable: TypeAlias = dict[str, tuple[int, int]]
+"""Ratio ``"w:h"`` → (height, width), in the order in which ties are broken."""
+
+MAX_RATIOS = 1000
+_SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The rule by which a resolution's name becomes sizes.
+
+    multiple: of every side, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``, in place of what is
+        generated; the key ``area`` in one gives the pixels that its name stands for.
+    min_ar, max_ar: bounds of width/height; None: none.   num_ar_buckets: this many ratios from `min_ar` to `max_ar`
+        (0.5 and 2 where not given), each the same factor above the one before, in place of the listed ones.
+    """
+
+    multiple: int = DEFAULT_MULTIPLE
+    tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
+    min_ar: Fraction | None = None
+    max_ar: Fraction | None = None
+    num_ar_buckets: int | None = None
+
+    def __post_init__(self) -> None:
+        validate_multiple(self.multiple)
+        for name in ("min_ar", "max_ar"):
+            value = getattr(self, name)
+            if value is not None and not Fraction(1, 100) <= value <= 100:
+                raise ConfigError(f"{name}={float(value):g}: a ratio is width / height, allowed is 0.01 to 100, as 0.5")
+        low, high = self.bounds
+        if low > high:
+            raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: exchange them")
+        count = self.num_ar_buckets
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 99):
+            raise ConfigError(f"num_ar_buckets={count!r}: allowed are the integers 1 to 99, as 7")
+        if count == 1 and low != high:
+            raise ConfigError("num_ar_buckets=1 leaves no room between min_ar and max_ar: give both the same value")
+        for name in self.tables:
+            self.of(name)
+
+    @property
+    def bounds(self) -> tuple[Fraction, Fraction]:
+        """Least and greatest width / height."""
+        if self.num_ar_buckets is None:
+            return self.min_ar or Fraction(0), self.max_ar or Fraction(1000)
+        return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)
+
+    def area(self, resolution: str) -> int:
+        """Pixels that a resolution's name stands for."""
+        area = self.tables.get(resolution, {}).get("area", None)
+        if area is None:
+            return resolution_pixels(resolution)
+        if isinstance(area, bool) or not isinstance(area, int) or not 1 <= area <= MAX_SIDE * MAX_SIDE:
+            raise ConfigError(f"ratios[{resolution!r}] area={area!r}: allowed are the integers 1 to {MAX_SIDE**2}")
+        return area
+
+    def of(self, resolution: str) -> RatioTable:
+        """The resolution's table, within the bounds. ConfigError where nothing is."""
+        if resolution in self.tables:
+            table = self._given(resolution)
+        elif self.num_ar_buckets is not None:
+            table = self._spaced(resolution)
+        else:
+            table = aspect_table(resolution, self.multiple)
+        low, high = self.bounds
+        within = {name: size for name, size in table.items() if low <= ratio_fraction(name) <= high}
+        if not within:
+            raise ConfigError(
+                f"{resolution} has no ratio from min_ar={float(low):g} to max_ar={float(high):g}; it has "
+                f"{', '.join(table)}: widen them, or give num_ar_buckets"
+            )
+        return within
+
+    def _given(self, resolution: str) -> RatioTable:
+        self.area(resolution)
+        resolution_pixels(resolution)
+        table: RatioTable = {}
+        for name, size in self.tables[resolution].items():
+            if name == "area":
+                continue
+            where = f"ratios[{resolution!r}][{name!r}]"
+            if re.fullmatch(r"[0-9.]+", name):
+                raise ConfigError(f"{where}: write the ratio as width:height; height/width of {name} is '1:{name}'")
+            ratio_fraction(name)
+            match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+            if match is None:
+                raise ConfigError(f"{where}={size!r} is no size; write it as width x height, as '832x480'")
+            width, height = int(match[1]), int(match[2])
+            for side, value in (("width", width), ("height", height)):
+                if value % self.multiple:
+                    raise ConfigError(
+                        f"{where}={size!r}: {side}={value} is not a multiple of {self.multiple}; nearest allowed: "
+                        f"{value // self.multiple * self.multiple or self.multiple} and "
+                        f"{-(-value // self.multiple) * self.multiple}, or set multiple"
+                    )
+            table[name] = (height, width)
+        if not table:
+            raise ConfigError(f"ratios[{resolution!r}] is empty; give at least one, as '16:9': '832x480'")
+        return table
+
+    def _spaced(self, resolution: str) -> RatioTable:
+        low, high = self.bounds
+        count = self.num_ar_buckets or 1
+        pixels = resolution_pixels(resolution)
+        table: RatioTable = {}
+        for number in range(count):
+            # Rounded to what a ratio's name holds, which is more than floats of two machines may differ by.
+            ratio = float(low) * (float(high) / float(low)) ** (number / max(1, count - 1))
+            name = f"{ratio:.4f}".rstrip("0").rstrip(".") + ":1"
+            table[name] = nearest_size(pixels, ratio_fraction(name), self.multiple)
+        return table
