@@ -89,13 +89,15 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
         except Rejected as error:
             rejected.append(Rejection(record.row, record.source, str(error)))
             continue
-        own = record_key(record.source)
+        kept = record.kept
+        own = record_key(record.source) if kept is None else kept.record_key
+        name = record.source if kept is None else kept.name
         for window, bucket in windows:
-            place = (record.source, window.start, window.num_frames, bucket.id)
-            key = sample_key(*place, seen[place])
+            place = (name, window.start, window.num_frames, bucket.id)
+            key = sample_key(*place, seen[place], stem_of=record.source)
             seen[place] += 1
             clip = _stored(record, probe, window, bucket, options)
-            split = split_of(own, options.val_fraction)
+            split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
             media = _media(extra, window, bucket, options)
             samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, media))
     return Assignment(tuple(samples), tuple(rejected))
@@ -176,15 +178,17 @@ def _native_clip(probe: Probe, window: Window, bucket: Bucket) -> Clip:
     )
 
 
-def sample_key(source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0) -> str:
+def sample_key(
+    source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0, *, stem_of: str = ""
+) -> str:
     """A sample's key: a readable stem, and a hash of all that makes it another sample. Later input never changes it.
 
-    `occurrence` counts earlier rows with the same file in the same bucket.
+    `occurrence` counts earlier rows with the same file in the same bucket. stem_of: what the stem is of, if not source.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
         parts.append(str(occurrence))
-    return f"{safe_stem(source)}-{stable_hash(*parts):016x}"
+    return f"{safe_stem(stem_of or source)}-{stable_hash(*parts):016x}"
 
 
 def record_key(source: str) -> str:

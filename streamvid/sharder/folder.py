@@ -29,8 +29,8 @@ def is_media_name(name: str) -> bool:
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
-def media_paths(root: Path) -> list[str]:
-    """Paths relative to `root` of all that is named like media, hidden names skipped, sorted by their parts.
+def file_paths(root: Path) -> list[str]:
+    """Paths relative to `root` of all files below it, hidden names skipped, sorted by their parts.
 
     Linked folders are entered, each real folder once, so that no loop of links is endless. A folder that is named like
     media counts as one, for the rejections, and is entered too. Raises SourceError for a folder that cannot be read.
@@ -50,9 +50,10 @@ def _walk(folder: Path, prefix: str, seen: set[tuple[int, int]]) -> Iterator[str
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if is_media_name(entry.name):
+        is_folder = _is_folder(entry)
+        if not is_folder or is_media_name(entry.name):
             yield prefix + entry.name
-        if _is_folder(entry):
+        if is_folder:
             yield from _walk(folder / entry.name, f"{prefix}{entry.name}/", seen)
 
 

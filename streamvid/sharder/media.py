@@ -117,7 +117,7 @@ class Media:
             yield self.path
             return
         try:
-            file = Path(self.file).open("rb", buffering=0)
+            file = Path(self.file).open("rb", buffering=0)  # noqa: SIM115 — closed below
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
         with file, io.BufferedReader(_Part(file.fileno(), self.offset, self.num_bytes), _PART_BUFFER_BYTES) as part:

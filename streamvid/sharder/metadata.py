@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import posixpath
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from typing import Any, TypeAlias
 
 from streamvid.errors import SourceError
 from streamvid.sharder.columns import check_names, clean_value, parse_text
-from streamvid.storage import Store
+from streamvid.sharder.folder import is_media_name
+from streamvid.sharder.media import is_remote, split_url, store_of
+from streamvid.storage import StorageOptions, Store
 
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
@@ -32,14 +35,31 @@ Row: TypeAlias = dict[str, Any] | BadRow
 
 @dataclass(frozen=True)
 class Metadata:
-    """Rows of a metadata file in its order, and all their columns in order of first appearance."""
+    """Rows of a metadata file in its order, and all their columns in order of first appearance.
+
+    video_column, caption_column: where the layout says which they are; what the user asks for goes first.
+    """
 
     rows: list[Row]
     names: list[str]
+    video_column: str | None = None
+    caption_column: str | None = None
 
 
-def read_metadata(path: Path) -> Metadata:
-    """All rows of a metadata file. Raises SourceError for a file that cannot be read as what its name says."""
+def is_metadata_name(name: str) -> bool:
+    """Whether a file of this name is read as metadata."""
+    return posixpath.splitext(name)[1].lower() in READERS
+
+
+def read_metadata(where: str | Path, storage: StorageOptions) -> Metadata:
+    """All rows of a metadata file, at a path or a URL. SourceError where it is not what its name says."""
+    if not isinstance(where, str) or not is_remote(where):
+        return _read_file(Path(where))
+    bucket_url, key = split_url(where)
+    return _download(store_of(bucket_url, storage), key)
+
+
+def _read_file(path: Path) -> Metadata:
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise SourceError(f"metadata {path}: allowed are files named {', '.join(f'*{name}' for name in READERS)}")
@@ -54,8 +74,7 @@ def read_metadata(path: Path) -> Metadata:
     return Metadata(rows, names)
 
 
-def download_metadata(store: Store, path: str) -> Metadata:
-    """The same of an object."""
+def _download(store: Store, path: str) -> Metadata:
     url = f"{store.url}/{path}"
     state = store.state(path)
     if state is None:
@@ -70,7 +89,7 @@ def download_metadata(store: Store, path: str) -> Metadata:
                 store.read_ranges(path, [(start, memoryview(data))], state.version)
                 file.write(data)
         try:
-            return read_metadata(local)
+            return _read_file(local)
         except SourceError as error:
             raise SourceError(str(error).replace(str(local), url)) from error
 
@@ -152,6 +171,8 @@ def _read_json(path: Path) -> Iterator[Row]:
         value = _parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except (ValueError, RecursionError) as error:
         raise SourceError(f"metadata {path} is no valid JSON: {_first_line(error)}") from error
+    if isinstance(value, dict) and value and all(is_media_name(name) for name in value):
+        value = [{"path": name, "caption": caption} for name, caption in value.items()]
     if isinstance(value, dict):
         lists = [name for name, part in value.items() if isinstance(part, list)]
         if len(lists) != 1:

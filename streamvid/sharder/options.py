@@ -21,10 +21,11 @@ from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.timeline import exact_rate
 
 CLIPS = ("copy", "native")
+LAYOUTS = ("metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset")
 MAX_WORKERS = 1024
 MIN_SHARD_BYTES = 1000
 _NATIVE_ONLY = ("codec", "crf", "gop", "fps", "max_clip_seconds", "min_psnr")
-_CHOICES = {"clips": CLIPS, "verify": (None, "decode", "probe"), "hdr": ("refuse", "allow")}
+_CHOICES = {"clips": CLIPS, "layout": (None, *LAYOUTS), "verify": (None, "decode", "probe"), "hdr": ("refuse", "allow")}
 _NATIVE_SIDES = range(16, 8193, 2)
 
 
@@ -43,6 +44,9 @@ class ShardOptions:
     below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite`, `storage`, `work_dir` and the
     limits on a worker do not. Raises ConfigError for a value that cannot be.
 
+    layout: how the source is laid out, one of LAYOUTS; None: told by what is there.   base_path: what relative paths of
+        metadata start from; None: the folder of the source.
+
     media_columns: further media of each sample and the columns that name their files: {"control": "control_video"};
         "reference?" takes rows without one, "image:", "video:" or "mask:" before a name says what it is.
 
@@ -59,6 +63,8 @@ class ShardOptions:
     """
 
     metadata: str | Path | None = None
+    layout: str | None = None
+    base_path: str | Path | None = None
     video_column: str | None = None
     caption_column: str | Sequence[str] | None = None
     caption_weight_column: str | None = None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from streamvid.errors import Rejected, SourceError
+from streamvid.errors import Rejected
 from streamvid.sharder.columns import MAX_TEXT_BYTES
-from streamvid.sharder.folder import check_path, is_media_name, is_object, locate, media_paths, relative_source
-from streamvid.sharder.media import is_remote, split_url, store_of, version_of
-from streamvid.sharder.metadata import READERS, Metadata, download_metadata, read_metadata
-from streamvid.storage import FileState, LocalStore, StorageOptions, Store, open_store
+from streamvid.sharder.folder import check_path, file_paths, is_object, locate, relative_source
+from streamvid.sharder.media import Media, is_remote, split_url, store_of, version_of
+from streamvid.storage import FileState, StorageOptions, Store
 
 _READS_AT_ONCE = 32
 _MISSING = "cannot be read: No such file or directory"  # as a folder's, so that both give the same dataset
@@ -31,14 +29,39 @@ class Sidecar:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a clip of a sealed dataset keeps in another one.
+
+    name: what its key there was, of which its new key is made. record_key: shared by all clips of one file, as there.
+    is_val: whether it was kept for validation, which it then is here too.
+    """
+
+    name: str
+    record_key: str
+    is_val: bool
+
+
 class Place(Protocol):
     """A source folder. What is wrong with one row is Rejected; what is wrong with the place is an error."""
 
     @property
     def url(self) -> str: ...
 
-    def media_paths(self) -> list[str]:
-        """Paths relative to the place of all that is named like media, hidden names left out, sorted by parts."""
+    def paths(self) -> list[str]:
+        """Paths relative to the place of all files below it, hidden names left out, sorted by parts."""
+        ...
+
+    def is_file(self, path: str) -> bool:
+        """Whether that file is there, hidden or not."""
+        ...
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there is such a folder, hidden or not, with something in it."""
+        ...
+
+    def media(self, path: str) -> Media:
+        """A file of the place, for who reads it. Rejected where it is none."""
         ...
 
     def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
@@ -57,6 +80,10 @@ class Place(Protocol):
         """Bytes and version of what `locate` named."""
         ...
 
+    def kept(self, path: str) -> Kept | None:
+        """What is known already of what `locate` named."""
+        ...
+
 
 @dataclass(frozen=True)
 class Objects:
@@ -67,7 +94,7 @@ class Objects:
 
     def look_up(self, urls: Iterable[str]) -> None:
         wanted = [url for url in dict.fromkeys(urls) if url not in self.states]
-        for url, state in _at_once(self._ask, wanted):
+        for url, state in at_once(self._ask, wanted):
             self.states[url] = state
 
     def state(self, url: str) -> tuple[int, str]:
@@ -93,8 +120,20 @@ class Folder:
     def url(self) -> str:
         return str(self.root)
 
-    def media_paths(self) -> list[str]:
-        return media_paths(self.root)
+    def paths(self) -> list[str]:
+        return file_paths(self.root)
+
+    def is_file(self, path: str) -> bool:
+        return (self.root / path).is_file()
+
+    def is_folder(self, path: str) -> bool:
+        return (self.root / path).is_dir()
+
+    def media(self, path: str) -> Media:
+        return Media(str(self.root / path), path, *self.state(str(self.root / path)), self.objects.storage)
+
+    def kept(self, path: str) -> Kept | None:
+        return None
 
     def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
         if not is_folder:
@@ -109,7 +148,7 @@ class Folder:
             if not path.is_file():
                 return None
             with path.open("rb") as file:
-                return _caption(file.read(MAX_TEXT_BYTES + 1))
+                return caption_text(file.read(MAX_TEXT_BYTES + 1))
         except OSError as error:
             raise Rejected(f"its caption file cannot be read: {error.strerror or error}") from error
 
@@ -144,9 +183,22 @@ class BucketFolder:
     def url(self) -> str:
         return self.store.url
 
-    def media_paths(self) -> list[str]:
-        found = (path.split("/") for path in self.files if is_media_name(path))
-        return ["/".join(parts) for parts in sorted(found) if not any(part.startswith(".") for part in parts)]
+    def paths(self) -> list[str]:
+        found = sorted(path.split("/") for path in self.files)
+        return ["/".join(parts) for parts in found if not any(part.startswith(".") for part in parts)]
+
+    def is_file(self, path: str) -> bool:
+        return path in self.files
+
+    def is_folder(self, path: str) -> bool:
+        return any(name.startswith(f"{path}/") for name in self.files)
+
+    def media(self, path: str) -> Media:
+        url = f"{self.url}/{path}"
+        return Media(url, path, *self.state(url), self.objects.storage)
+
+    def kept(self, path: str) -> Kept | None:
+        return None
 
     def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
         if not is_folder:
@@ -154,7 +206,7 @@ class BucketFolder:
             self.objects.look_up(url for url in urls if not url.startswith(f"{self.url}/"))
             return
         beside = {_beside(str(value)) for value in values} & self.files.keys()
-        self.captions.update(_at_once(self._read_caption, sorted(beside)))
+        self.captions.update(at_once(self._read_caption, sorted(beside)))
 
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
@@ -180,73 +232,52 @@ class BucketFolder:
         state = self.files[path]
         data = bytearray(min(state.num_bytes, MAX_TEXT_BYTES + 1))
         self.store.read_ranges(path, [(0, memoryview(data))], state.version)
-        return _caption(bytes(data))
+        return caption_text(bytes(data))
 
 
-def find_input(
-    source: str | Path, metadata: str | Path | None, storage: StorageOptions
-) -> tuple[Place, Metadata | None]:
-    """(what relative paths start from, the metadata if any). Raises SourceError, StorageError where a store fails."""
-    store = open_store(source, storage)
-    if isinstance(store, LocalStore):
-        root = Path(os.path.abspath(store.root))  # noqa: PTH100 — resolve() would follow links, and rename what lies behind them
-        place, found = _find_folder(root, metadata, storage)
-    else:
-        place, found = _find_prefix(store, metadata, storage)
-    return place, None if found is None else _read_metadata(found, storage)
+@dataclass(frozen=True)
+class Members:
+    """Files that are parts of others, tars mostly: what is listed here is all there is.
 
+    where: what rows call a file → (source, part path). states: part path → (bytes, version). kept_of: part path → what
+    is known of it.
+    """
 
-def _find_folder(root: Path, metadata: str | Path | None, storage: StorageOptions) -> tuple[Place, str | Path | None]:
-    if root.is_file():
-        if metadata is not None:
-            raise SourceError(f"source {root} is a file, and metadata={str(metadata)!r} is given too; give the folder")
-        return Folder(root.parent, Objects(storage)), root
-    if not root.is_dir():
-        raise SourceError(f"source {root} is neither a folder nor a metadata file")
-    place = Folder(root, Objects(storage))
-    found = [path for suffix in READERS if (path := root / f"metadata{suffix}").is_file()]
-    return place, _choose(place, metadata, [str(path) for path in found])
+    url: str
+    where: Mapping[str, tuple[str, str]]
+    states: Mapping[str, tuple[int, str]]
+    kept_of: Mapping[str, Kept] = field(default_factory=dict)
 
+    def paths(self) -> list[str]:
+        return list(self.where)
 
-def _is_object(url: str, storage: StorageOptions) -> bool:
-    return open_store(posixpath.dirname(url), storage).state(posixpath.basename(url)) is not None
+    def is_file(self, path: str) -> bool:
+        return path in self.where
 
+    def is_folder(self, path: str) -> bool:
+        return False
 
-def _find_prefix(store: Store, metadata: str | Path | None, storage: StorageOptions) -> tuple[Place, str | Path | None]:
-    if store.url.startswith("memory:"):
-        raise SourceError(f"source {store.url} is in this process alone, and workers are others; give another place")
-    if posixpath.splitext(store.url)[1].lower() in READERS:
-        if metadata is not None:
-            raise SourceError(
-                f"source {store.url} is a file, and metadata={str(metadata)!r} is given too; give the folder"
-            )
-        return BucketFolder.listed(open_store(posixpath.dirname(store.url), storage), storage), store.url
-    place = BucketFolder.listed(store, storage)
-    if not place.files:
-        if "/" in store.url.removeprefix("s3://") and _is_object(store.url, storage):
-            raise SourceError(
-                f"source {store.url} is one file, and no metadata file ({', '.join(READERS)}); "
-                f"give its folder, {posixpath.dirname(store.url)}"
-            )
-        raise SourceError(f"source {store.url} is neither a folder nor a metadata file: no object lies below it")
-    found = [f"{store.url}/{name}" for suffix in READERS if (name := f"metadata{suffix}") in place.files]
-    return place, _choose(place, metadata, found)
+    def media(self, path: str) -> Media:
+        source, part = self.locate(path)
+        return Media(part, source, *self.state(part), StorageOptions())
 
+    def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
+        """All is known."""
 
-def _choose(place: Place, metadata: str | Path | None, found: list[str]) -> str | Path | None:
-    if metadata is not None:
-        return metadata
-    if len(found) > 1:
-        names = " and ".join(posixpath.basename(path) for path in found)
-        raise SourceError(f"source {place.url} holds {names}; say which with --metadata")
-    return found[0] if found else None
+    def locate(self, value: object) -> tuple[str, str]:
+        path = check_path(value)
+        if path not in self.where:
+            raise Rejected("is no member of these tars")
+        return self.where[path]
 
+    def caption(self, sidecar: Sidecar) -> str | None:
+        return None
 
-def _read_metadata(path: str | Path, storage: StorageOptions) -> Metadata:
-    if isinstance(path, str) and is_remote(path):
-        bucket_url, key = split_url(path)
-        return download_metadata(store_of(bucket_url, storage), key)
-    return read_metadata(Path(path))
+    def state(self, path: str) -> tuple[int, str]:
+        return self.states[path]
+
+    def kept(self, path: str) -> Kept | None:
+        return self.kept_of.get(path)
 
 
 def _objects(values: Sequence[object], locate: Callable[[object], tuple[str, str]]) -> list[str]:
@@ -266,11 +297,13 @@ def _beside(path: str) -> str:
     return posixpath.splitext(path)[0] + ".txt"
 
 
-def _caption(data: bytes) -> str | None:
+def caption_text(data: bytes) -> str | None:
+    """What a caption file says, outer white space aside; None where that is nothing."""
     return data.decode("utf-8-sig", "surrogateescape").strip() or None
 
 
-def _at_once(ask: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[tuple[_Item, _Answer]]:
+def at_once(ask: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[tuple[_Item, _Answer]]:
+    """(item, answer) of each, many asked at the same time."""
     if not items:
         return []
     with ThreadPoolExecutor(_READS_AT_ONCE) as threads:

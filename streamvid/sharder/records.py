@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,11 +25,12 @@ from streamvid.sharder.columns import (
     find_column,
 )
 from streamvid.sharder.extra_media import Cells, MediaFile, cells_of, check_columns, find_files, paths_of
-from streamvid.sharder.folder import printable_source
+from streamvid.sharder.folder import is_media_name, printable_source
+from streamvid.sharder.layouts import Input, find_input
 from streamvid.sharder.media import Media
 from streamvid.sharder.metadata import BadRow, Metadata, cell_text, cell_value
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.place import Place, Sidecar, find_input
+from streamvid.sharder.place import Kept, Place, Sidecar
 from streamvid.storage import StorageOptions
 
 
@@ -38,7 +39,8 @@ class Record:
     """One input row whose file is there. `source` names it in the dataset, `path` where it is: a local path or a URL.
 
     version: the modification time in nanoseconds, or what the store calls the object's version. extra: its further
-    media's files. captions: all of them with their weights where it has several, `caption` being the first.
+    media's files. captions: all of them with their weights where it has several, `caption` being the first. kept: of
+    clips of a sealed dataset: the keys and the split that they had there.
     """
 
     row: int
@@ -50,6 +52,7 @@ class Record:
     columns: dict[str, Any]
     extra: tuple[MediaFile, ...] = ()
     captions: Captions = ()
+    kept: Kept | None = None
 
     def media(self, storage: StorageOptions) -> Media:
         """Its file, for a worker that reaches stores so."""
@@ -86,6 +89,8 @@ class RecordSet:
                 digest.update(_line(*record.captions))
             if record.extra:
                 digest.update(_line(*(file.line for file in record.extra)))
+            if record.kept is not None:
+                digest.update(_line(*astuple(record.kept)))
         for rejection in self.rejections:
             digest.update(_line(rejection.row, rejection.source, rejection.reason))
         return digest.hexdigest()
@@ -95,13 +100,33 @@ _Candidate: TypeAlias = tuple[object, object, dict[str, Any], Cells]
 """(path, caption or its place, columns, further media) of a row, as the user gave them."""
 
 
-def read_records(source: str | Path, options: ShardOptions) -> RecordSet:
-    """Read the whole input. A row that cannot be used is a rejection; SourceError is for input that cannot be read."""
-    place, metadata = find_input(source, options.metadata, options.own_storage)
+def read_records(source: str | Path | Sequence[str | Path], options: ShardOptions) -> RecordSet:
+    """Read the whole input: one source, or several one after the other.
+
+    A row that cannot be used is a rejection; SourceError is for input that cannot be read.
+    """
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if len(sources) > 1 and options.metadata is not None:
+        raise SourceError(
+            f"metadata={str(options.metadata)!r} stands beside {len(sources)} sources; give metadata files as sources"
+        )
+    parts: list[RecordSet] = []
+    for one in sources:
+        found = find_input(one, options)
+        parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
+        if not parts[-1].num_rows:
+            what = f"{found.place.url} holds no file named like a video or an image"
+            raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.metadata else what}")
+    return parts[0] if len(parts) == 1 else _joined(parts, sources)
+
+
+def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSet:
+    place, metadata = found.place, found.metadata
     user_types: dict[str, str] = {}
     check_columns(metadata, options.media)
     if metadata is None:
-        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}, {}) for path in place.media_paths()]
+        paths = [path for path in place.paths() if is_media_name(path)]
+        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}, {}) for path in paths]
     else:
         candidates, user_types = _metadata_candidates(metadata, options)
     place.look_ahead([row[0] for row in candidates if not isinstance(row, BadRow)], is_folder=metadata is None)
@@ -110,7 +135,7 @@ def read_records(source: str | Path, options: ShardOptions) -> RecordSet:
         place.look_ahead(extra, is_folder=False)
     records: list[Record] = []
     rejections: list[Rejection] = []
-    for row, candidate in enumerate(candidates):
+    for row, candidate in enumerate(candidates, first_row):
         try:
             if isinstance(candidate, BadRow):
                 raise Rejected(candidate.reason)
@@ -118,18 +143,51 @@ def read_records(source: str | Path, options: ShardOptions) -> RecordSet:
         except Rejected as error:
             name = "" if isinstance(candidate, BadRow) else printable_source(candidate[0])
             rejections.append(Rejection(row, name, str(error)))
-    if not records and not rejections:
-        what = "the metadata has no rows" if metadata else f"{place.url} holds no file named like a video or an image"
-        raise SourceError(f"nothing to shard: {what}")
     return RecordSet(tuple(records), tuple(rejections), user_types)
+
+
+def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
+    """Several inputs as one. A file is known by its name, so that no two of them may have the same one."""
+    owners: dict[str, int] = {}
+    types: dict[str, str] = {}
+    for number, part in enumerate(parts):
+        for record in part.records:
+            if record.kept is None and owners.setdefault(record.source, number) != number:
+                raise SourceError(
+                    f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, and would be "
+                    "one record; put both folders into one and give that, or name the files differently"
+                )
+        for name, kind in part.user_types.items():
+            types[name] = kind if types.get(name, kind) == kind else _wider(types[name], kind)
+    records = (record for part in parts for record in part.records)
+    val = {record.kept.record_key for part in parts for record in part.records if record.kept and record.kept.is_val}
+    return RecordSet(
+        tuple(_as_types(record, types, val) for record in records),
+        tuple(rejection for part in parts for rejection in part.rejections),
+        types,
+    )
+
+
+def _wider(one: str, other: str) -> str:
+    return "double" if {one, other} == {"int64", "double"} else "string"
+
+
+def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
+    """With columns of the common types, and for validation where any part of the same record is."""
+    columns = {name: as_type(record.columns.get(name), kind) for name, kind in types.items()}
+    kept = record.kept
+    if kept is not None and kept.record_key in val:
+        kept = replace(kept, is_val=True)
+    return replace(record, columns=columns, kept=kept)
 
 
 def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[list[_Candidate | BadRow], dict[str, str]]:
     if not metadata.names:
         return [row for row in metadata.rows if isinstance(row, BadRow)], {}
-    video = find_column(metadata.names, options.video_column, VIDEO_COLUMNS, "video_column")
+    video = find_column(metadata.names, options.video_column or metadata.video_column, VIDEO_COLUMNS, "video_column")
     others = [name for name in metadata.names if name != video]
-    captions = find_caption_columns(others, options.caption_column, options.caption_weight_column)
+    asked = metadata.caption_column if options.caption_column is None else options.caption_column
+    captions = find_caption_columns(others, asked, options.caption_weight_column)
     of_media = [medium.column for medium in options.media]
     names = [name for name in metadata.names if name not in (video, *captions.all, *of_media)]
     values = {name: [cell_value(row.get(name)) for row in metadata.rows if isinstance(row, dict)] for name in names}
@@ -159,7 +217,8 @@ def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions
     extra = find_files(candidate[3], options.media, place, max_clip_bytes)
     caption = captions[0][0] if captions else None
     several = captions if len(captions) > 1 else ()
-    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several)
+    kept = place.kept(path)
+    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several, kept)
 
 
 def _captions(cells: object, place: Place, options: ShardOptions) -> Captions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,15 @@ _REASONS_SHOWN = 5
 _logger = logging.getLogger(__name__)
 
 
-def shard(source: str | Path, dest: str | Path, options: ShardOptions, progress: Progress | None = None) -> ShardReport:
-    """Build the dataset at `dest` out of a folder of media or a metadata file; idempotent. Both may be in buckets.
+def shard(
+    source: str | Path | Sequence[str | Path],
+    dest: str | Path,
+    options: ShardOptions,
+    progress: Progress | None = None,
+) -> ShardReport:
+    """Build the dataset at `dest` out of a folder of media, a metadata file, tars or sealed datasets; idempotent.
+
+    Several sources are taken one after the other. All may be in buckets.
 
     Killed at any point and run again, it goes on where it was and ends with the same bytes (SHARD-1). A dataset that
     is sealed already and would be built the same is left as it is.
@@ -87,7 +94,10 @@ def abandon(dest: str | Path, options: ShardOptions) -> bool:
 
 
 def dry_run(
-    source: str | Path, dest: str | Path, options: ShardOptions, progress: Progress | None = None
+    source: str | Path | Sequence[str | Path],
+    dest: str | Path,
+    options: ShardOptions,
+    progress: Progress | None = None,
 ) -> ShardReport:
     """Everything up to the shard plan; writes nothing to `dest`, and takes over what an unfinished run there probed.
 
