@@ -76,19 +76,28 @@ Examples:
       --buckets "832x480@81,480x832@81" --val-fraction 0.01 --shard-size 512MB
   streamvid shard videos/ ds/ --clips native --resolution 480p --num-frames 17,81
   streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
+  streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
 
-SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there, or in a .txt beside each
-video) or such a metadata file. Stopped at any point, the same command goes on where it was."""
+SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there or in its folders, in
+prompt.txt beside videos.txt, or in a .txt beside each video), such a metadata file, a folder of
+parquet files, one of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset, for other
+buckets; several are put together. Stopped at any point, the same command goes on where it was."""
 
 
 @click.command(
     epilog=_EPILOG,
     short_help="Turn a folder of videos into a sealed dataset.",
 )
-@click.argument("source", type=click.Path())
+@click.argument("source", type=click.Path(), nargs=-1, required=True)
 @click.argument("dest", type=click.Path())
+@click.option(
+    "--layout",
+    type=click.Choice(["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]),
+    help="How SOURCE is laid out.  [default: told by what is there]",
+)
 @click.option("--metadata", type=click.Path(), help="CSV, JSON, JSONL or Parquet with a row a video.")
+@click.option("--base-path", type=click.Path(), help="What its relative paths start from.  [default: SOURCE]")
 @click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
 @caption_flags
 @click.option("--buckets", metavar="LIST", help="Explicit buckets as WxH@F, e.g. '832x480@81,480x832@81'.")
@@ -135,7 +144,7 @@ video) or such a metadata file. Stopped at any point, the same command goes on w
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
-def command(source: str, dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
+def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST. Both may be s3:// URLs."""
     from streamvid.sharder.sharder import dry_run as plan_only
     from streamvid.sharder.sharder import shard

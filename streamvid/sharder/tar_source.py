@@ -209,7 +209,7 @@ def _take_in(samples: dict[str, _Sample], member: TarMember, read: Read) -> None
     if not is_media and kind not in ("txt", "json"):
         return
     sample = samples.setdefault(posixpath.join(folder, stem), _Sample())
-    taken: Mapping[str, object] = {"txt": sample.texts, "json": sample.columns}.get(kind, sample.media)
+    taken: Mapping[str, object] = sample.media if is_media else sample.texts if kind == "txt" else sample.columns
     if member.not_file:
         sample.broken.append(f"{member.name}: is {member.not_file}, and only plain files are read")
     elif (extension if is_media else base) in taken:
