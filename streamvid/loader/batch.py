@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streamvid.errors import ConfigError
 from streamvid.loader.encoded import EncodedClip
+from streamvid.loader.media import BatchMedia
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 Layout = Literal["BCTHW", "BTCHW", "BTHWC"]
 RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
-STANDARD_FIELDS = ("video", "clips", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight", "layout")
+STANDARD_FIELDS = (
+    *("video", "clips", "media", "media_present", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight"),
+    "layout",
+)
 
 _CHUNK_ELEMENTS = 1 << 19
 _DIGEST_PIXELS = 4096
@@ -68,11 +72,17 @@ class Batch(Mapping[str, Any]):
       With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
     - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
+    - `media`, with the loader's media=(...): uint8 by name, in the layout and place of the video, cut and scaled as it
+      is. What follows the clip has its shape: frame i goes with the video's frame i. One picture a clip has T = 1, a
+      list (B, N, …) with the dataset's longest N, a mask C = 1. Zeros where a sample has none.
+    - `media_present`, with it: bool (B,) by name, or (B, N) of a list: whether the sample has it.
     - `text`: B captions, "" where there is none.   - `sample_keys`: B keys.
     - `bucket`: the Bucket that all samples are of.  - `fps`: float32 (B,), frames a second, NaN for images.
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that takes the place of a bad one.
     - `loss_weight`: float, the weight of this batch's mean loss: its share of the samples that all ranks take in one
       step of the optimizer, times that step's number of batches (ranks x `accumulate`); 1.0 where they are equal.
+    - with the loader's `tokenizer`: `text_tokens`, int64 (B, L), and `text_mask`, bool (B, L), True where it is no
+      padding; anything else that it gives under the name x as `text_x`.
     - and one entry for each of the loader's `columns`: float64 (B,) where numeric (NaN where missing), else a list.
     """
 
@@ -88,12 +98,16 @@ class Batch(Mapping[str, Any]):
     if TYPE_CHECKING:
         layout: Layout
         video: torch.Tensor
+        media: BatchMedia
+        media_present: dict[str, torch.Tensor]
         text: list[str]
         sample_keys: list[str]
         bucket: Bucket
         fps: torch.Tensor
         is_repeat: torch.Tensor
         loss_weight: float
+        text_tokens: torch.Tensor
+        text_mask: torch.Tensor
 
     def __getitem__(self, name: str) -> Any:
         value = self._fields[name]
@@ -128,8 +142,11 @@ class Batch(Mapping[str, Any]):
     def __reduce__(self) -> Any:
         return Batch, (self._fields,)
 
-    def normalized(self, dtype: torch.dtype, range: tuple[float, float] = (-1.0, 1.0)) -> torch.Tensor:
-        """`video` as `dtype`, contiguous in its layout, 0..255 mapped linearly onto `range`, where `video` lies.
+    def normalized(
+        self, dtype: torch.dtype, range: tuple[float, float] = (-1.0, 1.0), medium: str | None = None
+    ) -> torch.Tensor:
+        """`video`, or `media[medium]`, as `dtype`, contiguous in its layout, 0..255 mapped linearly onto `range`, where
+        it lies.
 
         Computed in float64 and rounded once, so that every device gives the same numbers (Apple's: in float32).
         Raises ConfigError for a dtype that is no floating point type.
@@ -138,11 +155,13 @@ class Batch(Mapping[str, Any]):
 
         if not dtype.is_floating_point:
             raise ConfigError(f"dtype={dtype} is no floating point type; use torch.float32, torch.bfloat16 or float16")
-        video, (low, high) = self.video, range
+        video, (low, high) = self.video if medium is None else self.media[medium], range
         exact = torch.float32 if video.device.type == "mps" else torch.float64
         offset, scale = torch.full((), low, dtype=exact, device=video.device), (high - low) / 255.0
         out = torch.empty(video.shape, dtype=dtype, device=video.device)
-        for pixels, numbers in _chunks(video, out, [self.layout.index(name) for name in "BTH"]):
+        first = video.ndim - len(self.layout)  # a list's items stand behind its samples
+        axes = [0, *(first + self.layout.index(name) for name in "TH")]
+        for pixels, numbers in _chunks(video, out, axes):
             torch.add(offset, pixels, alpha=scale, out=numbers)
         return out
 
@@ -196,8 +215,10 @@ class Batch(Mapping[str, Any]):
         import torch
 
         def mapped(value: Any) -> Any:
-            if isinstance(value, Planes):
+            if isinstance(value, Planes | BatchMedia):
                 return value.map_tensors(function)
+            if isinstance(value, dict):
+                return {name: mapped(part) for name, part in value.items()}
             if isinstance(value, list) and value and isinstance(value[0], EncodedClip):
                 return [clip.map_tensors(function) for clip in value]
             return function(value) if isinstance(value, torch.Tensor) else value
@@ -214,6 +235,10 @@ class Batch(Mapping[str, Any]):
                 yield value.table
             elif isinstance(value, list) and value and isinstance(value[0], EncodedClip):
                 yield from (clip.data for clip in value)
+            elif isinstance(value, BatchMedia):
+                yield from value.tensors()
+            elif isinstance(value, dict):
+                yield from (part for part in value.values() if isinstance(part, torch.Tensor))
             elif isinstance(value, torch.Tensor):
                 yield value
 

@@ -75,6 +75,7 @@ class IndexRows:
             number = int(rows.numbers[number])
         row = {name: rows.columns[name][number].as_py() for name in (*_own_columns(part), *part.text.needed)}
         columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
+        row["media"] = {medium.name: rows.columns[medium.column][number].as_py() for medium in part.media}
         return row | {"columns": columns, "place": rows.place, "row": number}
 
     def packets(self, sample: SampleRequest, row: dict[str, Any]) -> ClipIndex | None:
@@ -111,7 +112,8 @@ def _read_packets(sample: SampleRequest, place: Place) -> PacketTables:
 
 def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard = sample.part, sample.shard_info
-    kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values()]))
+    of_media = [medium.column for medium in part.media]
+    kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values(), *of_media]))
     places = _PLACE_COLUMNS if part.dataset.manifest.packet_files else ()
     wanted = list(dict.fromkeys([*kept, *places, *(part.filter.columns if part.filter else ())]))
     table = part.dataset.samples(shard, wanted)

@@ -19,6 +19,7 @@ from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
+from streamvid.loader.media import Medium
 from streamvid.loader.text import CaptionChoice, TextOptions, TextRule, text_rule
 from streamvid.loader.view import ViewOptions, rate_of
 from streamvid.plan import hash64, hash_text
@@ -84,7 +85,7 @@ class MixPart:
     seed: what SAMPLE-1 draws from: the loader's seed, or for one of several datasets a seed of its own.
     shards: bucket id → shards of the split that have samples which pass the filter, in plan order.
     counts: bucket id → how many samples of each of those shards pass.
-    columns: the caller's name of a column → its name in this index.
+    columns: the caller's name of a column → its name in this index.   media: what else is delivered of a sample.
     draws: bucket id → the draw sets that shards of it are part of.
     rate: at which its clips are read.   view: what a delivery shows of one.
     """
@@ -101,6 +102,7 @@ class MixPart:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
     rate: FrameRate = field(default_factory=FrameRate)
     view: ViewOptions = field(default_factory=ViewOptions)
+    media: tuple[Medium, ...] = ()
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
@@ -156,8 +158,15 @@ class Mix:
                 "num_repeats": str(repeats),
             }
             | ({"name": part.name} if len(self.parts) > 1 else {})
+            | _later_values(part)
             for part, repeats in zip(self.parts, self.repeats, strict=True)
         ]
+
+
+def _later_values(part: MixPart) -> dict[str, str]:
+    """Which samples pass a filter depends on its columns, and `annotate` may have given these other values."""
+    digest = part.dataset.columns_digest(part.filter.columns) if part.filter else None
+    return {} if digest is None else {"where_columns": digest}
 
 
 @dataclass(frozen=True, slots=True)
