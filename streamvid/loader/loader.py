@@ -25,6 +25,7 @@ from streamvid.loader.setup import Given, ring_bytes, set_up
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import store_stats
+from streamvid.loader.tokens import Tokenizer
 from streamvid.plan import BucketReport, Cursor, World
 from streamvid.plan.cost import CostTable
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
@@ -64,6 +65,8 @@ class VideoLoader:
     samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
         whether weights are shares of "samples" or "tokens".
     columns: columns of the index to hand over with each batch.
+    tokenizer: called once a batch with its texts, a list of str, in the caller's thread, while workers decode; its
+        result is `batch.text_tokens`, int64 (B, L), and `batch.text_mask`, bool (B, L), see `Batch`.
 
     device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`, which is RGB.
     pixels: of the ring: "rgb24", or "yuv420p", half the bytes and less work, of which the device makes RGB exactly.
@@ -109,6 +112,7 @@ class VideoLoader:
         samples_per_epoch: int | None = None,
         mix_by: MixBy = "samples",
         columns: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
         device: torch.device | str | None = None,
         layout: Layout = "BCTHW",
         pixels: Pixels | None = None,
@@ -129,7 +133,7 @@ class VideoLoader:
             dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, world=world,
             num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window, order=order, deal=deal,
             tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
-            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns,
+            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns, tokenizer=tokenizer,
             device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
             num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,
             cache_bytes=cache_bytes, sample_timeout_seconds=sample_timeout_seconds,
@@ -140,6 +144,7 @@ class VideoLoader:
         self.datasets = tuple(part.dataset for part in made.mix.parts)
         self.buckets, self.batch_sizes = made.buckets, made.selection.batch_sizes
         self._mix, self._selection, self._columns, self._numeric = made.mix, made.selection, made.columns, made.numeric
+        self._tokenizer = tokenizer
         self._layout, self._num_epochs, self._pipeline_options = made.layout, made.num_epochs, made.pipeline_options
         self._stage, self._meter, self._groups, self._shared = made.stage, StatsMeter(), made.groups, made.shared
         self._pipeline: Pipeline | None = None
@@ -250,7 +255,7 @@ class VideoLoader:
             self._shared.batch(self.epoch, num_done - 1, pending.digest, keys)
 
     def _made(self, pending: PendingBatch) -> Batch:
-        batch = make_batch(pending, self._columns, self._numeric, self._layout)
+        batch = make_batch(pending, self._columns, self._numeric, self._layout, self._tokenizer)
         if self._shared is not None:  # while it is on the host: reading it back from a device would wait for that
             pending.digest = batch.digest()
         return batch

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamvid.errors import StreamvidError
+from streamvid.errors import LoaderError, StreamvidError
 from streamvid.loader.arena import Arena, Block
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values, profiled
 from streamvid.loader.color import color_table
 from streamvid.loader.encoded import EncodedClip
 from streamvid.loader.pending import PendingBatch, StoredClip, sample_error
+from streamvid.loader.tokens import MASK, TOKENS, Tokenizer, tokenize
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +98,12 @@ def make_batch(
     columns: Sequence[str],
     numeric: Collection[str],
     layout: Layout = "BCTHW",
+    tokenizer: Tokenizer | None = None,
 ) -> Batch:
-    """The Batch of a complete PendingBatch; its place in the ring is free again when its last tensor has died."""
+    """The Batch of a complete PendingBatch; its place in the ring is free again when its last tensor has died.
+
+    Raises LoaderError for a tokenizer that fails.
+    """
     import numpy as np
     import torch
 
@@ -120,6 +125,8 @@ def make_batch(
             fields["layout"] = layout
         for name in columns:
             fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
+        if tokenizer is not None:
+            fields |= _tokens(tokenizer, fields)
         return Batch(fields, slot.copied)
 
 
@@ -132,6 +139,19 @@ def _texts(pending: PendingBatch) -> list[str]:
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
     return texts
+
+
+def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+
+    found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
+    if taken := [name for name in found if name in fields]:
+        raise LoaderError(f"the tokenizer gave {', '.join(taken)}, which the batch has already; rename it")
+    kinds = {TOKENS: torch.int64, MASK: torch.bool}
+    return {
+        name: value if isinstance(value, list) else torch.as_tensor(value, dtype=kinds.get(name))
+        for name, value in found.items()
+    }
 
 
 def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:

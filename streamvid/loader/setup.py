@@ -17,6 +17,7 @@ from streamvid.loader.exchange import SharedBatchCheck
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
+from streamvid.loader.tokens import Tokenizer, check_tokenizer
 from streamvid.loader.world import detect_world
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs
@@ -53,6 +54,7 @@ class Given:
     samples_per_epoch: int | None
     mix_by: MixBy
     columns: Sequence[str]
+    tokenizer: Tokenizer | None
     device: torch.device | str | None
     layout: Layout
     pixels: Pixels | None
@@ -117,6 +119,7 @@ def set_up(given: Given) -> Setup:
     )
     layout, num_epochs = check_layout(given.layout), arguments.at_least("num_epochs", given.num_epochs, 1)
     num_workers, columns = arguments.check_workers(given.num_workers), tuple(arguments.check_columns(given.columns))
+    check_tokenizer(given.tokenizer, columns)
     stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
     mix = _open(given, columns, stores)
     selection = _select(given, mix, options, world)

@@ -1,0 +1,119 @@
+"""What a caller's tokenizer made of the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.errors import ConfigError, LoaderError
+
+Tokenizer: TypeAlias = Callable[[list[str]], Any]
+
+TOKENS, MASK = "text_tokens", "text_mask"
+_NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # as Hugging Face's tokenizers call them
+
+
+def check_tokenizer(tokenizer: object, columns: Sequence[str]) -> None:
+    """ConfigError for what cannot be called, and for columns whose names its results have."""
+    if tokenizer is None:
+        return
+    if not callable(tokenizer):
+        raise ConfigError(
+            f"tokenizer={tokenizer!r}: expected a function that takes a list of texts, as "
+            "lambda texts: tokenizer(texts, padding=True)"
+        )
+    for name in columns:
+        if name in (TOKENS, MASK):
+            raise ConfigError(f"columns: {name!r} is what the tokenizer's result is called; rename the column")
+
+
+def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> dict[str, Any]:
+    """Call the tokenizer, once, and give its result as fields: numpy arrays, tensors that it made, or lists of B.
+
+    A mapping: `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` text_mask, bool (B, L), any other `name`
+    text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's Encoding) or an array
+    (B, L): text_tokens. Lists of unequal length are padded on the right with the tokenizer's pad_token_id, else 0;
+    where it says no mask, that is what is not padding.
+
+    Raises LoaderError, which names the samples, for what the tokenizer raises and for any other result.
+    """
+    try:
+        result = tokenizer(list(texts))
+    except Exception as error:
+        raise LoaderError(_about(keys, f"failed: {type(error).__name__}: {error}")) from error
+    try:
+        return _fields(result, len(texts), getattr(tokenizer, "pad_token_id", None))
+    except ValueError as error:
+        raise LoaderError(_about(keys, str(error))) from error
+
+
+def _fields(result: Any, num_samples: int, pad: object) -> dict[str, Any]:
+    if isinstance(result, Mapping):
+        named = {_NAMES.get(name, f"text_{name}"): value for name, value in result.items() if value is not None}
+    elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
+        named = {TOKENS: [one.ids for one in result]}
+        if all(hasattr(one, "attention_mask") for one in result):
+            named[MASK] = [one.attention_mask for one in result]
+    else:
+        named = {TOKENS: result}
+    fields: dict[str, Any] = {}
+    for name, value in named.items():
+        filler = pad if name == TOKENS and isinstance(pad, int) else 0
+        fields[name], mask = _padded(name, value, num_samples, filler)
+        if name == TOKENS and MASK not in named:
+            fields[MASK] = mask
+    for name, is_right in ((TOKENS, _is_integer), (MASK, _is_mask)):
+        if name in fields and not is_right(fields[name]):
+            raise ValueError(
+                f"gave {name} of type {fields[name].dtype}; give integers, and anything else by name in a dict"
+            )
+    if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
+        raise ValueError(
+            f"gave a mask of shape {tuple(fields[MASK].shape)} for tokens of {tuple(fields[TOKENS].shape)}"
+        )
+    return fields
+
+
+def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
+    """(an array, a tensor or a list of B, the mask of what is not padding)."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        if not value.shape or value.shape[0] != num_samples:
+            raise ValueError(f"gave {name} of shape {tuple(value.shape)} for {num_samples} texts")
+        return value, np.ones(tuple(value.shape), np.bool_)
+    if not isinstance(value, list | tuple) or len(value) != num_samples:
+        said = f"{len(value)} of {name}" if isinstance(value, list | tuple) else f"{name} as a {type(value).__name__}"
+        raise ValueError(f"gave {said} for {num_samples} texts; give one entry for each")
+    if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
+        if name in (TOKENS, MASK):
+            raise ValueError(f"gave {name} that is no list of lists of integers")
+        return list(value), None
+    rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
+    if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
+        raise ValueError(f"gave {name} that is no list of lists of numbers")
+    length = max(map(len, rows))
+    out = np.full((num_samples, length), filler, np.result_type(*rows))
+    mask = np.zeros((num_samples, length), np.bool_)
+    for number, row in enumerate(rows):
+        out[number, : len(row)] = row
+        mask[number, : len(row)] = True
+    return out, mask
+
+
+def _is_integer(value: Any) -> bool:
+    return not _is_bool(value) and "int" in str(value.dtype)
+
+
+def _is_mask(value: Any) -> bool:
+    return _is_bool(value) or "int" in str(value.dtype)
+
+
+def _is_bool(value: Any) -> bool:
+    return "bool" in str(value.dtype)
+
+
+def _about(keys: Sequence[str], what: str) -> str:
+    named = ", ".join(keys[:4]) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+    return f"the tokenizer {what} (texts of {named})"
