@@ -20,6 +20,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _VERBS = {
+    "annotate": "Put captions and columns into a sealed dataset.",
     "bench": "Measure samples a second on this machine, and what limits them.",
     "copy": "Copy a dataset between disks and buckets, each file proved.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",

@@ -17,6 +17,7 @@ from streamvid.dataset.manifest import (
     LARGE_FOLDERS,
     MANIFEST,
     FileInfo,
+    Manifest,
     manifest_from_json,
     manifest_to_json,
 )
@@ -199,13 +200,16 @@ class _Copy:
         except StreamvidError:
             return None  # damaged: its files' names tell whose it is
         mine = self.dataset.manifest
-        if (manifest.content_fingerprint, manifest.plan_fingerprint) != (
-            mine.content_fingerprint,
-            mine.plan_fingerprint,
-        ):
+        if _base(manifest) != _base(mine):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
                 f"{manifest.content_fingerprint[:16]}…, not {mine.content_fingerprint[:16]}…); give another dest"
+            )
+        # Columns that were put at the source since come along; what was put at dest alone must not go unnoticed.
+        if manifest.columns != mine.columns[: len(manifest.columns)]:
+            raise SealedError(
+                f"dest {self.dest.url} holds the same dataset with other columns, put there by `streamvid annotate`; "
+                "annotate it there as at the source, or give another dest"
             )
         return data
 
@@ -249,6 +253,11 @@ class _Copy:
             return False
         self.journal.add(file.path, state)
         return True
+
+
+def _base(manifest: Manifest) -> tuple[str, str]:
+    """What a dataset is, whatever columns were put beside it later."""
+    return manifest.plan_fingerprint, manifest.base_fingerprint or manifest.content_fingerprint
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:

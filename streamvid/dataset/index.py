@@ -87,7 +87,7 @@ class TablePlace:
 
 
 # Page checksums prove what is read long after the file's own checksum was.
-_WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
+WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
 
 _SAMPLE_TYPES = {
     "key": "string",
@@ -192,7 +192,7 @@ def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str], media
 
     target = sample_schema(user_types, media)
     sink = io.BytesIO()
-    with pq.ParquetWriter(sink, target, **_WRITING) as writer:
+    with pq.ParquetWriter(sink, target, **WRITING) as writer:
         for shard in shards:
             rows, place = shard.rows, shard.packets
             columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _SAMPLE_TYPES}
@@ -227,7 +227,7 @@ def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema(types)), sink, **_WRITING)
+    pq.write_table(pa.table(columns, schema=schema(types)), sink, **WRITING)
     return sink.getvalue()
 
 

@@ -121,11 +121,14 @@ class Dataset:
             )
         return table
 
-    def column_rows(self, shard: ShardInfo) -> dict[str, pa.Table]:
-        """The rows of a shard in each file of columns that were put there later, by path."""
+    def column_paths(self, shard: ShardInfo) -> list[str]:
+        """The files with the shard's rows of columns that were put there later."""
         place = self._groups.places[shard.index_path]
-        paths = [group.files[place].path for group in self.manifest.columns]
-        return {path: self._rows(shard, path, None) for path in paths}
+        return [group.files[place].path for group in self.manifest.columns]
+
+    def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
+        """The shard's rows in one of `column_paths`, which may be out of date in a later one."""
+        return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
         """A digest of the later values that these index columns got; None where they got none."""

@@ -163,10 +163,11 @@ class _Run:
     def _with_hits(self, problem: Problem) -> Problem:
         """With the samples that a damaged file of the index has, but those that the check of each shard will name."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
-        for samples in manifest.sample_files:
+        for place, samples in enumerate(manifest.sample_files):
             packets = manifest.packet_file(samples.path)
             is_packets = packets is not None and packets.path == problem.path
-            if problem.path == samples.path or (is_packets and not (self.is_deep and problem.what == CHECKSUM)):
+            paths = {samples.path, *(group.files[place].path for group in manifest.columns)}
+            if problem.path in paths or (is_packets and not (self.is_deep and problem.what == CHECKSUM)):
                 if samples.path not in shards.index_path.names:
                     return problem
                 rows = shards.index_path.codes == shards.index_path.names.index(samples.path)
@@ -205,7 +206,7 @@ def _check_shard(
     dataset: Dataset, journal: Journal | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
     """What is wrong with a shard, and whether an interrupted run had proved it. journal: None: look at sizes alone."""
-    is_index_right = shard.index_path not in wrong
+    is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:
         return found, False

@@ -191,9 +191,25 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[dict[str, Any
     wrong = [row["key"] for row in rows if _text_sha256(row) != row["text_sha256"]]
     if wrong:
         findings.add(shard.index_path, CONTENT, "captions of the checksums beside them", "others", wrong)
+    _check_columns(dataset, findings, [row["key"] for row in rows])
     if dataset.manifest.packet_files:
         _check_packets(dataset, findings, rows)
     return rows
+
+
+def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
+    """Whether columns that were put there later are of the same samples, row for row."""
+    for path in dataset.column_paths(findings.shard):
+        try:
+            found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()
+        except StorageError:
+            continue  # the file is missing or short, which is a finding about the file
+        except (StreamvidError, KeyError) as error:
+            findings.add_lost(path, CONTENT, f"{len(keys)} rows for {findings.shard.path}", error, keys)
+            continue
+        wrong = [key for key, other in zip(keys, found, strict=True) if key != other]
+        if wrong:
+            findings.add(path, CONTENT, "the keys of the samples index", "others", wrong)
 
 
 def _text_sha256(row: dict[str, Any]) -> bytes:
