@@ -6,10 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from streamvid.buckets.frames import FrameRate
 from streamvid.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Times: TypeAlias = Sequence[int] | NDArray[np.int64]
 
 Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 
@@ -50,9 +56,7 @@ class Pick:
         """Whether it matters when each frame of the clip is shown."""
         return self.way in ("time", "spread")
 
-    def numbers(
-        self, num_frames: int, times: Sequence[int] | None = None, time_base: Fraction | None = None
-    ) -> Sequence[int]:
+    def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
         """The frames' numbers in a clip of so many; above its rate some repeat.
 
         times: the frames' timestamps, ascending; needed where `needs_times`. time_base: seconds a tick; None: what
@@ -63,7 +67,7 @@ class Pick:
             raise ConfigError(f"frames {found[0]} to {found[-1]} are wanted, the clip has {num_frames}")
         return found
 
-    def _numbers(self, num_frames: int, times: Sequence[int] | None, time_base: Fraction | None) -> Sequence[int]:
+    def _numbers(self, num_frames: int, times: Times | None, time_base: Fraction | None) -> Sequence[int]:
         places = range(self.start, self.start + self.count * self.stride, self.stride)
         if self.way == "step":
             return places
@@ -102,7 +106,7 @@ class Pick:
         return Pick(count, start, stride, way, None if fps is None else Fraction(fps), clip_fps)
 
 
-def nearest_frames(times: Sequence[int], wanted: Sequence[Fraction]) -> list[int]:
+def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
     """For each of these ascending times, in ticks after the first frame, the frame nearest to it, the earlier of two.
 
     times: ascending timestamps, in ticks.
@@ -123,7 +127,7 @@ def linspace(first: int, last: int, count: int) -> list[int]:
     return [int(number) for number in np.linspace(first, last, count, dtype=np.int64)]
 
 
-def time_base_of(times: Sequence[int], fps: float) -> Fraction:
+def time_base_of(times: Times, fps: float) -> Fraction:
     """Seconds a tick of timestamps whose frames come at `fps` on average: exact, if the rate was made of them."""
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:

@@ -142,8 +142,8 @@ class ClipReader:
         self._tables: Kept[PacketTables] = Kept(_KEPT_BYTES)
 
     def run(self, task: ReadTask) -> Answer:
-        """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads, frame numbers
-        where they follow from timestamps)."""
+        """Do a task; `results` has for each clip (kind, text, table bytes, data bytes, stream, extra reads, numbers
+        of frames that follow from timestamps)."""
         since = time.monotonic()
         results: list[Any] = []
         # A task of a generation that the loader has left behind is passed over: nobody waits for its clips.

@@ -145,7 +145,7 @@ def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
 
 
 def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
-    """Check a row of `IndexRows`, and set its "view", what the delivery shows, and its "fps" to what that has (SAMPLE-1).
+    """Check a row of `IndexRows`; set its "view", what the delivery shows (SAMPLE-1), and its "fps" to what that has.
 
     Raises IntegrityError, ConfigError.
     """

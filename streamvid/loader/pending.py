@@ -25,7 +25,8 @@ WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 class StoredClip:
     """Where a clip lies that is not decoded: a table of packets and then its data, in the ring from `offset` on.
 
-    numbers: of the frames wanted; None: not known yet.   own: the whole clip in memory of its own instead, where it took the place of another.
+    numbers: of the frames wanted; None: not known yet.   own: the whole clip in memory of its own instead, where it
+    took the place of another.
     """
 
     numbers: Sequence[int] | None
