@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from streamvid.cli.console import print_json, table
+from streamvid.cli.console import print_json
+from streamvid.cli.plan_dataset import PlannedRun, collect, planned_keys
+from streamvid.cli.plan_print import print_plan
+from streamvid.cli.shard import Rate
 from streamvid.cli.storage_flags import storage_flags
-from streamvid.errors import ConfigError, DatasetError, PlanError, StreamvidError
+from streamvid.errors import ConfigError, DatasetError
+from streamvid.plan.forecast import HostCosts
 from streamvid.plan.options import PlanOptions, Sync, Tail
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
-    from streamvid.plan.plan import EpochPlan
     from streamvid.storage import StorageOptions
 
+__all__ = ["PlannedRun", "collect", "command", "parse_sizes", "read_costs", "samples_of_shards"]
+
 _MAX_EPOCHS = 1000
-_MAX_SHOWN = 10
-_COUNTS = ("num_delivered", "num_carried", "num_dropped", "num_repeated")
 _EXAMPLES = """\b
 Examples:
   streamvid plan ds/ --num-ranks 64 --batch-size 4
-  streamvid plan ds/ --num-ranks 64 --batch-size '256px-*=8' --batch-size '480p-*=2'
+  streamvid plan ds/ --num-ranks 64 --batch-size '256px-*=8' --batch-size '480p-*=2' --where 'aesthetic > 5'
   streamvid plan ds/ --num-ranks 64 --max-tokens-per-batch 60000 --epochs 3 --tail shrink
   streamvid plan ds/ --num-ranks 64 --batch-size 4 --json | jq .tails
+  streamvid plan ds/ --num-ranks 8 --batch-size 4 --keys keys.jsonl
+  streamvid plan meta.parquet --preset wan2.1-480p --num-ranks 64 --batch-size 1
 
 \b
-Exit codes: 0 the run has steps, 1 it has none or the dataset cannot be read, 2 wrong usage."""
+SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, a folder of Parquet files) with columns
+num_frames, height and width (fps, duration, bytes where a rule needs them). Nothing is decoded or probed.
+
+\b
+A cost table (--cost-table) is YAML: decode_ms: {'480p-*': 23}, num_workers: 8, ranks_per_node: 8, request_ms: 30,
+requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; what it does not say is a default that
+was measured on another machine. All that comes of it is an estimate, and marked so.
+
+\b
+Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 wrong usage."""
 
 
 @click.command(epilog=_EXAMPLES)
-@click.argument("dataset", type=click.Path())
+@click.argument("source", type=click.Path())
 @click.option("--num-ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of the run.")
 @click.option(
     "--batch-size",
@@ -52,45 +66,96 @@ Exit codes: 0 the run has steps, 1 it has none or the dataset cannot be read, 2 
 @click.option(
     "--sync", type=click.Choice(get_args(Sync)), default="bucket", show_default=True, help="What ranks share."
 )
-@click.option("--costs", type=click.Path(), help="Measured costs (JSON of a CostTable); needs --sync cost.")
+@click.option("--costs", type=click.Path(), help="Measured costs of steps (JSON of a CostTable), for --sync and time.")
+@click.option("--cost-table", type=click.Path(), help="What machine and store give (YAML), for estimates of time.")
 @click.option("--epochs", "num_epochs", type=click.IntRange(1, _MAX_EPOCHS), default=1, show_default=True)
 @click.option("--accumulate", type=int, default=1, show_default=True, help="Steps of an epoch are a multiple of it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the run; of metadata, of the draws.")
 @click.option("--split", default="train", show_default=True)
+@click.option("--where", metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
+@click.option("--counts-only", is_flag=True, help="Dataset: read the shard table alone; no bytes, waste or times.")
+@click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
+@click.option("--preset", metavar="NAME", help="Model preset: metadata's buckets; of a dataset, its rule is checked.")
+@click.option("--bucket-config", type=click.Path(), help="Metadata: buckets as YAML.")
+@click.option("--buckets", metavar="LIST", help="Metadata: explicit buckets as WxH@F.")
+@click.option("--resolution", metavar="LIST", help="Metadata: named resolutions.  [default: 256px]")
+@click.option("--num-frames", metavar="LIST", help="Metadata: frame counts; 1 takes images.  [default: 1,17,33]")
+@click.option("--multiple", type=int, default=16, show_default=True, help="Metadata: of widths and heights.")
+@click.option("--fps", type=Rate(), help="Metadata: frames a second; the rule says how.")
+@click.option("--fps-rule", type=click.Choice(["cap", "resample", "fix_frame_rate"]), help="[default: resample]")
+@click.option("--video-column", metavar="C", help="Metadata: its column with paths.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @storage_flags
 def command(
-    dataset: str,
+    source: str,
     num_ranks: int,
     sizes: tuple[str, ...],
     max_tokens_per_batch: int | None,
     tail: Tail | None,
     sync: Sync,
     costs: str | None,
+    cost_table: str | None,
     num_epochs: int,
     accumulate: int,
+    seed: int,
     split: str,
+    where: str | None,
+    counts_only: bool,
+    keys: str | None,
     as_json: bool,
     storage: StorageOptions,
+    **metadata: Any,
 ) -> None:
-    """Show what training on a dataset would deliver: steps, and what is left out or repeated, by bucket and tail.
-
-    Reads the shard table of the dataset and nothing else.
+    """Show what training would deliver: steps, and what is left out or repeated, by bucket and tail; bytes, waste,
+    memory and time; and of metadata which rows no bucket takes, and why.
     """
-    from streamvid.dataset.reader import open_dataset
-
-    if costs is not None and sync != "cost":
-        raise ConfigError(f"--costs {costs} does nothing with --sync {sync}; add --sync cost, or leave --costs out")
+    if costs is not None and sync != "cost" and counts_only:
+        raise ConfigError(f"--costs {costs} does nothing with --sync {sync} --counts-only; leave one of them out")
     tail = tail or ("carry" if split == "train" else "uneven")
-    options = PlanOptions(tail=tail, sync=sync, accumulate=accumulate)
-    batch_size = parse_sizes(sizes) if sizes else None
-    run = PlannedRun(num_ranks, batch_size, max_tokens_per_batch, options, num_epochs, split, read_costs(costs))
-    facts, failure = collect(open_dataset(dataset, storage=storage), run)
+    run = PlannedRun(
+        num_ranks=num_ranks,
+        batch_size=parse_sizes(sizes) if sizes else None,
+        max_tokens_per_batch=max_tokens_per_batch,
+        options=PlanOptions(seed=seed, tail=tail, sync=sync, accumulate=accumulate),
+        num_epochs=num_epochs,
+        split=split,
+        costs=read_costs(costs),
+        where=where,
+        host=_host_costs(cost_table),
+        details=not counts_only,
+    )
+    facts, failure = _facts(source, run, storage, metadata, keys)
     if as_json:
         print_json(facts)
     else:
-        _print(facts)
+        print_plan(facts)
     if failure is not None:
         raise failure
+
+
+def _facts(
+    source: str, run: PlannedRun, storage: StorageOptions, metadata: Mapping[str, Any], keys: str | None
+) -> tuple[dict[str, Any], Exception | None]:
+    from streamvid.cli.plan_metadata import check_dataset_options, check_preset, collect_metadata, is_metadata_source
+    from streamvid.dataset.reader import open_dataset
+
+    if is_metadata_source(source):
+        if keys is not None or run.where is not None:
+            raise ConfigError(f"--keys and --where are for sealed datasets, and {source} is metadata; leave them out")
+        return collect_metadata(source, run, metadata)
+    check_dataset_options(metadata)
+    dataset = open_dataset(source, storage=storage)
+    facts, failure = collect(dataset, run)
+    facts["preset"] = None
+    if metadata["preset"] is not None:
+        facts["preset"], misfit = check_preset(metadata["preset"], dataset.manifest)
+        failure = failure or misfit
+    if keys is not None:
+        facts["keys"] = keys
+        with Path(keys).open("w", encoding="utf-8") as file:
+            for batch in planned_keys(dataset, run):
+                file.write(json.dumps(batch) + "\n")
+    return facts, failure
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
@@ -108,8 +173,6 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
 
 def read_costs(path: str | None) -> Mapping[str, Any] | None:
     """The JSON of a cost table; ConfigError where there is none."""
-    import json
-
     if path is None:
         return None
     try:
@@ -119,52 +182,10 @@ def read_costs(path: str | None) -> Mapping[str, Any] | None:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """What a run would ask of the loader; costs as `CostTable.to_json` gives them, None for the default."""
+def _host_costs(path: str | None) -> HostCosts:
+    from streamvid.config import load_config
 
-    num_ranks: int
-    batch_size: int | Mapping[str, int] | None
-    max_tokens_per_batch: int | None
-    options: PlanOptions
-    num_epochs: int
-    split: str
-    costs: Mapping[str, Any] | None = None
-
-
-def collect(dataset: Dataset, run: PlannedRun) -> tuple[dict[str, Any], StreamvidError | None]:
-    """(all of it as plain values, the error that such a run would end with at once, if any)."""
-    from streamvid.buckets.batch_size import batch_sizes
-    from streamvid.plan.cost import CostTable, cost_classes, default_costs
-    from streamvid.plan.plan import EpochPlan
-
-    counts = samples_of_shards(dataset, run.split)
-    buckets = [dataset.manifest.bucket(bucket_id) for bucket_id in sorted(counts)]
-    sizes = batch_sizes(buckets, run.batch_size, run.max_tokens_per_batch)
-    costs = (default_costs(buckets) if run.costs is None else CostTable.from_json(run.costs)).costs(sizes)
-    tails = [tail for tail in get_args(Tail) if tail != "uneven" or run.options.accumulate == 1]
-    plans = {
-        tail: EpochPlan(counts, sizes, replace(run.options, tail=tail), run.num_ranks, costs=costs) for tail in tails
-    }
-    epochs = {tail: _run(plan, run.num_epochs) for tail, plan in plans.items()}
-    rows = _by_bucket(epochs[run.options.tail])
-    facts = {
-        "dataset": dataset.url,
-        "plan_fingerprint": dataset.manifest.plan_fingerprint,
-        **{name: getattr(run, name) for name in ("split", "num_ranks", "num_epochs")},
-        **{name: getattr(run.options, name) for name in ("tail", "sync", "accumulate")},
-        "steps": [epoch["steps"] for epoch in epochs[run.options.tail]],
-        "buckets": [{**row, "shards": len(counts[row["bucket"]]), "batch_size": sizes[row["bucket"]]} for row in rows],
-        "starved": [_starved(row, sizes[row["bucket"]], run) for row in rows if not row["num_delivered"]],
-        "tails": [_tail_row(tail, of_tail) for tail, of_tail in epochs.items()],
-        "cost_classes": cost_classes(costs) if run.options.sync == "cost" else None,
-        "costs_are_measured": run.costs is not None,
-    }
-    try:
-        plans[run.options.tail].check(run.num_epochs)
-    except PlanError as error:
-        return facts, error
-    return facts, None
+    return load_config(HostCosts, path)
 
 
 def samples_of_shards(dataset: Dataset, split: str) -> dict[str, Any]:
@@ -175,105 +196,3 @@ def samples_of_shards(dataset: Dataset, split: str) -> dict[str, Any]:
             f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(shards.splits))}"
         )
     return {bucket_id: shards.num_samples[rows] for bucket_id, rows in sorted(shards.select(split).items())}
-
-
-def _run(plan: EpochPlan, num_epochs: int) -> list[dict[str, Any]]:
-    """Steps and reports of the epochs of a run that is never broken off."""
-    epochs = []
-    for _ in range(num_epochs):
-        epochs.append({"steps": plan.num_steps_left, "report": plan.report()})
-        plan = plan.at(plan.next_epoch())
-    return epochs
-
-
-def _by_bucket(epochs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a bucket, summed over the epochs; what is carried is what the last one carries, none being left for it."""
-    rows = []
-    for of_epochs in zip(*(epoch["report"] for epoch in epochs), strict=True):
-        last = of_epochs[-1]
-        sums = {name: sum(getattr(report, name) for report in of_epochs) for name in _COUNTS}
-        rows.append(
-            {
-                "bucket": last.bucket_id,
-                "samples": last.num_samples,
-                "global_batch": last.global_batch,
-                "steps": sum(report.num_steps_left for report in of_epochs),
-                **sums,
-                "num_carried": last.num_carried,
-            }
-        )
-    return rows
-
-
-def _tail_row(tail: str, epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    rows = _by_bucket(epochs)
-    totals = {name: sum(row[name] for row in rows) for name in ("samples", *_COUNTS)}
-    asked = totals["samples"] * len(epochs)
-    left_out = totals["num_dropped"] + totals["num_carried"]
-    return {
-        "tail": tail,
-        "steps": sum(epoch["steps"] for epoch in epochs),
-        **{name: totals[name] for name in _COUNTS},
-        "share_left_out": left_out / max(1, asked),
-        "share_repeated": totals["num_repeated"] / max(1, totals["num_delivered"]),
-        "starved_buckets": sum(not row["num_delivered"] for row in rows),
-    }
-
-
-def _starved(row: Mapping[str, Any], batch_size: int, run: PlannedRun) -> dict[str, Any]:
-    """A bucket of which nothing is delivered, and what would change that."""
-    samples, remedies = row["samples"], []
-    if run.options.sync == "bucket" and samples >= run.num_ranks:
-        remedies.append(f"batch size {samples // run.num_ranks}")
-    if run.options.sync == "bucket" and samples >= batch_size:
-        remedies.append(f"{samples // batch_size} rank(s)")
-    if run.options.sync == "bucket" and samples and run.options.tail == "carry":
-        remedies.append(f"{-(-row['global_batch'] // samples)} epochs")
-    if samples:
-        remedies.append("--tail pad or shrink")
-    return {"bucket": row["bucket"], "samples": samples, "global_batch": row["global_batch"], "remedies": remedies}
-
-
-def _print(facts: Mapping[str, Any]) -> None:
-    headers = ["bucket", "samples", "batch", "a step", "steps", "delivered", "carried", "dropped", "repeated"]
-    rows = [
-        (b["bucket"], b["samples"], b["batch_size"], b["global_batch"], b["steps"], *(b[name] for name in _COUNTS))
-        for b in facts["buckets"]
-    ]
-    click.echo(table(headers, rows))
-    steps = facts["steps"]
-    shown = ", ".join(map(str, steps[:_MAX_SHOWN])) + (", ..." if len(steps) > _MAX_SHOWN else "")
-    click.echo(
-        f"\n{facts['num_ranks']} ranks, tail {facts['tail']}, sync {facts['sync']}: {sum(steps)} steps in "
-        f"{facts['num_epochs']} epoch(s): {shown}"
-    )
-    for starved in facts["starved"]:
-        click.echo(
-            f"starved: {starved['bucket']} has {starved['samples']} sample(s), a step takes "
-            f"{starved['global_batch']}. Take {', or '.join(starved['remedies']) or 'it out of the dataset'}"
-        )
-    if facts["cost_classes"] is not None:
-        _print_classes(facts)
-    click.echo("\nAll tails, side by side:")
-    click.echo(
-        table(
-            ["tail", "steps", "delivered", "left out", "repeated", "starved buckets"],
-            [
-                (
-                    row["tail"] + (" *" if row["tail"] == facts["tail"] else ""), row["steps"], row["num_delivered"],
-                    f"{row['share_left_out']:.2%}", f"{row['share_repeated']:.2%}", row["starved_buckets"],
-                )
-                for row in facts["tails"]
-            ],
-        )
-    )  # fmt: skip
-
-
-def _print_classes(facts: Mapping[str, Any]) -> None:
-    members: dict[int, list[str]] = {}
-    for bucket_id, number in facts["cost_classes"].items():
-        members.setdefault(number, []).append(bucket_id)
-    origin = "measured" if facts["costs_are_measured"] else "predicted from tokens, not measured"
-    click.echo(f"\nBuckets that share steps, their costs within 10 % ({origin}):")
-    for number, names in members.items():
-        click.echo(f"  {number}: {', '.join(names)}")

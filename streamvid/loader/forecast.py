@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from streamvid.loader.clip_part import ClipPart, clip_part
 from streamvid.loader.fetch import IndexRows, finish_row
 from streamvid.loader.mix import MixPart
 from streamvid.loader.requests import BatchRequest
-from streamvid.loader.setup import Given, Setup, set_up
+from streamvid.loader.setup import Given, Setup, ring_bytes, set_up
 from streamvid.plan import Cursor, World
 from streamvid.plan.forecast import HostCosts
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
+from streamvid.video.picture import Pixels
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -279,20 +280,29 @@ def shards_of_a_rank(setup: Setup) -> float:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def host_memory(setup: Setup, costs: HostCosts, prefetch_bytes: int) -> dict[str, Any]:
-    """Bytes of host memory: the ring by the loader's own arithmetic, workers as the cost table estimates them."""
-    buckets, on_node = setup.buckets, min(setup.world.num_ranks, costs.ranks_per_node)
-    halves = None
-    if all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets):
-        sizes, most = setup.selection.batch_sizes, setup.mix.max_clip_bytes
-        options = memory_options(prefetch_bytes, most, sizes, buckets, "yuv420p")
-        halves = replace(setup, pipeline_options={**setup.pipeline_options, **options}).ring_bytes
-    workers = costs.num_workers * costs.worker_bytes
+def memory_of(
+    buckets: Sequence[Bucket],
+    batch_sizes: Mapping[str, int],
+    max_clip_bytes: int,
+    costs: HostCosts,
+    prefetch_bytes: int,
+    num_ranks: int,
+) -> dict[str, Any]:
+    """Bytes of host memory: the ring by the loader's own arithmetic, workers as the cost table estimates them.
+
+    max_clip_bytes: of the largest clip, 0 where nobody knows it.
+    """
+
+    def ring(pixels: Pixels) -> int:
+        return ring_bytes(memory_options(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels), max_clip_bytes)
+
+    is_even = all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets)
+    workers, on_node = costs.num_workers * costs.worker_bytes, min(num_ranks, costs.ranks_per_node)
     return {
-        "ring_bytes": setup.ring_bytes,
-        "ring_bytes_yuv420p": halves,
+        "ring_bytes": ring("rgb24"),
+        "ring_bytes_yuv420p": ring("yuv420p") if is_even else None,
         "workers_bytes": workers,
-        "per_rank_bytes": setup.ring_bytes + workers,
+        "per_rank_bytes": ring("rgb24") + workers,
         "ranks_per_node": on_node,
-        "per_node_bytes": (setup.ring_bytes + workers) * on_node,
+        "per_node_bytes": (ring("rgb24") + workers) * on_node,
     }

@@ -198,7 +198,7 @@ class VideoLoader:
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return ring_bytes(self._pipeline_options, self._mix)
+        return ring_bytes(self._pipeline_options, self._mix.max_clip_bytes)
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""

@@ -101,13 +101,13 @@ class Setup:
     @property
     def ring_bytes(self) -> int:
         """Shared memory of a loader that iterates: the ring of decoded frames and the clips read ahead."""
-        return ring_bytes(self.pipeline_options, self.mix)
+        return ring_bytes(self.pipeline_options, self.mix.max_clip_bytes)
 
 
-def ring_bytes(pipeline_options: Mapping[str, Any], mix: Mix) -> int:
+def ring_bytes(memory_options: Mapping[str, Any], max_clip_bytes: int) -> int:
     """Shared memory that a Pipeline of these options takes."""
-    own = sum(pipeline_options[name] for name in ("frame_bytes", "clip_bytes"))
-    return int(own) + mix.max_clip_bytes  # the last for what replaces a bad sample
+    own = sum(memory_options[name] for name in ("frame_bytes", "clip_bytes"))
+    return int(own) + max_clip_bytes  # the last for what replaces a bad sample
 
 
 def set_up(given: Given) -> Setup:

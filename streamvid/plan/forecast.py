@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.errors import ConfigError
-from streamvid.plan.options import PlanOptions
+from streamvid.errors import ConfigError, PlanError
+from streamvid.plan.options import PlanOptions, Tail
 from streamvid.plan.plan import EpochPlan
 
 Int64Array = npt.NDArray[np.int64]
@@ -82,6 +82,41 @@ def starved_row(row: Mapping[str, Any], batch_size: int, options: PlanOptions, n
     if samples:
         remedies.append("--tail pad or shrink")
     return {"bucket": row["bucket"], "samples": samples, "global_batch": row["global_batch"], "remedies": remedies}
+
+
+def forecast_counts(
+    plan_of: Callable[[PlanOptions], EpochPlan],
+    batch_sizes: Mapping[str, int],
+    options: PlanOptions,
+    num_epochs: int,
+) -> tuple[dict[str, Any], PlanError | None]:
+    """(steps, buckets, starved buckets and all tails as plain values, the error that such a run would end with).
+
+    plan_of: the plan of epoch 0 under options that differ from `options` in their tail alone.
+    """
+    tails = [tail for tail in get_args(Tail) if tail != "uneven" or options.accumulate == 1]
+    plans = {tail: plan_of(replace(options, tail=tail)) for tail in tails}
+    plan = plans[options.tail]
+    epochs = {tail: run_epochs(each, num_epochs) for tail, each in plans.items()}
+    rows = bucket_rows(epochs[options.tail])
+    facts = {
+        **{name: getattr(options, name) for name in ("tail", "sync", "accumulate")},
+        "num_ranks": plan.num_ranks,
+        "num_epochs": num_epochs,
+        "steps": [epoch["steps"] for epoch in epochs[options.tail]],
+        "buckets": [{**row, "batch_size": batch_sizes[row["bucket"]]} for row in rows],
+        "starved": [
+            starved_row(row, batch_sizes[row["bucket"]], options, plan.num_ranks)
+            for row in rows
+            if not row["num_delivered"]
+        ],
+        "tails": [tail_row(tail, of_tail) for tail, of_tail in epochs.items()],
+    }
+    try:
+        plan.check(num_epochs)
+    except PlanError as error:
+        return facts, error
+    return facts, None
 
 
 # -------------------------------------------------------------------------------------------------- loads of ranks

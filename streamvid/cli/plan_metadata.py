@@ -1,0 +1,204 @@
+"""What `streamvid plan` says of a metadata file, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamvid.cli.plan_dataset import PlannedRun
+from streamvid.errors import ConfigError, SourceError, StreamvidError
+from streamvid.plan.forecast import forecast_counts, rank_loads
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from streamvid.buckets import Bucket
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.dataset.manifest import Manifest
+    from streamvid.sharder.facts import FactsBlock
+    from streamvid.sharder.forecast import MetadataForecast
+
+_ONLY_METADATA = ("bucket_config", "buckets", "resolution", "num_frames", "fps", "fps_rule", "video_column")
+
+
+def is_metadata_source(source: str) -> bool:
+    """Whether SOURCE is metadata and no sealed dataset. SourceError for a folder that is neither."""
+    from streamvid.sharder.facts import is_metadata
+
+    if "://" in source:
+        return False
+    path = Path(source)
+    if is_metadata(path):
+        return True
+    if path.is_dir() and not (path / "manifest.json").exists():
+        raise SourceError(
+            f"{source} has no manifest.json, so it is no sealed dataset, and no Parquet files. Of a folder of videos "
+            f"`streamvid shard {source} DEST --dry-run` says what it would become; of metadata with sizes give the file"
+        )
+    return False
+
+
+def check_dataset_options(given: Mapping[str, Any]) -> None:
+    """ConfigError for options that say how metadata becomes buckets, which a sealed dataset is already."""
+    for name in _ONLY_METADATA:
+        if given[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard anew")
+
+
+def check_preset(name: str, manifest: Manifest) -> tuple[dict[str, Any], ConfigError | None]:
+    """(what a preset's model says of a dataset, the error where it does not take it)."""
+    from streamvid.buckets.config import load_bucket_config
+    from streamvid.buckets.frames import FrameRate
+
+    model = load_bucket_config(name).model
+    if model is None:
+        raise ConfigError(f"--preset {name} has no rule of a model to check a dataset by; leave it out")
+    try:
+        model.check_all(manifest.buckets, FrameRate.from_json(manifest.frame_rate))
+    except ConfigError as error:
+        return {"name": name, "model": model.name, "fits": False, "problem": str(error)}, error
+    return {"name": name, "model": model.name, "fits": True, "problem": None}, None
+
+
+def collect_metadata(
+    source: str, run: PlannedRun, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], StreamvidError | None]:
+    """(all of it as plain values, the error that such a run would end with at once, if any)."""
+    from streamvid.buckets.batch_size import batch_sizes
+    from streamvid.plan.cost import CostTable, cost_classes, default_costs
+    from streamvid.plan.plan import EpochPlan
+    from streamvid.sharder.facts import open_facts
+    from streamvid.sharder.forecast import forecast_metadata
+
+    config = _config(given)
+    facts_file = open_facts(Path(source), given["video_column"])
+    found = forecast_metadata(facts_file.blocks(), config, _Draws(run.options.seed))
+    buckets = {name: found.buckets[name].bucket for name in found.counts}
+    if not buckets:
+        raise SourceError(f"no row of {source} has a bucket: {_why(found)}")
+    measured = None if run.costs is None else CostTable.from_json(run.costs)
+    sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch)
+    costs = (measured or default_costs(buckets.values())).costs(sizes)
+    counts = {name: [count] for name, count in found.counts.items()}
+    planned, failure = forecast_counts(
+        lambda options: EpochPlan(counts, sizes, options, run.num_ranks, costs=costs),
+        sizes, run.options, run.num_epochs,
+    )  # fmt: skip
+    about = {
+        "kind": "metadata",
+        "source": source,
+        "columns": dict(facts_file.columns),
+        "bucket_config": config.to_json(),
+        "metadata": _metadata(found),
+        "notes": _notes(found),
+    }
+    of_costs = {
+        "cost_classes": cost_classes(costs) if run.options.sync == "cost" else None,
+        "costs_are_measured": measured is not None,
+    }
+    details = None
+    if run.details and failure is None:
+        plan = EpochPlan(counts, sizes, run.options, run.num_ranks, costs=costs)
+        tokens = {name: bucket.tokens for name, bucket in buckets.items()}
+        loads = rank_loads(plan, sizes, tokens, costs)
+        details = {
+            **loads.to_json(),
+            "samples_by_rank": loads.samples_by_rank(),
+            "member_bytes_by_rank": None,
+            "memory": _memory(found, list(buckets.values()), sizes, run),
+            "estimates": None,
+        }
+    return about | planned | of_costs | {"details": details}, failure
+
+
+def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
+    """The run's batch sizes, else those of the bucket configuration."""
+    if run.batch_size is not None or run.max_tokens_per_batch is not None:
+        return run.batch_size
+    return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
+
+
+def _config(given: Mapping[str, Any]) -> BucketConfig:
+    from streamvid.buckets.bucket import parse_buckets
+    from streamvid.buckets.config import BucketConfig, load_bucket_config
+    from streamvid.buckets.frames import FrameRate
+    from streamvid.buckets.ratios import Ratios
+
+    named = [name for name in ("preset", "bucket_config", "buckets") if given[name] is not None]
+    by_resolution = given["resolution"] is not None or given["num_frames"] is not None
+    if len(named) + by_resolution > 1:
+        others = ["--" + name.replace("_", "-") for name in named] + ["--resolution or --num-frames"] * by_resolution
+        raise ConfigError(f"{' and '.join(others)} both say which buckets there are; give one of them")
+    if named and named[0] != "buckets":
+        config = load_bucket_config(given[named[0]])
+    elif named:
+        config = BucketConfig(buckets=parse_buckets(given["buckets"], given["multiple"]))
+    else:
+        resolution, counts = _words(given["resolution"] or "256px"), _words(given["num_frames"] or "1,17,33")
+        if not all(count.isascii() and count.isdigit() for count in counts):
+            raise ConfigError(f"--num-frames {given['num_frames']!r}: expected frame counts, as 1,17,33")
+        ratios = Ratios(given["multiple"])
+        config = BucketConfig(resolution=resolution, num_frames=tuple(map(int, counts)), ratios=ratios)
+    if given["fps"] is None:
+        return config
+    return replace(config, frame_rate=FrameRate(given["fps_rule"] or "resample", given["fps"]))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+class _Draws:
+    """Numbers that decide between buckets, as the sharder draws them for a source; of rows without one, by row."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def __call__(self, block: FactsBlock, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        import numpy as np
+
+        from streamvid.plan.hashing import hash_text, uniform, uniform_array
+        from streamvid.sharder.assign import record_key
+
+        if block.sources is None:
+            return uniform_array(self._seed, places + block.row)
+        keys = (record_key(block.source(place)) for place in places.tolist())
+        return np.array([uniform(self._seed, hash_text(key)) for key in keys], np.float64)
+
+
+def _metadata(found: MetadataForecast) -> dict[str, Any]:
+    return {
+        "rows": found.num_rows,
+        "groups": found.num_groups,
+        "frames_are_estimated": found.frames_are_estimated,
+        "buckets": {name: row.to_json() for name, row in sorted(found.buckets.items())},
+        "left_out": [left.to_json() for left in sorted(found.left_out.values(), key=lambda left: -left.expected)],
+    }
+
+
+def _notes(found: MetadataForecast) -> list[str]:
+    notes = ["sizes are what the metadata states; shard probes the files, and rejects those that differ or are damaged"]
+    if found.frames_are_estimated:
+        notes.append("no num_frames column: frames are duration x fps, rounded, and may be off by some (an estimate)")
+    if not found.has_bytes:
+        notes.append("no column of file sizes (num_bytes): memory for clips read ahead is left out")
+    return notes
+
+
+def _why(found: MetadataForecast) -> str:
+    kinds = sorted(found.left_out.values(), key=lambda left: -left.drawn)
+    if not kinds:
+        return "it has no rows"
+    return "; ".join(f"{left.kind}: {left.drawn} rows, such as {left.examples[0][2]}" for left in kinds)
+
+
+def _memory(
+    found: MetadataForecast, buckets: list[Bucket], sizes: Mapping[str, int], run: PlannedRun
+) -> dict[str, Any]:
+    from streamvid.loader.forecast import memory_of
+
+    return memory_of(buckets, sizes, found.max_bytes, run.host, run.prefetch_bytes, run.num_ranks)
