@@ -50,7 +50,8 @@ def check_buckets(config: BucketConfig) -> None:
 
 def _form(config: BucketConfig) -> str:
     """The one way in which buckets are given."""
-    given = [name for name in ("buckets", "bucket_config", "resolution", "max_pixels") if getattr(config, name)]
+    given = [name for name in ("buckets", "bucket_config", "resolution") if getattr(config, name)]
+    given += ["max_pixels"] if config.max_pixels is not None else []
     is_sized = config.height is not None or config.width is not None
     given += ["height and width"] if is_sized else []
     if len(given) != 1:
@@ -68,7 +69,7 @@ def _form(config: BucketConfig) -> str:
 
 
 def _check_counts(config: BucketConfig, form: str) -> None:
-    given = [name for name in ("num_frames", "max_frames") if getattr(config, name)]
+    given = [name for name in ("num_frames", "max_frames") if getattr(config, name) not in (None, ())]
     if form in ("buckets", "bucket_config"):
         if given:
             value = getattr(config, given[0])

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
+from streamvid.buckets.config import BucketConfig
 from streamvid.errors import ConfigError
+from streamvid.sharder.bucket_options import bucket_config_of, buckets_json
 from streamvid.sharder.captions import check_caption_options
 from streamvid.sharder.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
@@ -36,7 +38,9 @@ def available_cpus() -> int:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How records become shards. Either `buckets`, or `resolution` with `num_frames`, says which buckets there are.
+    """How records become shards. One of `buckets`, `resolution` with `num_frames`, `height` with `width`, `max_pixels`
+    and `bucket_config` (a file, a preset's name or a BucketConfig) says which buckets there are; `BucketConfig` says
+    what these and min_ar, max_ar, num_ar_buckets, max_frames, frame_rule, policy (its fields) and assign mean.
 
     `caption_column=""` stands for "no captions"; several columns, or a list in one, are captions of one sample.
     caption_weight_column: a list of numbers, how often each is drawn.   caption_lines: a .txt beside a video holds one
@@ -74,6 +78,17 @@ class ShardOptions:
     resolution: tuple[str, ...] = ()
     num_frames: tuple[int, ...] = ()
     multiple: int = 16
+    min_ar: float | Fraction | None = None
+    max_ar: float | Fraction | None = None
+    num_ar_buckets: int | None = None
+    max_pixels: int | None = None
+    height: int | None = None
+    width: int | None = None
+    max_frames: int | None = None
+    frame_rule: str | None = None
+    bucket_config: BucketConfig | str | Path | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    assign: str | None = None
     clips: str = "copy"
     codec: str | None = None
     crf: float | None = None
@@ -94,16 +109,12 @@ class ShardOptions:
     worker_memory_bytes: int = 4 * 2**30
     storage: StorageOptions | Mapping[str, Any] = field(default_factory=StorageOptions)
     work_dir: str | Path | None = None
+    config: BucketConfig = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "storage", StorageOptions.of(self.storage))
-        if self.buckets is not None and (self.resolution or self.num_frames):
-            raise ConfigError("buckets stands beside resolution or num_frames: give explicit buckets or the other two")
-        if self.buckets is None and not (self.resolution and self.num_frames):
-            raise ConfigError(
-                f"no buckets: resolution={self.resolution!r}, num_frames={self.num_frames!r}; give both, as ('256px',) "
-                "and (1, 17, 33), or explicit buckets, as 832x480@81"
-            )
+        # Read once: a file that changes meanwhile changes nothing.
+        object.__setattr__(self, "config", bucket_config_of(self))
         limits: tuple[tuple[str, float, float, float], ...] = (
             ("shard_size_bytes", self.shard_size_bytes, MIN_SHARD_BYTES, 2**50),
             ("workers", self.workers, 1, MAX_WORKERS),
@@ -120,7 +131,7 @@ class ShardOptions:
             if not 0 < getattr(self, name) <= 7 * 86400:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
         check_caption_options(self.caption_column, self.caption_weight_column, self.caption_lines)
-        _ = self.table, self.media
+        _ = self.media
         self._check_clips()
 
     def _check_clips(self) -> None:
@@ -145,7 +156,7 @@ class ShardOptions:
             raise ConfigError(f"max_clip_seconds={self.max_clip_seconds!r}: allowed is above 0 to 86400, as 20")
         if self.min_psnr is not None and not 0 < self.min_psnr <= 100:
             raise ConfigError(f"min_psnr={self.min_psnr!r}: allowed is above 0 to 100 decibels, as 35")
-        for bucket in self.table.candidates:
+        for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
                     f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips are even, from 16 to "
@@ -197,12 +208,10 @@ class ShardOptions:
         """What is taken in of a source."""
         return replace(LIMITS, allow_hdr=self.hdr == "allow")
 
-    @cached_property
+    @property
     def table(self) -> BucketTable:
-        """The buckets that clips are assigned to."""
-        if self.buckets is not None:
-            return BucketTable(self.buckets)
-        return BucketTable.from_resolutions(self.resolution, self.num_frames, self.multiple)
+        """The buckets that clips are assigned to; ConfigError where sizes follow the clips."""
+        return self.config.table
 
     def encoding_json(self) -> dict[str, Any]:
         """All that decides the bytes of a native clip but its source and size."""
@@ -215,7 +224,7 @@ class ShardOptions:
     def to_json(self) -> dict[str, Any]:
         """What of the options decides the dataset's content, for the manifest. What is not asked for is left out."""
         value = {
-            "buckets": [f"{bucket.id} {bucket.size_at_frames}" for bucket in self.table.candidates],
+            **buckets_json(self.config),
             "clips": self.clips,
             "max_clip_bytes": self.max_clip_bytes,
             "seed": self.seed,

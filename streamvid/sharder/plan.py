@@ -12,6 +12,7 @@ from streamvid.buckets import Bucket
 from streamvid.dataset.draws import StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
+from streamvid.sharder.bucket_options import ordered_buckets
 from streamvid.sharder.cut import cut_by_bytes
 from streamvid.sharder.drawn import drawn_groups
 from streamvid.sharder.options import ShardOptions
@@ -73,7 +74,7 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
     shards: list[PlannedShard] = []
     firsts: list[dict[str, int]] = [{} for _ in drawn]
-    for bucket in options.table.buckets:
+    for bucket in ordered_buckets(options.config, (sample.bucket for sample in assignment.samples)):
         cuts: list[tuple[str, Sequence[PlannedSample]]] = []
         for group in sorted((key for key in groups if key[0] == bucket.id), key=lambda k: (SPLITS.index(k[1]), k[2])):
             in_order = _shuffled(groups[group], options.seed)
