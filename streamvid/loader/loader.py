@@ -26,6 +26,7 @@ from streamvid.loader.state import belongs, make_state, plan_identity, read_stat
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import store_stats
 from streamvid.loader.tokens import Tokenizer
+from streamvid.loader.view import Spatial, Temporal, ViewOptions
 from streamvid.plan import BucketReport, Cursor, World
 from streamvid.plan.cost import CostTable
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
@@ -65,6 +66,10 @@ class VideoLoader:
     samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
         whether weights are shares of "samples" or "tokens".
     columns: columns of the index to hand over with each batch.
+    temporal: which frames: a "random" window | "head" | "middle" | "uniform", spread over all of the clip | "chunk", the
+        windows side by side, one a visit | "full" | "opensora".   max_interval: frames lie up to so many apart, drawn.
+    spatial: which part of pictures, all scaled to cover the bucket: the middle ("resize_crop", of squares "center") | a
+        place drawn ("random_crop") | and a size, between spatial_scale of its largest sides ("rand_size_crop").
     tokenizer: called once a batch with its texts, a list of str, in the caller's thread, while workers decode; its
         result is `batch.text_tokens`, int64 (B, L), and `batch.text_mask`, bool (B, L), see `Batch`.
 
@@ -112,6 +117,10 @@ class VideoLoader:
         samples_per_epoch: int | None = None,
         mix_by: MixBy = "samples",
         columns: Sequence[str] = (),
+        temporal: Temporal = "random",
+        max_interval: int = 1,
+        spatial: Spatial = "resize_crop",
+        spatial_scale: tuple[float, float] | None = None,
         tokenizer: Tokenizer | None = None,
         device: torch.device | str | None = None,
         layout: Layout = "BCTHW",
@@ -133,7 +142,8 @@ class VideoLoader:
             dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, world=world,
             num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window, order=order, deal=deal,
             tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
-            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns, tokenizer=tokenizer,
+            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns,
+            view=ViewOptions(temporal, max_interval, spatial, spatial_scale), tokenizer=tokenizer,
             device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
             num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,
             cache_bytes=cache_bytes, sample_timeout_seconds=sample_timeout_seconds,

@@ -18,6 +18,7 @@ from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
 from streamvid.loader.tokens import Tokenizer, check_tokenizer
+from streamvid.loader.view import ViewOptions
 from streamvid.loader.world import detect_world
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs
@@ -54,6 +55,7 @@ class Given:
     samples_per_epoch: int | None
     mix_by: MixBy
     columns: Sequence[str]
+    view: ViewOptions
     tokenizer: Tokenizer | None
     device: torch.device | str | None
     layout: Layout
@@ -140,7 +142,7 @@ def set_up(given: Given) -> Setup:
 def _open(given: Given, columns: Sequence[str], stores: Stores) -> Mix:
     return open_mix(
         as_configs(given.dataset), split=given.split, where=given.where, columns=columns, seed=given.seed,
-        samples_per_epoch=given.samples_per_epoch, by=given.mix_by, open_url=stores.open,
+        samples_per_epoch=given.samples_per_epoch, by=given.mix_by, open_url=stores.open, view=given.view,
     )  # fmt: skip
 
 
@@ -154,7 +156,8 @@ def _select(given: Given, mix: Mix, options: PlanOptions, world: World) -> Selec
 def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[str, Any]:
     """The Pipeline's options that say what is delivered and how much memory it takes."""
     mix, decode = selection.mix, given.decode
-    of_pictures = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
+    of_pictures: dict[str, Any] = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
+    of_pictures["spatial"] = None if given.view.spatial == "resize_crop" else given.view.spatial
     arguments.check_decode(decode, device=given.device, **of_pictures, shared_group=given.shared_group)
     buckets = tuple(mix.buckets.values())
     pictures = arguments.picture_options(decode, given.pixels, given.accuracy, stage.device, buckets)

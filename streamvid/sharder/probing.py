@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
 
-PROBE_VERSION = 2
+PROBE_VERSION = 3
 MAX_REASON_CHARS = 500
 _EXTENSIONS = {
     "mov": "mp4",
@@ -38,10 +38,13 @@ _EXTENSIONS = {
     "mpegts": "ts",
     "mpeg": "mpg",
     "flv": "flv",
+    "asf": "wmv",
+    "gif": "gif",
     "jpeg_pipe": "jpg",
     "png_pipe": "png",
     "webp_pipe": "webp",
     "bmp_pipe": "bmp",
+    "tiff_pipe": "tif",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
 
@@ -49,7 +50,7 @@ _INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
 _KEY_HEAD_BYTES = 4096
 _FAR_PROBE_BYTES = 1 << 17
 _HEAD_BYTES = 4096
-_REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML", b"GIF8": "a GIF"}
+_REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
 
 
 class BufferReader:
@@ -103,12 +104,16 @@ class VideoFile:
 
     def __init__(self, reader: BufferReader | FileReader, limits: Limits) -> None:
         self.reader, self.limits = reader, limits
+        self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
             raise ProbeError("the file is empty (0 bytes)")
         if self.num_bytes > limits.max_bytes:
             raise ProbeError(f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}")
         self.reopen()
+        if self.container_name == "gif":
+            self._is_still = self._has_one_packet()
+            self.reopen()
 
     def reopen(self) -> None:
         """Start anew from the first byte, with a fresh decoder."""
@@ -121,7 +126,7 @@ class VideoFile:
         self.container = _open_container(self.reader, self.limits, is_far and self.head[4:8] == b"ftyp")
         try:
             self.container_name = _canonical(self.container.format.name)
-            self.is_image = self.container_name in IMAGE_CONTAINERS
+            self.is_image = self.container_name in IMAGE_CONTAINERS or self._is_still
             self.stream = _choose_stream(self.container, self.limits)
             self.has_audio = bool(self.container.streams.audio)
             self.codec_name = self.stream.codec_context.codec.canonical_name
@@ -130,6 +135,11 @@ class VideoFile:
         except BaseException:
             self.close()
             raise
+
+    def _has_one_packet(self) -> bool:
+        """Whether a GIF is a picture and no video; afterwards it has to be opened anew."""
+        with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
+            return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
 
     def _is_avi_in_matroska(self) -> bool:
         """True for Matroska with an AVI-style codec header, which stores decode times only."""

@@ -15,18 +15,19 @@ from streamvid.errors import ConfigError
 EXACT_CONTAINERS = frozenset({"mov", "matroska"})
 
 #: Still images: FFmpeg's "pipe" demuxers, which look at the content and never open another file.
-IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe"})
+IMAGE_CONTAINERS = frozenset({"jpeg_pipe", "png_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe"})
 
 CONTAINERS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm"),
-    *("avi", "mpegts", "mpeg", "flv"),
+    *("avi", "mpegts", "mpeg", "flv", "asf", "gif"),
     *sorted(IMAGE_CONTAINERS),
 )
 
 CODECS = (
     *("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mpeg2video", "mpeg1video", "h263", "flv1", "vc1", "msmpeg4v3"),
     *("mjpeg", "prores", "dnxhd", "ffv1", "huffyuv", "ffvhuff", "utvideo", "qtrle", "rawvideo"),
-    *("png", "webp", "bmp"),
+    *("wmv1", "wmv2", "wmv3", "msmpeg4v2", "gif"),
+    *("png", "webp", "bmp", "tiff"),
 )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
+_TAIL_BYTES = 4096
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
@@ -150,6 +151,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         if missing:
             raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing))
         return
+    if video.container_name == "gif" and not _has_end_mark(video):
+        raise ProbeError("the file ends early: a GIF's end mark is not there (truncated file?)")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -159,6 +162,12 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         raise ProbeError(
             f"the file ends early: the header promises {promised} bytes, {video.num_bytes} are there (truncated file?)"
         )
+
+
+def _has_end_mark(video: VideoFile) -> bool:
+    """Some writers fill up with zeros behind it."""
+    video.reader.seek(max(0, video.num_bytes - _TAIL_BYTES))
+    return video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";")
 
 
 def _broken_off(video: VideoFile, num_found: int) -> str:

@@ -29,8 +29,9 @@ _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
 def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> VideoInfo:
     """Read the facts of a video or an image from a path, bytes, a buffer, or a seekable binary file.
 
-    Allowed are the containers and codecs of `limits`; JPEG, PNG, WebP and BMP are images of one frame (further
-    pictures in the file are ignored), GIF and animated WebP are refused. verify: decode every frame.
+    Allowed are the containers and codecs of `limits`; JPEG, PNG, WebP, BMP and TIFF are images of one frame
+    (further pictures in the file are ignored), as a GIF of one picture is; one of several is a video, an animated WebP
+    is refused. verify: decode every frame.
 
     Raises ProbeError, whose message names no path, if the file is no video, is cut short, breaks a limit, is HDR, has
     timestamps that do not name each frame or, where that is verified, frames that do not decode or change their size.
