@@ -66,8 +66,8 @@ class VideoLoader:
     samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
         whether weights are shares of "samples" or "tokens".
     columns: columns of the index to hand over with each batch.
-    temporal: which frames: a "random" window | "head" | "middle" | "uniform", spread over all of the clip | "chunk", the
-        windows side by side, one a visit | "full" | "opensora".   max_interval: frames lie up to so many apart, drawn.
+    temporal: which frames: a "random" window | "head" | "middle" | "uniform", spread over the clip | "chunk", windows
+        side by side, one a visit | "full" | "opensora".   max_interval: frames lie up to so many apart, drawn.
     spatial: which part of pictures, all scaled to cover the bucket: the middle ("resize_crop", of squares "center") | a
         place drawn ("random_crop") | and a size, between spatial_scale of its largest sides ("rand_size_crop").
     tokenizer: called once a batch with its texts, a list of str, in the caller's thread, while workers decode; its
