@@ -52,6 +52,12 @@ def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
 def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | None) -> dict[str, int]:
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ConfigError(f"max_tokens_per_batch={max_tokens!r}: allowed are integers of at least 1")
+    for bucket in buckets:
+        if bucket.is_text:
+            raise ConfigError(
+                f"max_tokens_per_batch={max_tokens} counts tokens of videos, and bucket {bucket.id} has none; give "
+                f"batch_size, as {{{bucket.id!r}: 256, '*': 4}}"
+            )
     tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
     for name, of_sample in tokens.items():
         if of_sample > max_tokens:

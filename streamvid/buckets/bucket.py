@@ -42,6 +42,8 @@ class Bucket:
 
     def __post_init__(self) -> None:
         limits = (
+        if self.is_text and self.resolution is None and self.aspect_ratio is None:
+            return
             ("num_frames", self.num_frames, MAX_NUM_FRAMES),
             ("height", self.height, MAX_SIDE),
             ("width", self.width, MAX_SIDE),
@@ -62,6 +64,8 @@ class Bucket:
     def id(self) -> str:
         """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size."""
         if self.resolution is None or self.aspect_ratio is None:
+        if self.is_text:
+            return "text"
             return f"{self.width}x{self.height}-{self.num_frames}f"
         return f"{self.resolution}-{self.num_frames}f-{self.aspect_ratio.replace(':', 'x')}"
 
@@ -81,6 +85,11 @@ class Bucket:
         return self.num_frames == 1
 
     @property
+    @property
+    def is_text(self) -> bool:
+        """Whether its samples have no picture at all, but texts and columns."""
+        return self.shape == (0, 0, 0)
+
     def num_pixels(self) -> int:
         """T * H * W."""
         return self.num_frames * self.height * self.width
@@ -90,7 +99,7 @@ class Bucket:
         """Transformer tokens of a sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
         That is what the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo makes of it; for other models it is a
-        measure of relative cost.
+        measure of relative cost. 1 for texts, which have none.
         """
         return -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16)
 
@@ -116,6 +125,10 @@ class Bucket:
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
+TEXT_BUCKET = Bucket(0, 0, 0)
+"""Of samples without pictures; its id is ``text``."""
+
+
     """The bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
 
     `multiple` is the spatial multiple that explicit sizes must keep and that named resolutions are generated with.

@@ -60,6 +60,8 @@ class ModelRule:
 
         Images are one frame, which every video model's VAE takes.
         """
+        if bucket.is_text:
+            return
         where = f"bucket {bucket.id} for {self.name}"
         if not bucket.is_image:
             self.frame_rule.check(bucket.num_frames, where)
@@ -95,7 +97,7 @@ class ModelRule:
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
-        if not all(bucket.is_image for bucket in buckets):
+        if not all(bucket.is_image or bucket.is_text for bucket in buckets):
             self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:

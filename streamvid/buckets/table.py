@@ -41,7 +41,7 @@ class BucketTable:
         if repeated:
             raise ConfigError(f"buckets names {', '.join(repeated)} more than once; keep one of each")
         object.__setattr__(self, "candidates", listed)
-        object.__setattr__(self, "classes", classes_of(listed))
+        object.__setattr__(self, "classes", classes_of([bucket for bucket in listed if not bucket.is_text]))
 
     @classmethod
     def from_resolutions(
