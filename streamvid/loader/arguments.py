@@ -15,6 +15,7 @@ from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.batch import RING_LAYOUT, STANDARD_FIELDS
 from streamvid.loader.clip_part import TABLE_BYTES
 from streamvid.loader.clock import Clock
+from streamvid.loader.media import Medium, media_bytes
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
@@ -142,14 +143,17 @@ def memory_options(
     batch_sizes: Mapping[str, int],
     buckets: Sequence[Bucket],
     pixels: Pixels | None,
+    media: Sequence[Medium] = (),
 ) -> dict[str, int]:
-    """Bytes for batches, and for clips read ahead. pixels: None: a batch holds clips as they are stored."""
+    """Bytes for batches, and for clips read ahead. pixels: None: a batch holds clips as they are stored. media: what a
+    batch holds besides."""
     at_least("prefetch_bytes", prefetch_bytes, 0)
 
     def sample_bytes(bucket: Bucket) -> int:
         if pixels is None:
             return max_clip_bytes + TABLE_BYTES
-        return bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+        picture_bytes = PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+        return bucket.num_frames * picture_bytes + media_bytes(media, bucket, picture_bytes)
 
     largest = max(batch_sizes[bucket.id] * sample_bytes(bucket) for bucket in buckets)
     return {

@@ -133,7 +133,8 @@ class _Reads:
 
     def _read(self, sample: SampleRequest, row: dict[str, Any], part: ClipPart, block: memoryview) -> None:
         try:
-            read = read_parts(sample.part.dataset, sample.shard_info, [(row, part, block[: part.block_bytes])])
+            wanted = [(row["clip_offset"], part, block[: part.block_bytes])]
+            read = read_parts(sample.part.dataset, sample.shard_info, wanted)
             data = block[part.table_bytes : part.block_bytes]
             if read.problem is not None or wrong_bytes(data, part.checks) is not None:
                 with self._lock:

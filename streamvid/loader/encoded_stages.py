@@ -114,7 +114,7 @@ class EncodedStages(Stages):
             block = memoryview(bytearray(work.part.block_bytes))
             work.enter(READING)
             sample = work.sample
-            wanted = [(work.row, work.part, block)]
+            wanted = [(work.row["clip_offset"], work.part, block)]
             is_again = work.num_reads > 0
             with while_wanted(partial(self._is_alive, work.run)):
                 read = read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=is_again)

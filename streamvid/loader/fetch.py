@@ -190,21 +190,21 @@ class ClipRead:
 def read_parts(
     dataset: Dataset,
     shard: ShardInfo,
-    wanted: Sequence[tuple[dict[str, Any], ClipPart, memoryview]],
+    wanted: Sequence[tuple[int, ClipPart, memoryview]],
     *,
     is_again: bool = False,
 ) -> ClipRead:
-    """Fill for each (row, part, block) the block, of part.block_bytes, with the packets' table and the range, which is
-    not checked here (FETCH-1). All are of one shard; is_again: what came of them before was wrong.
+    """Fill for each (start of its clip in the tar, part, block) the block, of part.block_bytes, with the packets' table
+    and the range, which is not checked here (FETCH-1). All are of one shard; is_again: what came before was wrong.
 
     Raises StorageError where the store cannot tell what is stored: that is no proof of bad bytes.
     """
     since = time.monotonic()
     ranges = []
-    for row, part, block in wanted:
+    for clip_offset, part, block in wanted:
         if part.window is not None:
             block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
-        ranges.append((row["clip_offset"] + part.first_byte, block[part.table_bytes :]))
+        ranges.append((clip_offset + part.first_byte, block[part.table_bytes :]))
     read = partial(dataset.read_shard, shard, ranges, is_again=is_again)
     problem = read_ranges(dataset.store, shard.path, ranges, read)
     return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)

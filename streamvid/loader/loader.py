@@ -65,7 +65,8 @@ class VideoLoader:
     split: the samples' split, as sharded.   where: a condition on columns; samples that do not meet it are left out.
     samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
         whether weights are shares of "samples" or "tokens".
-    columns: columns of the index to hand over with each batch.
+    columns: columns of the index to hand over with each batch.   media: further media of the samples, by name, as
+        `batch.media`: control videos, reference images, masks.
     temporal: which frames: a "random" window | "head" | "middle" | "uniform", spread over the clip | "chunk", windows
         side by side, one a visit | "full" | "opensora".   max_interval: frames lie up to so many apart, drawn.
     spatial: which part of pictures, all scaled to cover the bucket: the middle ("resize_crop", of squares "center") | a
@@ -117,6 +118,7 @@ class VideoLoader:
         samples_per_epoch: int | None = None,
         mix_by: MixBy = "samples",
         columns: Sequence[str] = (),
+        media: Sequence[str] = (),
         temporal: Temporal = "random",
         max_interval: int = 1,
         spatial: Spatial = "resize_crop",
@@ -142,7 +144,7 @@ class VideoLoader:
             dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, world=world,
             num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window, order=order, deal=deal,
             tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
-            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns,
+            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns, media=media,
             view=ViewOptions(temporal, max_interval, spatial, spatial_scale), tokenizer=tokenizer,
             device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
             num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,

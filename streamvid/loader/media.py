@@ -7,7 +7,7 @@ In the ring they lie behind the batch's video, medium by medium, sample by sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
     from streamvid.loader.batch import Layout, Planes
     from streamvid.loader.mix import Mix
+
+ABSENT_COLORS = ("bt709", "full", "left")
+"""Of the pictures that `MediaRoom.blank` makes."""
 
 _SHA256_BYTES = 32
 _MAX_ITEMS = 64
@@ -193,6 +196,20 @@ class MediaRoom:
         """(first byte, bytes) of an item of a slot's sample."""
         size = medium.num_pictures(self.bucket) * self.picture_bytes
         return self.start(self.media.index(medium)) + slot * self._sample_bytes(medium) + item * size, size
+
+    def blank(self, memory: Any, first: int, slot: int, present: Collection[tuple[str, int]], pixels: str) -> None:
+        """Make black what a slot's sample has not. first: the batch's place in `memory`; present: (medium, item)."""
+        import numpy as np
+
+        for medium in self.media:
+            for item in range(medium.num_items):
+                if (medium.name, item) not in present:
+                    place, _ = self.place(medium, slot, item)
+                    shape = (medium.num_pictures(self.bucket), self.picture_bytes)
+                    pictures = np.ndarray(shape, np.uint8, memory, first + place)
+                    pictures[:] = 0
+                    if pixels == "yuv420p":
+                        pictures[:, self.picture_bytes * 2 // 3 :] = 128
 
     def _sample_bytes(self, medium: Medium) -> int:
         return medium.num_items * medium.num_pictures(self.bucket) * self.picture_bytes

@@ -17,10 +17,5 @@ def near_each_other(works: Sequence[Work]) -> Iterator[list[Work]]:
         else:
             shards.setdefault((work.sample.part.number, work.sample.shard_info.path), []).append(work)
     for several in shards.values():
-        for group in near_spans([_span(work) for work in several]):
+        for group in near_spans([work.span for work in several]):
             yield [several[number] for number in group]
-
-
-def _span(work: Work) -> tuple[int, int]:
-    start = int(work.row["clip_offset"]) + work.part.first_byte
-    return start, start + work.part.num_bytes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from streamvid.errors import SampleError, StreamvidError
 from streamvid.loader.arena import Block
 from streamvid.loader.clip_part import ClipPart
+from streamvid.loader.media import MediaPart, MediaRoom
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.requests import BatchRequest
@@ -17,6 +18,9 @@ from streamvid.loader.stats import BatchStats
 from streamvid.loader.view import View
 from streamvid.loader.worker import DecodeTask
 from streamvid.video.picture import Accuracy, PictureFormat
+
+PictureColors: TypeAlias = tuple[str, str, str] | None
+"""(matrix, range, siting) of yuv420p pictures."""
 
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 
@@ -55,6 +59,8 @@ class PendingBatch:
     error: StreamvidError | None = None
     stats: BatchStats = field(default_factory=BatchStats)
     colors: dict[int, tuple[str, str, str] | None] = field(default_factory=dict)  # by slot
+    room: MediaRoom | None = None  # where further media lie
+    media_colors: dict[tuple[int, str, int], PictureColors] = field(default_factory=dict)  # by slot, medium, item
     clips: dict[int, StoredClip] = field(default_factory=dict)  # by slot
     substituted: dict[int, Substitution] = field(default_factory=dict)  # by slot
     is_counted: bool = False
@@ -65,6 +71,8 @@ class PendingBatch:
         """What it takes of the ring, as far as that is known from the start."""
         if self.picture is None:
             return max((clip.offset + clip.table_bytes + clip.num_bytes for clip in self.clips.values()), default=0)
+        if self.room is not None:
+            return self.room.num_bytes
         return len(self.rows) * self.request.bucket.num_frames * self.picture.num_bytes
 
     def replace_sample(self, slot: int, sample: SampleRequest, row: dict[str, Any]) -> None:
@@ -83,6 +91,7 @@ class Work:
     clip: offset of the clip arena's block that is this slot's own, None where it has none. color: of its pictures.
     at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
     bad: the sample that the plan names, once it was proved bad, and why.
+    media: what is read beside the clip, behind it in the block. num_decoded: of the clip and those, one by one.
     """
 
     number: int
@@ -99,6 +108,9 @@ class Work:
     color: tuple[str, str, str] | None = None
     stored: StoredClip | None = None
     at: tuple[str, float] = (WAITING, 0.0)
+    media: tuple[MediaPart, ...] = ()
+    num_decoded: int = 0
+    media_colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)  # by medium, item
     bad: tuple[SampleRequest, str, str] | None = None  # (sample, key, reason)
     candidates: Iterator[SampleRequest] | None = None
     stats: BatchStats = field(default_factory=BatchStats)
@@ -108,7 +120,9 @@ class Work:
         self.at = (stage, time.monotonic())
 
     def task(self, block: int, num_threads: int) -> DecodeTask:
-        """What a decoder is to do with what was read to this offset of the clip arena."""
+        """What a decoder is to do next with what was read to this offset of the clip arena."""
+        if self.num_decoded:
+            return self._media_task(block)
         part, batch = self.part, self.batch
         num_frames, picture, window = batch.request.bucket.num_frames, batch.picture, part.window
         view: View = self.row["view"]
@@ -131,6 +145,76 @@ class Work:
             picture=(picture.height, picture.width, picture.pixels, self._accuracy),
         )
 
+    def _media_task(self, block: int) -> DecodeTask:
+        number, room, picture, view = self.num_decoded - 1, self.batch.room, self.batch.picture, self.row["view"]
+        one = self.media[number]
+        assert room is not None and picture is not None
+        crop, part = view.crop, one.part
+        known = part.numbers if part.pick.needs_times else None
+        return DecodeTask(
+            task_id=self.number,
+            generation=self.run,
+            block_offset=block + self.part.block_bytes + sum(before.part.num_bytes for before in self.media[:number]),
+            table_bytes=0,
+            num_bytes=part.num_bytes,
+            checks=tuple((start, end, digest.hex()) for start, end, digest in part.checks),
+            num_clip_frames=one.num_frames,
+            pick=part.pick.to_json(),
+            crop=None if crop is None else (crop.left, crop.top, crop.scale),
+            stream="",
+            key_time=0,
+            num_threads=1,
+            out_offset=self.batch.block.offset + room.place(one.medium, self.slot, one.item)[0],
+            picture=(picture.height, picture.width, picture.pixels, self._accuracy),
+            numbers=None if known is None else [int(number) for number in known],
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory for all that is read."""
+        return self.part.block_bytes + sum(one.part.num_bytes for one in self.media)
+
+    @property
+    def num_bytes(self) -> int:
+        """That are read."""
+        return self.part.num_bytes + sum(one.part.num_bytes for one in self.media)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From where to where in the tar that lies."""
+        places = [(int(self.row["clip_offset"]) + self.part.first_byte, self.part.num_bytes)]
+        places += [(one.offset, one.part.num_bytes) for one in self.media]
+        return min(start for start, _ in places), max(start + size for start, size in places)
+
+    def wanted(self, block: memoryview) -> Iterator[tuple[int, ClipPart, memoryview]]:
+        """(where its clip begins in the tar, part, memory) of all that is read into a block."""
+        first = self.part.block_bytes
+        yield self.row["clip_offset"], self.part, block[:first]
+        for one in self.media:
+            yield one.offset, one.part, block[first : first + one.part.num_bytes]
+            first += one.part.num_bytes
+
+    def decoded(self, color: PictureColors) -> bool:
+        """One more is in its place; whether that was the last."""
+        if self.num_decoded:
+            one = self.media[self.num_decoded - 1]
+            self.media_colors[one.medium.name, one.item] = color
+        else:
+            self.color = color
+        self.num_decoded += 1
+        if self.num_decoded <= len(self.media):
+            return False
+        if self.batch.room is not None:
+            memory, picture = self.batch.memory, self.batch.picture
+            assert picture is not None
+            self.batch.room.blank(memory, self.batch.block.offset, self.slot, set(self.media_colors), picture.pixels)
+        return True
+
+    @property
+    def label(self) -> str:
+        """What of the sample is decoded now, for messages; empty for its clip."""
+        return self.media[self.num_decoded - 1].label if self.num_decoded else ""
+
     @property
     def _accuracy(self) -> Accuracy:
         is_scaled = self.sample.part.dataset.manifest.clips == "copy"
@@ -149,6 +233,8 @@ class Work:
         total.num_bytes_fetched += self.stats.num_bytes_fetched
         total.num_retries += self.stats.num_retries
         self.batch.colors[self.slot] = self.color
+        for (name, item), color in self.media_colors.items():
+            self.batch.media_colors[self.slot, name, item] = color
         if self.stored is not None:
             self.batch.clips[self.slot] = self.stored
         if self.is_substitute:

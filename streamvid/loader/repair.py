@@ -19,6 +19,7 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
 from streamvid.loader.clip_part import TABLE_BYTES, clip_part
 from streamvid.loader.fetch import ClipRead, IndexRows, finish_row
+from streamvid.loader.media import media_parts
 from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit
@@ -105,6 +106,7 @@ class Repairs:
             finish_row(row, sample, num_frames)
             # Whole, so that there is no second way to try.
             work.part = clip_part(row, None, row["view"].pick)
+            work.media = media_parts(row, sample.part.media, sample.shard_info, work.part)
             work.num_reads, work.problem_before = 0, None
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error

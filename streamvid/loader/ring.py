@@ -12,11 +12,14 @@ from streamvid.loader.arena import Arena, Block
 from streamvid.loader.batch import RING_LAYOUT, Batch, Layout, Planes, column_values, profiled
 from streamvid.loader.color import color_table
 from streamvid.loader.encoded import EncodedClip
-from streamvid.loader.pending import PendingBatch, StoredClip, sample_error
+from streamvid.loader.media import ABSENT_COLORS, BatchMedia, MediaRoom, Medium
+from streamvid.loader.pending import PendingBatch, PictureColors, StoredClip, sample_error
 from streamvid.loader.tokens import MASK, TOKENS, Tokenizer, tokenize
 
 if TYPE_CHECKING:
     import torch
+
+    from streamvid.video.picture import PictureFormat
 
 _log = logging.getLogger(__name__)
 
@@ -158,13 +161,41 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[
     picture, num_samples, num_frames = pending.picture, len(pending.rows), pending.request.bucket.num_frames
     if picture is None:
         return {"clips": [_clip(pending.clips[slot], memory, num_frames) for slot in range(num_samples)]}
+    video_bytes = num_samples * num_frames * picture.num_bytes
+    colors = [pending.colors[slot] for slot in range(num_samples)]
+    fields: dict[str, Any] = {"video": _pictures(memory[:video_bytes], num_frames, picture, colors, layout)}
+    if pending.room is not None:
+        fields |= _further_media(pending, pending.room, picture, memory, layout)
+    return fields
+
+
+def _further_media(
+    pending: PendingBatch, room: MediaRoom, picture: PictureFormat, memory: torch.Tensor, layout: Layout
+) -> dict[str, Any]:
+    import torch
+
+    values: dict[Medium, torch.Tensor | Planes] = {}
+    present: dict[str, torch.Tensor] = {}
+    for number, medium in enumerate(room.media):
+        places = [(slot, item) for slot in range(len(pending.rows)) for item in range(medium.num_items)]
+        colors = [pending.media_colors.get((slot, medium.name, item), ABSENT_COLORS) for slot, item in places]
+        section = memory[room.start(number) : room.start(number + 1)]
+        values[medium] = _pictures(section, medium.num_pictures(room.bucket), picture, colors, layout)
+        there = torch.tensor([(slot, medium.name, item) in pending.media_colors for slot, item in places])
+        present[medium.name] = there.reshape(-1, medium.num_items) if medium.is_list else there
+    return {"media": BatchMedia.of(values, layout), "media_present": present}
+
+
+def _pictures(
+    memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
+) -> torch.Tensor | Planes:
+    """Pictures that lie one after the other, `num_frames` a sample, one of `colors` a sample."""
     if picture.pixels == "yuv420p":
-        pictures = memory.view(num_samples, num_frames, picture.num_bytes)
-        matrices, ranges, sitings = zip(*(pending.colors[slot] for slot in range(num_samples)), strict=True)
+        matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)
-        return {"video": Planes(pictures, table, picture.height, picture.width, layout)}
-    video = memory.view(num_samples, num_frames, picture.height, picture.width, 3)
-    return {"video": video.permute(*(RING_LAYOUT.index(name) for name in layout))}
+        return Planes(memory.view(len(colors), num_frames, -1), table, picture.height, picture.width, layout)
+    video = memory.view(len(colors), num_frames, picture.height, picture.width, 3)
+    return video.permute(*(RING_LAYOUT.index(name) for name in layout))
 
 
 def _clip(stored: StoredClip, memory: torch.Tensor, num_frames: int) -> EncodedClip:

@@ -14,6 +14,7 @@ from streamvid.loader import arguments
 from streamvid.loader.batch import Layout, check_layout
 from streamvid.loader.device import DeviceStage
 from streamvid.loader.exchange import SharedBatchCheck
+from streamvid.loader.media import with_media
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
@@ -55,6 +56,7 @@ class Given:
     samples_per_epoch: int | None
     mix_by: MixBy
     columns: Sequence[str]
+    media: Sequence[str]
     view: ViewOptions
     tokenizer: Tokenizer | None
     device: torch.device | str | None
@@ -123,7 +125,7 @@ def set_up(given: Given) -> Setup:
     num_workers, columns = arguments.check_workers(given.num_workers), tuple(arguments.check_columns(given.columns))
     check_tokenizer(given.tokenizer, columns)
     stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
-    mix = _open(given, columns, stores)
+    mix = with_media(_open(given, columns, stores), given.media)
     selection = _select(given, mix, options, world)
     stage = DeviceStage(given.device)
     pipeline_options = _pictures(given, selection, stage) | arguments.pipeline_options(
@@ -162,4 +164,4 @@ def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[st
     buckets = tuple(mix.buckets.values())
     pictures = arguments.picture_options(decode, given.pixels, given.accuracy, stage.device, buckets)
     memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
-    return pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None)
+    return pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None, mix.parts[0].media)

@@ -18,6 +18,7 @@ from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part
 from streamvid.loader.clock import Clock, Wait
 from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, finish_row, read_parts
+from streamvid.loader.media import MediaRoom, media_parts
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, Work, name_sample, sample_error
@@ -62,7 +63,7 @@ class Stages:
         self._num_fetch_threads = num_fetch_threads
         self._stores = {part.dataset.url: part.dataset.store for part in parts}
         self._signals, self._clock, self._num_workers = signals, clock, num_workers
-        self._pixels, self._accuracy = pixels, accuracy
+        self._pixels, self._accuracy, self._media = pixels, accuracy, parts[0].media
         self._repair_bytes = repair_bytes(parts)
         self._rows = IndexRows()
         self._repairs = Repairs(self._rows)
@@ -175,16 +176,23 @@ class Stages:
         finish_row(row, sample, num_frames)
         packets = self._rows.packets(sample, row)
         row["part"] = clip_part(row, packets, row["view"].pick, max_pieces=_MAX_PIECES)
+        row["media_parts"] = media_parts(row, sample.part.media, sample.shard_info, row["part"])
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
         """What a batch takes of the ring."""
-        bucket = request.bucket
-        return len(request.samples) * bucket.num_frames * self._picture(bucket).num_bytes
+        return self._room(request).num_bytes
 
     def new_batch(self, request: BatchRequest, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
         """A batch whose place in the ring is `block`."""
+        room = self._room(request)
+        return PendingBatch(
+            request, self._picture(request.bucket), self._ring.map, block, len(request.samples), self._accuracy, rows,
+            room=room if room.media else None,
+        )  # fmt: skip
+
+    def _room(self, request: BatchRequest) -> MediaRoom:
         picture = self._picture(request.bucket)
-        return PendingBatch(request, picture, self._ring.map, block, len(request.samples), self._accuracy, rows)
+        return MediaRoom(self._media, request.bucket, len(request.samples), picture.num_bytes)
 
     def _picture(self, bucket: Bucket) -> PictureFormat:
         return PictureFormat(bucket.height, bucket.width, self._pixels)
@@ -199,11 +207,12 @@ class Stages:
             if reason is not None:
                 self._is_bad(self._new_work(run, batch, slot, part, None), reason, is_corrupt=True)
                 continue
-            clip = self._clips.allocate(part.block_bytes, 0.0)
+            num_bytes = part.block_bytes + sum(one.part.num_bytes for one in row["media_parts"])
+            clip = self._clips.allocate(num_bytes, 0.0)
             if clip is None:  # room for more comes from those that are read
                 self._submit(works)
                 works = []
-                clip = allocate(self._clips, part.block_bytes)
+                clip = allocate(self._clips, num_bytes)
             if clip is None:
                 return False
             works.append(self._new_work(run, batch, slot, part, clip))
@@ -217,7 +226,9 @@ class Stages:
 
     def _new_work(self, run: int, batch: PendingBatch, slot: int, part: ClipPart, clip: int | None) -> Work:
         with self._lock:
-            work = Work(self._next_number, run, batch, slot, batch.request.samples[slot], batch.rows[slot], part, clip)
+            row = batch.rows[slot]
+            work = Work(self._next_number, run, batch, slot, batch.request.samples[slot], row, part, clip)
+            work.media = row.get("media_parts", ())
             self._next_number += 1
             self._works[work.number] = work
         return work
@@ -246,10 +257,10 @@ class Stages:
                 self._fetch_each(blocks)
                 return
             for work, clip in blocks:
-                add_read(work, replace(read, seconds=read.seconds / len(blocks), num_bytes=work.part.num_bytes))
+                add_read(work, replace(read, seconds=read.seconds / len(blocks), num_bytes=work.num_bytes))
                 if work.problem is None:
-                    work.enter(QUEUED)
-                    self._decoder.submit(work.task(clip, self._num_threads(work)))
+                    work.num_decoded = 0
+                    self._decode(work, clip)
                 else:
                     self._is_corrupt(work, work.problem)
         except StreamvidError as error:
@@ -261,9 +272,13 @@ class Stages:
     def _read(self, blocks: Sequence[tuple[Work, int]]) -> ClipRead:
         first = blocks[0][0]
         view = self._clips.view
-        wanted = [(work.row, work.part, view[clip : clip + work.part.block_bytes]) for work, clip in blocks]
+        wanted = [one for work, clip in blocks for one in work.wanted(view[clip : clip + work.block_bytes])]
         sample = first.sample
         return read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=first.num_reads > 0)
+
+    def _decode(self, work: Work, block: int) -> None:
+        work.enter(QUEUED)
+        self._decoder.submit(work.task(block, self._num_threads(work)))
 
     def _fetch_each(self, blocks: Sequence[tuple[Work, int]]) -> None:
         for work, _ in blocks:
@@ -333,13 +348,17 @@ class Stages:
             work.enter(DECODING)
             return
         work.stats.decode_seconds += answer.seconds
-        work.color = answer.color
+        text = work.label + answer.text
         if answer.kind == "corrupt":
-            self._is_corrupt(work, answer.text)
+            self._is_corrupt(work, text)
         elif answer.kind == "bad":
-            self._is_bad(work, answer.text, is_corrupt=False)
+            self._is_bad(work, text, is_corrupt=False)
         elif answer.kind == "error":
-            self._finish(work, sample_error(work.sample, work.row["key"], answer.text))
+            self._finish(work, sample_error(work.sample, work.row["key"], text))
+        elif not work.decoded(answer.color) and work.run == self._signals.run:
+            block = work.clip if work.clip is not None else self._repair_clip
+            assert block is not None
+            self._decode(work, block)
         else:
             if work.bad is not None and not work.is_substitute:
                 name = name_sample(work.sample, work.row["key"])

@@ -46,6 +46,7 @@ class DecodeTask:
     - block_offset: in the clip arena, of a table of packets of `table_bytes` (0: none), then `num_bytes` of the clip.
     - checks: (start, end, checksum as hex) of pieces of those bytes.
     - num_clip_frames: of the whole clip. pick: the frames wanted, as `Pick.to_json` has them. crop: a Crop's fields.
+    - numbers: of the frames, where those of another clip are meant, whose times the pick goes by.
     - stream: StreamInfo as JSON, key_time: a PacketWindow's; empty: it is the whole clip, with its container.
     - out_offset: in the frame ring, of pictures (height, width, pixels, accuracy) one after the other.
     """
@@ -64,6 +65,7 @@ class DecodeTask:
     num_threads: int
     out_offset: int
     picture: tuple[int, int, Pixels, Accuracy]
+    numbers: list[int] | None = None
 
     def to_json(self) -> bytes:
         return json.dumps([getattr(self, name) for name in self.__slots__]).encode()
@@ -169,7 +171,9 @@ class TaskRunner:
         if not task.stream:
             return decode_pictures(
                 data, 0, out, picture, num_frames=task.num_clip_frames, limits=STORED_LIMITS, crop=crop,
-                choose=lambda table: pick.numbers(len(table.timestamps), table.timestamps, table.time_base),
+                choose=lambda table: (
+                    task.numbers or pick.numbers(len(table.timestamps), table.timestamps, table.time_base)
+                ),
             )  # fmt: skip
         packets = np.ndarray((task.table_bytes // 32, 4), np.int64, self._clips, task.block_offset)
         info = StreamInfo.from_json(task.stream)
