@@ -7,6 +7,7 @@ from pathlib import Path
 from streamvid.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
+_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py")
 _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
@@ -23,7 +24,8 @@ def shipped(name: str) -> Path:
 def shipped_config(kind: str, name: str | Path) -> Path:
     """A config file: the path given where there is a file, else the shipped preset of that name, e.g. `tiny`."""
     path = Path(name)
-    if path.exists() or len(path.parts) != 1 or path.suffix:
+    # Presets have dots in their names, as wan2.1-480p; and a folder that is called like one is not what is meant.
+    if path.is_file() or len(path.parts) != 1 or path.suffix in _SUFFIXES:
         return path
     presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))
     for preset in presets:

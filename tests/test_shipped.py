@@ -18,6 +18,15 @@ def test_a_preset_is_found_by_name_and_a_file_by_path(tmp_path: Path, monkeypatc
     assert shipped_config("train", "missing/tiny.yaml") == Path("missing/tiny.yaml")  # reading it says what is wrong
 
 
+def test_a_preset_has_dots_in_its_name_and_a_folder_of_its_name_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wan2.1-480p").mkdir()
+    assert shipped_config("buckets", "wan2.1-480p").read_text().startswith("# ")
+    assert shipped_config("buckets", "wan2.1-480p.yaml") == Path("wan2.1-480p.yaml")
+
+
 def test_an_unknown_preset_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="'tny' is no file and no preset; presets: tiny"):
         shipped_config("train", "tny")

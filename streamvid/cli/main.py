@@ -25,6 +25,7 @@ _VERBS = {
     "copy": "Copy a dataset between disks and buckets, each file proved.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
+    "presets": "List bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset holds and what was rejected.",
     "train": "Train the small video model on a dataset.",

@@ -1,0 +1,117 @@
+"""The shipped bucket configurations, one a model, and what a configuration costs: tokens and host memory by bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+from streamvid.buckets.batch_size import batch_sizes, host_bytes, tokens_of
+from streamvid.buckets.bucket import Bucket, match_buckets
+from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.errors import ConfigError
+from streamvid.shipped import shipped, shipped_config
+
+_FOLDER = "buckets"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCost:
+    """What a bucket takes.
+
+    tokens: of a sample, as the configuration's model makes them.   sample_bytes: of its decoded frames, uint8 RGB.
+    batch_size: samples a rank and step, None where nothing says how many.   is_own_choice: ours, not the source's.
+    """
+
+    bucket: Bucket
+    tokens: int
+    sample_bytes: int
+    batch_size: int | None
+    is_own_choice: bool
+
+    @property
+    def batch_bytes(self) -> int | None:
+        """Of a batch's decoded frames, uint8 RGB."""
+        return None if self.batch_size is None else self.batch_size * self.sample_bytes
+
+
+def preset_names() -> tuple[str, ...]:
+    """The shipped presets, sorted."""
+    return tuple(sorted(path.stem for path in shipped(f"configs/{_FOLDER}").glob("*.yaml")))
+
+
+def preset_text(name: str | Path) -> str:
+    """The YAML of a preset, or of a file, as it is written. ConfigError where there is none."""
+    path = shipped_config(_FOLDER, name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}; give a preset's name or the path of a YAML file") from None
+
+
+def load_preset(name: str | Path) -> BucketConfig:
+    """`load_bucket_config`, with `own_choice` checked: each of its names and globs is of some bucket. ConfigError."""
+    config = load_bucket_config(name)
+    if not config.is_dynamic:
+        for pattern in config.own_choice:
+            match_buckets(pattern, config.table.buckets)
+    return config
+
+
+def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
+    """Every bucket of a configuration, in its order.
+
+    Batch sizes are those that the configuration gives, or with max_tokens_per_batch what fits into it. ConfigError
+    where one sample does not fit, and for a configuration whose sizes follow the clips.
+    """
+    buckets = config.table.buckets
+    sizes: Mapping[str, int] = config.batch_sizes
+    if max_tokens_per_batch is not None:
+        sizes = batch_sizes(buckets, None, max_tokens_per_batch, config.model)
+    own = {bucket.id for pattern in config.own_choice for bucket in match_buckets(pattern, buckets)}
+    return tuple(
+        BucketCost(bucket, tokens_of(bucket, config.model), host_bytes(bucket), sizes.get(bucket.id), bucket.id in own)
+        for bucket in buckets
+    )
+
+
+def largest_tokens(config: BucketConfig) -> BucketCost:
+    """The bucket of most tokens, which says what memory a step needs; of several the first."""
+    return max(bucket_costs(config), key=lambda cost: cost.tokens)
+
+
+def rate_text(config: BucketConfig) -> str:
+    """The frame rate in few words: ``16``, ``up to 24``, ``the clip's``."""
+    rate: Fraction | None = config.frame_rate.fps
+    if rate is None:
+        return "the clip's"
+    return f"up to {rate}" if config.frame_rate.rule == "cap" else str(rate)
+
+
+def rule_text(config: BucketConfig) -> str:
+    """What sides and frame counts keep: ``4k+1, sides of 16``."""
+    rule = config.frame_rule or (config.model.frame_rule if config.model else None)
+    sides = f"sides of {config.model.multiple if config.model else config.multiple}"
+    return sides if rule is None else f"{rule}, {sides}"
+
+
+def sizes_text(config: BucketConfig) -> str:
+    """The sizes in few words: ``256px, 11 ratios``, ``832x480 and 4 more``."""
+    sizes: dict[str, list[str]] = {}
+    for bucket in config.table.buckets:
+        size, of_name = f"{bucket.width}x{bucket.height}", sizes.setdefault(bucket.resolution or "", [])
+        if size not in of_name:
+            of_name.append(size)
+    texts = []
+    for name, of_name in sizes.items():
+        more = f"{len(of_name)} ratios" if name else f"{len(of_name) - 1} more"
+        first = name or of_name[0]
+        texts.append(first if len(of_name) == 1 else f"{first}, {more}" if name else f"{first} and {more}")
+    return "; ".join(texts)
+
+
+def frames_text(config: BucketConfig) -> str:
+    """The frame counts: ``17 33 49 65 81``, of many the first and the last, ``1 5 … 129``."""
+    counts = sorted({bucket.num_frames for bucket in config.table.buckets})
+    return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"
