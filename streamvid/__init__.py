@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
+    from streamvid.dataset.annotate import annotate
     from streamvid.dataset.copy import copy_dataset
     from streamvid.dataset.reader import Dataset, open_dataset
     from streamvid.dataset.verify import verify_dataset
@@ -56,6 +57,7 @@ _HOMES = {
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
     "World": "streamvid.plan.world",
+    "annotate": "streamvid.dataset.annotate",
     "copy_dataset": "streamvid.dataset.copy",
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
@@ -88,6 +90,7 @@ __all__ = [
     "VideoLoader",
     "World",
     "__version__",
+    "annotate",
     "copy_dataset",
     "detect_world",
     "dry_run",

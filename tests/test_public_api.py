@@ -44,6 +44,7 @@ def test_public_names() -> None:
         "VideoLoader",
         "World",
         "__version__",
+        "annotate",
         "copy_dataset",
         "detect_world",
         "dry_run",

@@ -116,7 +116,13 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option("--codec", metavar="NAME", help="Native: h264, mjpeg, av1 or ffv1 (lossless).  [default: h264]")
 @click.option("--crf", type=Number(), help="Native: quality, lower is better.  [default: 18; av1 24, mjpeg 3]")
 @click.option("--gop", type=click.IntRange(min=1), metavar="N", help="Native: frames a key frame.  [default: 16]")
-@click.option("--fps", type=Rate(), help="Native: frames a second, as 24 or 30000/1001.  [default: the source's]")
+@click.option("--fps", type=Rate(), help="Rate at which clips are read, as 24 or 30000/1001.  [default: the source's]")
+@click.option(
+    "--fps-rule",
+    type=click.Choice(["resample", "cap", "fix_frame_rate"]),
+    help="Take the frames nearest in time, every n-th so that the rate is --fps at most, or by number as DiffSynth does."
+    "  [default: resample]",
+)
 @click.option("--max-clip-seconds", type=float, metavar="S", help="Native: cut longer sources into clips.")
 @click.option("--min-psnr", type=float, metavar="DB", help="Native: reject clips of a lower PSNR-Y.")
 @click.option(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.config import BucketConfig, load_bucket_config
-from streamvid.buckets.frames import FrameRule
+from streamvid.buckets.frames import FrameRate, FrameRule, RateRule
 from streamvid.buckets.policy import Policy, exact
 from streamvid.buckets.ratios import Ratios
 from streamvid.errors import ConfigError
@@ -40,6 +40,12 @@ def bucket_config_of(options: ShardOptions) -> BucketConfig:
         asked["assign"] = options.assign
     if options.frame_rule is not None:
         asked["frame_rule"] = FrameRule.parse(options.frame_rule)
+    if options.fps_rule is not None and options.fps is None:
+        raise ConfigError(f"fps_rule={options.fps_rule!r} without fps: say at which rate, as fps=16")
+    if options.fps is not None:
+        rate = rate_asked(options.fps, options.fps_rule)
+        if not options.is_native:  # of native clips it is a matter of their encoding
+            asked["frame_rate"] = rate
     if options.policy:
         asked["policy"] = Policy.from_json({**config.policy.to_json(), **options.policy})
     return replace(config, **asked) if asked else config
@@ -61,6 +67,18 @@ def _from_options(options: ShardOptions, given: list[str]) -> BucketConfig:
     # The rule for shorter clips is part of what the buckets are.
     rule = None if options.frame_rule is None else FrameRule.parse(options.frame_rule)
     return BucketConfig(**shapes, ratios=Ratios(options.multiple, {}, *bounds, options.num_ar_buckets), frame_rule=rule)
+
+
+def rate_asked(fps: Any, rule: str | None) -> FrameRate:
+    """The rate that the options of these names say."""
+    rate: RateRule = "resample"
+    for known in get_args(RateRule):
+        if rule == known and known != "native":
+            rate = known
+    if rule is not None and rule != rate:
+        allowed = ", ".join(known for known in get_args(RateRule) if known != "native")
+        raise ConfigError(f"fps_rule={rule!r}: allowed are {allowed}; for the sources' own rate leave fps out")
+    return FrameRate(rate, fps)
 
 
 def _bound(options: ShardOptions, name: str) -> Fraction | None:

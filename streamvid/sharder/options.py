@@ -12,21 +12,21 @@ from typing import Any
 
 from streamvid.buckets import Bucket, BucketTable
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.frames import FrameRate
 from streamvid.errors import ConfigError
-from streamvid.sharder.bucket_options import bucket_config_of, buckets_json
+from streamvid.sharder.bucket_options import bucket_config_of, buckets_json, rate_asked
 from streamvid.sharder.captions import check_caption_options
 from streamvid.sharder.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encoding import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.timeline import exact_rate
 
 CLIPS = ("copy", "native")
 LAYOUTS = ("metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset")
 MAX_WORKERS = 1024
 MIN_SHARD_BYTES = 1000
-_NATIVE_ONLY = ("codec", "crf", "gop", "fps", "max_clip_seconds", "min_psnr")
+_NATIVE_ONLY = ("codec", "crf", "gop", "max_clip_seconds", "min_psnr")
 _CHOICES = {"clips": CLIPS, "layout": (None, *LAYOUTS), "verify": (None, "decode", "probe"), "hdr": ("refuse", "allow")}
 _NATIVE_SIDES = range(16, 8193, 2)
 
@@ -61,8 +61,10 @@ class ShardOptions:
     storage: how buckets are reached, of the source and of the dataset.   work_dir: of a dataset in a bucket: the local
         folder of what is unfinished (clips that are encoded, tars, what was probed); None: in the user's caches.
 
-    Only for native clips: codec, crf, gop: as `Encoding` has them.   fps: frames a second, each the source's nearest in
-        time; None keeps the source's.   max_clip_seconds: longer sources are cut into windows, each a sample.
+    fps, fps_rule: at which rate clips are read, a FrameRate's: "resample" (each frame the source's nearest in time),
+        "cap" or "fix_frame_rate"; None: every frame, or what bucket_config says. Copies keep their frames, and readers
+        choose among them; native clips have those alone, and know "resample" only.
+    Only for native clips: codec, crf, gop: as `Encoding` has them.   max_clip_seconds: longer sources are cut into windows, each a sample.
         min_psnr: clips with a lower PSNR-Y, in decibels, are rejected.
     """
 
@@ -94,6 +96,7 @@ class ShardOptions:
     crf: float | None = None
     gop: int | None = None
     fps: float | Fraction | None = None
+    fps_rule: str | None = None
     max_clip_seconds: float | None = None
     min_psnr: float | None = None
     verify: str | None = None
@@ -148,6 +151,11 @@ class ShardOptions:
                         f"give clips='native' (--clips native), or leave {name} out"
                     )
             return
+        if self.config.frame_rate.rule not in ("native", "resample"):
+            raise ConfigError(
+                f"fps_rule={self.config.frame_rate.rule!r} stands beside clips='native', whose frames are those nearest "
+                "in time; take 'resample', or clips='copy'"
+            )
         if self.verify == "probe":
             raise ConfigError(
                 "verify='probe' stands beside clips='native': encoding decodes every frame; leave verify out"
@@ -191,7 +199,8 @@ class ShardOptions:
     @property
     def needs_timing(self) -> bool:
         """Whether it matters when each frame of a source is shown."""
-        return self.fps is not None or self.max_clip_seconds is not None or bool(self.media_columns)
+        is_timed = self.rate is not None or self.max_clip_seconds is not None
+        return (self.is_native and is_timed) or bool(self.media_columns)
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -200,8 +209,15 @@ class ShardOptions:
 
     @cached_property
     def rate(self) -> Fraction | None:
-        """The frame rate of native clips; None: their source's."""
-        return None if self.fps is None else exact_rate(self.fps)
+        """The frame rate that native clips are resampled to; None: their source's, as that of copies always is."""
+        return self.frame_rate.fps if self.is_native else None
+
+    @cached_property
+    def frame_rate(self) -> FrameRate:
+        """At which rate clips are read."""
+        if self.fps is None:
+            return self.config.frame_rate
+        return rate_asked(self.fps, self.fps_rule)
 
     @property
     def limits(self) -> Limits:

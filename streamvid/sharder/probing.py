@@ -6,9 +6,11 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamvid.buckets.pick import exact_seconds
 from streamvid.errors import ProbeError, SourceError, StorageError
 from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.journal import FileState, Journal
@@ -64,6 +66,11 @@ class Probe:
     extension: str
     is_image: bool
     timing: str = ""
+
+    @property
+    def seconds(self) -> Fraction:
+        """`duration_seconds` exactly, as readers of the index make of it."""
+        return exact_seconds(self.duration_seconds)
 
 
 def probe_file(task: dict[str, Any]) -> dict[str, Any]:

@@ -241,6 +241,15 @@ def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, ro
     )
 
 
+def _frame_rate(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The rate that clips are read at: native ones were encoded at it."""
+    fps = options.get("encoding", {}).get("fps")
+    if fps is not None:
+        return FrameRate("resample", Fraction(fps)).to_json()
+    asked: Mapping[str, Any] | None = options.get("bucket_config", {}).get("frame_rate")
+    return asked
+
+
 def _manifest(
     plan: ShardPlan, index: _Index, shards: FileInfo, rejections: FileInfo, others: tuple[FileInfo, ...]
 ) -> Manifest:
@@ -250,6 +259,7 @@ def _manifest(
     return Manifest(
         buckets=buckets,
         clips=str(plan.build["options"]["clips"]),
+        frame_rate=_frame_rate(plan.build["options"]),
         counts={
             "records": plan.num_records,
             "samples": plan.num_samples,
