@@ -16,6 +16,7 @@ from streamvid.loader.batch import RING_LAYOUT, STANDARD_FIELDS
 from streamvid.loader.clip_part import TABLE_BYTES
 from streamvid.loader.clock import Clock
 from streamvid.loader.media import Medium, media_bytes
+from streamvid.loader.pending import TEXT_ROW_BYTES
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
+_TEXT_BATCHES = 32  # that lie ready
 _MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
 
 
@@ -121,6 +123,7 @@ def picture_options(
             f"accuracy={accuracy!r} stands beside pixels='yuv420p', of which RGB is always made exactly; leave one out"
         )
     on_cuda = device is not None and device.type == "cuda"
+    buckets = [bucket for bucket in buckets if not bucket.is_text]
     odd = any(bucket.height % 2 or bucket.width % 2 for bucket in buckets)
     chosen: Pixels = pixels or ("yuv420p" if on_cuda and not odd else "rgb24")
     for bucket in buckets:
@@ -150,12 +153,16 @@ def memory_options(
     at_least("prefetch_bytes", prefetch_bytes, 0)
 
     def sample_bytes(bucket: Bucket) -> int:
+        if bucket.is_text:
+            return TEXT_ROW_BYTES
         if pixels is None:
             return max_clip_bytes + TABLE_BYTES
         picture_bytes = PictureFormat(bucket.height, bucket.width, pixels).num_bytes
         return bucket.num_frames * picture_bytes + media_bytes(media, bucket, picture_bytes)
 
     largest = max(batch_sizes[bucket.id] * sample_bytes(bucket) for bucket in buckets)
+    if all(bucket.is_text for bucket in buckets):  # cheap to have, and without a clip to read
+        prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)
     return {
         "frame_bytes": max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),
         "clip_bytes": max(prefetch_bytes // 8, 2 * (max_clip_bytes + ALIGN_BYTES)),
@@ -190,6 +197,7 @@ def shapes_of(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """(bucket id, shape of a whole batch's video), largest first."""
     order = [RING_LAYOUT.index(name) for name in layout]
-    sizes = [(bucket.id, (batch_sizes[bucket.id], *bucket.shape, 3)) for bucket in buckets]
+    pictured = [bucket for bucket in buckets if not bucket.is_text]
+    sizes = [(bucket.id, (batch_sizes[bucket.id], *bucket.shape, 3)) for bucket in pictured]
     shapes = [(name, tuple(size[axis] for axis in order)) for name, size in sizes]
     return sorted(shapes, key=lambda named: -math.prod(named[1]))

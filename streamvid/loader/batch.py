@@ -70,7 +70,8 @@ class Batch(Mapping[str, Any]):
       lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
       there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
       With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
-    - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips.
+    - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips. A batch of a dataset
+      of texts has neither: its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with the loader's media=(...): uint8 by name, in the layout and place of the video, cut and scaled as it
       is. What follows the clip has its shape: frame i goes with the video's frame i. One picture a clip has T = 1, a
@@ -173,6 +174,8 @@ class Batch(Mapping[str, Any]):
         """
         import torch
 
+        if self.bucket.is_text:
+            return _signed_hash(json.dumps([list(self.sample_keys), list(self.text)]).encode())
         frames = self.video.permute(*(self.layout.index(name) for name in RING_LAYOUT))
         num_samples, *shape = frames.shape
         num_values = shape[0] * shape[1] * shape[2] * shape[3]
@@ -186,8 +189,7 @@ class Batch(Mapping[str, Any]):
         memory = frames.as_strided((num_samples, num_between + 1), (frames.stride(0), 1))
         pixels = memory.gather(1, place.expand(num_samples, -1)).cpu()
         head = json.dumps([list(self.sample_keys), self.bucket.id, num_samples, *shape])
-        data = head.encode() + b"\0" + pixels.numpy().tobytes()
-        return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+        return _signed_hash(head.encode() + b"\0" + pixels.numpy().tobytes())
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Batch:
         """The batch with its tensors on `device`; from pinned memory the copy is asynchronous, on the current stream.
@@ -241,6 +243,10 @@ class Batch(Mapping[str, Any]):
                 yield from (part for part in value.values() if isinstance(part, torch.Tensor))
             elif isinstance(value, torch.Tensor):
                 yield value
+
+
+def _signed_hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
 
 
 def check_layout(layout: object) -> Layout:

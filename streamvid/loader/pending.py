@@ -82,6 +82,15 @@ class PendingBatch:
         self.rows[slot] = row
 
 
+TEXT_ROW_BYTES = 4096
+"""What a sample without pictures takes of the ring, where its text does not lie: so many are not read ahead of time."""
+
+
+def text_batch(request: BatchRequest, memory: Any, block: Block, rows: list[dict[str, Any]]) -> PendingBatch:
+    """A batch of samples without pictures, which is complete with their rows."""
+    return PendingBatch(request, None, memory, block, 0, rows=rows)
+
+
 @dataclass(slots=True, eq=False)
 class Work:
     """One slot of a batch: the sample that is tried for it, and how far that has come.

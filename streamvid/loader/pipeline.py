@@ -32,7 +32,7 @@ from streamvid.loader.arena import Arena, Block
 from streamvid.loader.clock import Clock, Wait
 from streamvid.loader.encoded_stages import EncodedStages
 from streamvid.loader.mix import MixPart
-from streamvid.loader.pending import PendingBatch
+from streamvid.loader.pending import TEXT_ROW_BYTES, PendingBatch, text_batch
 from streamvid.loader.quarantine import Quarantine, Substitution
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals, fresh
@@ -271,16 +271,21 @@ class Pipeline:
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
         rows, error = self._stages.read_rows(request)
-        num_bytes = self._stages.ring_bytes(request, rows)
+        is_text = request.bucket.is_text
+        num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._stages.ring_bytes(request, rows)
         self._ring_wait_since = time.monotonic()
         offset = self._allocate(self.ring, num_bytes, run)
         self._ring_wait_since = None
         if offset is None:
             return False
-        batch = self._stages.new_batch(request, Block(self.ring, offset), rows)
+        block = Block(self.ring, offset)
+        if is_text:
+            batch = text_batch(request, self.ring.map, block, rows)
+        else:
+            batch = self._stages.new_batch(request, block, rows)
         batch.error = error
         self._ready.append(batch)
-        if error is not None:
+        if error is not None or is_text:
             self._signals.tell()
             return False
         return self._stages.begin(batch, partial(self._allocate, run=run), run)

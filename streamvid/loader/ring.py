@@ -159,6 +159,8 @@ def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
     picture, num_samples, num_frames = pending.picture, len(pending.rows), pending.request.bucket.num_frames
+    if pending.request.bucket.is_text:
+        return {}
     if picture is None:
         return {"clips": [_clip(pending.clips[slot], memory, num_frames) for slot in range(num_samples)]}
     video_bytes = num_samples * num_frames * picture.num_bytes

@@ -127,6 +127,8 @@ def set_up(given: Given) -> Setup:
     stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
     mix = with_media(_open(given, columns, stores), given.media)
     selection = _select(given, mix, options, world)
+    if all(bucket.is_text for bucket in mix.buckets.values()):
+        num_workers = 0  # nothing is decoded
     stage = DeviceStage(given.device)
     pipeline_options = _pictures(given, selection, stage) | arguments.pipeline_options(
         num_workers, world, [part.dataset for part in mix.parts], given.sample_timeout_seconds,

@@ -17,7 +17,7 @@ from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part
 from streamvid.loader.clock import Clock, Wait
-from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, finish_row, read_parts
+from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, check_row, finish_row, read_parts
 from streamvid.loader.media import MediaRoom, media_parts
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.near import near_each_other
@@ -164,7 +164,10 @@ class Stages:
             self._clock.index_read = (sample, time.monotonic())
             try:
                 row = self._rows.row(sample)
-                self._prepare(row, sample, request.bucket.num_frames)
+                if request.bucket.is_text:
+                    check_row(row, sample.shard_info, 0)
+                else:
+                    self._prepare(row, sample, request.bucket.num_frames)
             except StreamvidError as error:
                 return rows, sample_error(sample, row["key"], str(error))
             finally:
