@@ -113,12 +113,13 @@ class BucketConfig:
         if not groups:
             kind, reason = why_none(classes, clip, self._policy)
             return Choices((), reason, kind)
-        found = Choices(tuple(exact_choices(groups).items()))
-        if not found.rest:
-            return found
-        return Choices(
-            found.options, f"is left out by keep probabilities, of {float(found.rest):.4g} of such clips", "probability"
-        )
+        found = tuple(exact_choices(groups).items())
+        rest = Choices(found).rest
+        if not found:
+            reason = "could fill buckets whose keep probabilities in bucket_config are all 0; raise one of them"
+        else:
+            reason = f"was drawn to be left out, as {float(rest):.4g} of such clips by its keep probabilities"
+        return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
         """The bucket that Open-Sora 2 gives the clip where its draws are `uniforms`, taken as many as there."""

@@ -6,11 +6,12 @@ import hashlib
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from streamvid.buckets import Bucket
+from streamvid.buckets.choices import Choices
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.sharder.clip import Clip
 from streamvid.sharder.extra_media import MediaFile
@@ -53,8 +54,7 @@ class PlannedSample:
     @property
     def window_name(self) -> str:
         """Of a window that is not the whole source, for reasons of rejections; else empty."""
-        is_whole = self.window.num_frames == self.probe.num_frames
-        return "" if is_whole else f"frames {self.window.start} to {self.window.start + self.window.num_frames - 1}: "
+        return window_name(self.window, self.probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,17 @@ class Assignment:
     draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]] = field(default_factory=dict)
 
 
+def window_name(window: Window, probe: Probe) -> str:
+    """Of a window that is not the whole source; else empty."""
+    is_whole = window.num_frames == probe.num_frames
+    return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
+
+
 def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
     """Give every probed record a bucket, or a reason why it has none."""
     samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
+    draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
     seen: Counter[tuple[str, int, int, str]] = Counter()
     stills = still_media(records, probes, options.media)
     for record in records:
@@ -84,48 +91,84 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
             extra = fit_media(record, probe, probes, options.media, stills)
             windows = list(_windows(probe, options))
         except NoBucketError as error:
-            rejected.append(Rejection(record.row, record.source, _with_rate(str(error), probe, options)))
+            reason = _with_rate(str(error), probe, options)
+            rejected.append(Rejection(record.row, record.source, reason, error.kind))
             continue
         except Rejected as error:
-            rejected.append(Rejection(record.row, record.source, str(error)))
+            rejected.append(Rejection(record.row, record.source, str(error), error.kind))
             continue
         kept = record.kept
         own = record_key(record.source) if kept is None else kept.record_key
         name = record.source if kept is None else kept.name
-        for window, bucket in windows:
+        for window, bucket, draw_set in _drawn(windows, own, probe, options, draw_sets):
+            if bucket is None:
+                reason = f"{window_name(window, probe)}{draw_set}"
+                rejected.append(Rejection(record.row, record.source, reason, "probability"))
+                continue
             place = (name, window.start, window.num_frames, bucket.id)
             key = sample_key(*place, seen[place], stem_of=record.source)
             seen[place] += 1
             clip = _stored(record, probe, window, bucket, options)
             split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
             media = _media(extra, window, bucket, options)
-            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, media))
-    return Assignment(tuple(samples), tuple(rejected))
+            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, media, draw_set))
+    return Assignment(tuple(samples), tuple(rejected), draw_sets)
 
 
-def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Bucket]]:
-    """The parts of a source that are samples, each with its bucket. NoBucketError where there is none for them."""
-    windows = [Window(0, probe.num_frames, probe.num_frames)]
+def _drawn(
+    windows: Iterable[tuple[Window, Choices]],
+    own: str,
+    probe: Probe,
+    options: ShardOptions,
+    draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
+) -> Iterator[tuple[Window, Bucket | None, str]]:
+    """Each window's bucket with its draw set, a time for each bucket that stores it; or no bucket, and why.
+
+    A draw depends on nothing but the seed and what is drawn for, so that more input changes no other clip's bucket.
+    """
+    for window, choices in windows:
+        if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
+            # From here on it is drawn in each pass of a loader: drawn.py, dataset/draws.py, plan/draws.py.
+            members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
+            draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
+            draw_sets[draw_set] = members
+            yield from ((window, bucket, draw_set) for bucket in choices.buckets)
+            continue
+        part = (str(window.start), str(window.num_frames)) if window_name(window, probe) else ()
+        u = Fraction(stable_hash("bucket", str(options.seed), own, *part), 2**64)
+        bucket = choices.draw(u)
+        yield window, bucket, "" if bucket else choices.reason
+
+
+def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
+    """The parts of a source that are samples, and where each may go. NoBucketError where that is nowhere."""
+    windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
         windows = [timing.window(0, probe.num_frames, options.rate)]
         least = _least_frames(windows[0].num_clip_frames, probe, options)
         windows = cut_windows(timing, options.max_clip_seconds, options.rate, least)
     for window in windows:
-        count = window.num_clip_frames
-        yield window, options.table.assign(count, probe.height, probe.width, probe.is_image)
+        choices = options.config.fit(window.num_clip_frames, probe.height, probe.width, probe.is_image)
+        if not choices.options:
+            raise NoBucketError(choices.reason, kind=choices.kind)
+        yield window, choices
+
+
+def _num_frames(probe: Probe, options: ShardOptions) -> int:
+    """Of the whole source, as far as that is known without the time of each frame."""
+    rate = options.config.frame_rate
+    if probe.is_image or options.is_native or not probe.fps:
+        return probe.num_frames
+    return rate.num_frames(probe.num_frames, probe.fps, Fraction(probe.duration_seconds))
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """The fewest frames, up to `most`, with which a bucket takes the source. NoBucketError where none does."""
-    for count in sorted({bucket.num_frames for bucket in options.table.candidates if 1 < bucket.num_frames < most}):
-        try:
-            options.table.assign(count, probe.height, probe.width)
-        except NoBucketError:
-            continue
-        return count
-    options.table.assign(most, probe.height, probe.width)
-    return most
+    """The fewest frames, up to `most`, with which a bucket takes the source; `most` where none does."""
+    config = options.config
+    counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
+    fewer = (count for count in sorted(counts) if 1 < count < most)
+    return next((count for count in fewer if config.fit(count, probe.height, probe.width).options), most)
 
 
 def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:

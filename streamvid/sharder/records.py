@@ -61,11 +61,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One input row that is in no shard, and why. `row` counts input rows from 0."""
+    """One input row that is in no shard, and why; `kind` in a word. `row` counts input rows from 0."""
 
     row: int
     source: str
     reason: str
+    kind: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.dataset.captions import captions_to_json
 from streamvid.dataset.draws import sets_to_json
 from streamvid.dataset.index import (
@@ -176,6 +179,7 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
     noted += [marker.get(name) or [[]] * len(samples) for name in ("media_offsets", "media_sha256")]
     for index, (sample, offset, digest, *of_media) in enumerate(zip(samples, *noted, strict=True)):
         record, probe, clip = sample.record, sample.probe, sample.clip
+        shapes = (probe.height, probe.width, sample.bucket.height, sample.bucket.width)
         yield SampleRow(
             key=sample.key,
             record_key=sample.record_key,
@@ -200,6 +204,8 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
             source_height=probe.height,
             source_bytes=record.num_bytes,
             window_source_frames=sample.window.num_frames,
+            crop_fraction=float(cropped_share(*shapes)),
+            upscale=float(cover_scale(*shapes)),
             captions=captions_to_json(record.captions) if record.captions else None,
             media=_media_items(sample, *of_media),
         )
