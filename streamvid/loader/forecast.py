@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.arguments import memory_options
 from streamvid.loader.clip_part import ClipPart, clip_part
-from streamvid.loader.fetch import IndexRows, finish_row
+from streamvid.loader.fetch import IndexRows, check_row, finish_row
 from streamvid.loader.mix import MixPart
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.setup import Given, Setup, ring_bytes, set_up
+from streamvid.loader.view import ViewOptions
 from streamvid.plan import Cursor, World
 from streamvid.plan.forecast import HostCosts
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
@@ -44,9 +45,11 @@ def open_run(dataset: str | Path | Dataset, num_ranks: int, rank: int = 0, **arg
     from streamvid.loader.loader import VideoLoader
 
     known = inspect.signature(VideoLoader).parameters
-    defaults = {name: value.default for name, value in known.items() if name != "dataset"}
-    own = {"world": World(rank, num_ranks), "num_workers": 0, **arguments}
-    return set_up(Given(dataset=dataset, **(defaults | own)))
+    # Arguments that are one field together in Given go into it by their own names.
+    view = ViewOptions(**{name: arguments.pop(name) for name in ViewOptions.__slots__ if name in arguments})
+    given = {field.name: known[field.name].default for field in fields(Given) if field.name in known}
+    own = {"view": view, "world": World(rank, num_ranks), "num_workers": 0, **arguments}
+    return set_up(Given(**(given | own | {"dataset": dataset})))
 
 
 # ------------------------------------------------------------------------------------------- deliveries: exact
@@ -87,6 +90,8 @@ def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
     found = [_part(rows, request, number) for number in range(len(request.samples))]
     spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for sample, (row, part) in zip(request.samples, found, strict=True):
+        if part is None:
+            continue
         first = row["clip_offset"] + part.first_byte
         place = (sample.part.number, sample.shard_info.path)
         spans.setdefault(place, []).append((first, first + part.num_bytes))
@@ -96,17 +101,21 @@ def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
         bucket_id=request.bucket.id,
         keys=tuple(row["key"] for row, _ in found),
         member_bytes=sum(row["clip_bytes"] for row, _ in found),
-        read_bytes=sum(part.num_bytes for _, part in found),
+        read_bytes=sum(part.num_bytes for _, part in found if part is not None),
         num_requests=sum(_num_requests(of_shard) for of_shard in spans.values()),
         num_repeats=sum(sample.is_repeat for sample in request.samples),
-        num_frames_decoded=tuple(_num_decoded(row, part, request.bucket) for row, part in found),
+        num_frames_decoded=tuple(_num_decoded(row, part) for row, part in found),
     )
 
 
-def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart]:
-    sample, num_frames = request.samples[number], request.bucket.num_frames
+def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart | None]:
+    """(index row, what is read of its clip; None where it has none)."""
+    sample = request.samples[number]
     row = rows.row(sample)
-    finish_row(row, sample, num_frames)
+    if request.bucket.is_text:
+        check_row(row, sample.shard_info, 0)
+        return row, None
+    finish_row(row, sample, request.bucket.num_frames)
     return row, clip_part(row, rows.packets(sample, row), row["view"].pick)
 
 
@@ -115,7 +124,9 @@ def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
     return len(near_spans(spans)) + longer
 
 
-def _num_decoded(row: Mapping[str, Any], part: ClipPart, bucket: Bucket) -> int:
+def _num_decoded(row: Mapping[str, Any], part: ClipPart | None) -> int:
+    if part is None:
+        return 0
     if part.window is not None:
         return len(part.window.packets)
     there = int(row["window_num_frames"])
