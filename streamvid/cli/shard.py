@@ -120,7 +120,7 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option(
     "--fps-rule",
     type=click.Choice(["resample", "cap", "fix_frame_rate"]),
-    help="Take the frames nearest in time, every n-th so that the rate is --fps at most, or by number as DiffSynth does."
+    help="Frames nearest in time, every n-th for a rate of --fps at most, or by number as DiffSynth does."
     "  [default: resample]",
 )
 @click.option("--max-clip-seconds", type=float, metavar="S", help="Native: cut longer sources into clips.")

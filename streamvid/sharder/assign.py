@@ -143,7 +143,7 @@ def _drawn(
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
     """The parts of a source that are samples, and where each may go. NoBucketError where that is nowhere."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
-    if probe.timing and not probe.is_image:
+    if options.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
         windows = [timing.window(0, probe.num_frames, options.rate)]
         least = _least_frames(windows[0].num_clip_frames, probe, options)
@@ -160,7 +160,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
     rate = options.config.frame_rate
     if probe.is_image or options.is_native or not probe.fps:
         return probe.num_frames
-    return rate.num_frames(probe.num_frames, probe.fps, Fraction(probe.duration_seconds))
+    return rate.num_frames(probe.num_frames, probe.fps, probe.seconds)
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:

@@ -64,7 +64,8 @@ class ShardOptions:
     fps, fps_rule: at which rate clips are read, a FrameRate's: "resample" (each frame the source's nearest in time),
         "cap" or "fix_frame_rate"; None: every frame, or what bucket_config says. Copies keep their frames, and readers
         choose among them; native clips have those alone, and know "resample" only.
-    Only for native clips: codec, crf, gop: as `Encoding` has them.   max_clip_seconds: longer sources are cut into windows, each a sample.
+    Only for native clips: codec, crf, gop: as `Encoding` has them.   max_clip_seconds: longer sources are cut into
+        windows, each a sample.
         min_psnr: clips with a lower PSNR-Y, in decibels, are rejected.
     """
 
@@ -151,9 +152,9 @@ class ShardOptions:
                         f"give clips='native' (--clips native), or leave {name} out"
                     )
             return
-        if self.config.frame_rate.rule not in ("native", "resample"):
+        if self.frame_rate.rule not in ("native", "resample"):
             raise ConfigError(
-                f"fps_rule={self.config.frame_rate.rule!r} stands beside clips='native', whose frames are those nearest "
+                f"fps_rule={self.frame_rate.rule!r} stands beside clips='native', whose frames are those nearest "
                 "in time; take 'resample', or clips='copy'"
             )
         if self.verify == "probe":
