@@ -68,7 +68,7 @@ def test_the_rate_must_be_the_models() -> None:
     [
         ({"name": ""}, "model name=''"),
         ({"frame_rule": "4k+1"}, "model frame_rule='4k"),
-        ({"multiple": 1}, "multiple=1"),
+        ({"multiple": 0}, "multiple=0"),
         ({"vae_time": 0}, "model vae_time=0: allowed are the integers 1 to 256"),
         ({"patch_space": True}, "model patch_space=True"),
         ({"max_num_frames": 0}, "model max_num_frames=0"),
