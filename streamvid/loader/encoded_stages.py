@@ -25,6 +25,10 @@ _CLIPS_A_TASK = 16
 _ALIGN = 64
 _PACKET_BYTES = 32
 _SLOT_BYTES = 1024  # of a clip and its place in a message, but for the paths
+_NO_TIMES = (
+    "its frames are chosen by their times, which only its container says, as it has no packet index: decode it "
+    "(decode=True), or take another temporal, or a dataset whose fps_rule needs no times"
+)
 
 
 class EncodedStages(Stages):
@@ -43,13 +47,9 @@ class EncodedStages(Stages):
 
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
-        pick = row["view"].pick
-        if row["place"] is None and pick.needs_times:
-            raise ConfigError(
-                "its frames are chosen by their times, which only its container says, as its codec or container has no "
-                "packet index: decode it (decode=True), or take another temporal or a dataset without a frame rate"
-            )
-        row["part"] = clip_part(row, None, pick)
+        row["part"] = part = clip_part(row, None, row["view"].pick)
+        if part.numbers is None and row["place"] is None:
+            raise ConfigError(_NO_TIMES)
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
         return max(_ALIGN, sum(map(_room, rows)))
@@ -121,7 +121,7 @@ class EncodedStages(Stages):
             add_read(work, read)
             problem = work.problem or wrong_bytes(block, work.part.checks)
             if problem is None:
-                work.stored = StoredClip(work.part.numbers, own=bytes(block))
+                work.stored = StoredClip(self._numbers(work), own=bytes(block))
                 self._finish(work)
             else:
                 self._is_corrupt(work, problem)
@@ -129,6 +129,15 @@ class EncodedStages(Stages):
             self._finish(work, sample_error(work.sample, work.row["key"], str(error)))
         except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
             self._signals.fail_unexpected(error)
+
+    def _numbers(self, work: Work) -> Sequence[int]:
+        """Of the frames wanted, though all of the clip is handed over."""
+        if work.part.numbers is not None:
+            return work.part.numbers
+        packets = self._rows.packets(work.sample, work.row)
+        if packets is None:
+            raise ConfigError(_NO_TIMES)
+        return work.part.pick.numbers(packets.num_frames, packets.frame_times)
 
     # In whichever thread has read or heard of it.
 

@@ -114,6 +114,8 @@ def _pick(
     length = num_frames if is_step else there  # of the grid
     room = length - ((count - 1) * stride + 1)
     start = 0
+    if num_frames == 1:
+        return Pick(count, 0, 1, way, None if way == "step" else rate.fps, fps)
     if temporal == "uniform":
         return Pick(count, way="spread", clip_fps=_spread_fps(num_frames, count, fps))
     if temporal == "random":
