@@ -109,7 +109,7 @@ def _pick(
     way = _WAYS[rate.rule] if fps > 0 else "step"
     temporal, is_step = options.temporal, way == "step"
     stride = rate.interval(fps) if is_step else 1
-    if options.max_interval > 1:
+    if options.max_interval > 1 and count > 1:
         stride *= sampling.interval(min(options.max_interval, there // count), **draw)
     length = num_frames if is_step else there  # of the grid
     room = length - ((count - 1) * stride + 1)
