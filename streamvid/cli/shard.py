@@ -10,6 +10,7 @@ import click
 
 from streamvid.cli.caption_flags import caption_flags
 from streamvid.cli.console import Progress, print_json, printable
+from streamvid.cli.media_flags import media_flags, media_options
 from streamvid.cli.report import print_report
 from streamvid.cli.storage_flags import storage_flags
 
@@ -100,6 +101,7 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option("--base-path", type=click.Path(), help="What its relative paths start from.  [default: SOURCE]")
 @click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
 @caption_flags
+@media_flags
 @click.option("--buckets", metavar="LIST", help="Explicit buckets as WxH@F, e.g. '832x480@81,480x832@81'.")
 @click.option("--resolution", metavar="LIST", callback=_words, help="Named resolutions.  [default: 256px]")
 @click.option(
@@ -181,6 +183,7 @@ def _options(given: dict[str, Any]) -> Any:
     from streamvid.buckets.bucket import parse_buckets
     from streamvid.sharder.options import ShardOptions
 
+    media_options(given)
     explicit = given.pop("buckets")
     if explicit is not None:
         given["buckets"] = parse_buckets(explicit, multiple=given["multiple"])
