@@ -21,6 +21,10 @@ TIME_TOLERANCE = 0.5
 """Of a frame: how far a medium's frame may lie from the clip's in time."""
 
 
+SHAPE_TOLERANCE = 0.02
+"""By how much width over height may differ from the clip's."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
     """One file of a medium as it is stored beside a sample's clip.
@@ -75,6 +79,8 @@ def fit_media(
             raise Rejected(f"{file.label}: {file.source} is a video, and an image is wanted")
         if not is_still:
             _check_frames(file, own, probe)
+        if not is_still or medium.is_mask:
+            _check_shape(file, own, probe)
         found.append((medium, file, own, is_still))
     return tuple(found)
 
@@ -97,6 +103,16 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
         raise Rejected(
             f"{file.label}: a frame of {file.source} lies {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
             f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)"
+        )
+
+
+def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
+    """Rejected where what is cut of a medium's pictures would be another part than of the clip's."""
+    share = abs(own.width * probe.height - own.height * probe.width) / (own.height * probe.width)
+    if share > SHAPE_TOLERANCE:
+        raise Rejected(
+            f"{file.label}: {file.source} is {own.width}x{own.height}, the clip {probe.width}x{probe.height}; their "
+            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, else another part of it would be shown"
         )
 
 
