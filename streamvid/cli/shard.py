@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from streamvid.cli.bucket_flags import bucket_flags, bucket_options
 from streamvid.cli.caption_flags import caption_flags
 from streamvid.cli.console import Progress, print_json, printable
 from streamvid.cli.media_flags import media_flags, media_options
@@ -54,21 +55,6 @@ class Rate(click.ParamType[Fraction]):
             self.fail(f"{value!r} is no frame rate; write it as 24 or 30000/1001", param, ctx)
 
 
-def _words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in (value or "").split(",") if word.strip())
-    if value is not None and not words:
-        example = "1,17,33" if param.name == "num_frames" else "256px,480p"
-        raise click.BadParameter(f"{value!r} is empty; write it as {example}, or leave it out", ctx, param)
-    return words
-
-
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in _words(ctx, param, value))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of frame counts; write it as 1,17,33", ctx, param) from None
-
-
 _EPILOG = """\b
 Examples:
   streamvid shard videos/ ds/ --dry-run
@@ -76,6 +62,8 @@ Examples:
   streamvid shard videos/ ds/ --metadata videos/meta.csv --caption-column prompt \\
       --buckets "832x480@81,480x832@81" --val-fraction 0.01 --shard-size 512MB
   streamvid shard videos/ ds/ --clips native --resolution 480p --num-frames 17,81
+  streamvid shard videos/ ds/ --preset wan2.1-480p
+  streamvid shard videos/ ds/ --bucket-config opensora.yaml --assign all
   streamvid shard films/ ds/ --clips native --fps 16 --max-clip-seconds 20 --min-psnr 38
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
@@ -102,12 +90,7 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
 @caption_flags
 @media_flags
-@click.option("--buckets", metavar="LIST", help="Explicit buckets as WxH@F, e.g. '832x480@81,480x832@81'.")
-@click.option("--resolution", metavar="LIST", callback=_words, help="Named resolutions.  [default: 256px]")
-@click.option(
-    "--num-frames", metavar="LIST", callback=_numbers, help="Frame counts; 1 takes images.  [default: 1,17,33]"
-)
-@click.option("--multiple", default=16, show_default=True, help="What widths and heights are multiples of.")
+@bucket_flags
 @click.option(
     "--clips",
     type=click.Choice(["copy", "native"]),
@@ -180,16 +163,10 @@ def _abandon(dest: str, options: Any) -> None:
 
 
 def _options(given: dict[str, Any]) -> Any:
-    from streamvid.buckets.bucket import parse_buckets
     from streamvid.sharder.options import ShardOptions
 
     media_options(given)
-    explicit = given.pop("buckets")
-    if explicit is not None:
-        given["buckets"] = parse_buckets(explicit, multiple=given["multiple"])
-    else:
-        given["resolution"] = given["resolution"] or ("256px",)
-        given["num_frames"] = given["num_frames"] or (1, 17, 33)
+    bucket_options(given)
     given["shard_size_bytes"] = given.pop("shard_size")
     given["encode_timeout_seconds"] = given.pop("encode_timeout")
     if given["workers"] is None:

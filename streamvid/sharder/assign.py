@@ -157,7 +157,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
     """Of the whole source, as far as that is known without the time of each frame."""
-    rate = options.config.frame_rate
+    rate = options.frame_rate
     if probe.is_image or options.is_native or not probe.fps:
         return probe.num_frames
     return rate.num_frames(probe.num_frames, probe.fps, probe.seconds)
@@ -172,8 +172,9 @@ def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
 
 
 def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
-    is_resampled = options.rate is not None and not probe.is_image
-    return f"{reason} (at fps={options.rate}; the source has {probe.num_frames})" if is_resampled else reason
+    rate = options.frame_rate.fps
+    is_rated = rate is not None and not probe.is_image
+    return f"{reason} (at fps={rate}; the source has {probe.num_frames})" if is_rated else reason
 
 
 def _media(
