@@ -1,0 +1,133 @@
+"""`--assign all`: clips stored in every bucket that may take them, drawn anew in each epoch, judged from batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from streamvid.buckets.config import BucketConfig
+from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.verify import verify_dataset
+from streamvid.errors import ConfigError
+from streamvid.loader.loader import VideoLoader
+from streamvid.plan import World
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.sharder import shard
+from tests.clips import encode, frames_of
+
+NUM_CLIPS = 12
+FORM = {"64px": {9: [0.5, 2], 17: [0.75, 1]}, "96px": {9: [0.5, 1]}}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("draws")
+    videos = folder / "videos"
+    videos.mkdir()
+    for number in range(NUM_CLIPS):
+        frames = frames_of("bikes", 144, 96, 19)[number % 2 : (12 if number % 3 else 19)]
+        (videos / f"clip{number:02d}.mp4").write_bytes(encode(frames))
+        (videos / f"clip{number:02d}.txt").write_text(f"clip {number}")
+    config = BucketConfig(bucket_config=FORM, probabilities="opensora-v2", assign="all")
+    shard(videos, folder / "ds", ShardOptions(bucket_config=config, shard_size_bytes=40_000, workers=1))
+    return str(folder / "ds")
+
+
+def epochs(dataset: str, count: int, num_ranks: int = 1, batch_size: int = 1, **options: object) -> list[list[str]]:
+    """ "text@bucket" of all that `num_ranks` ranks receive, an epoch each."""
+    found: list[list[str]] = [[] for _ in range(count)]
+    for rank in range(num_ranks):
+        world = World(rank, num_ranks)
+        with VideoLoader(
+            dataset, batch_size=batch_size, world=world, num_workers=0, tail="uneven", decode=False, **options
+        ) as loader:
+            for epoch in range(count):
+                for batch in loader:
+                    found[epoch] += [f"{text}@{batch.bucket.id}" for text in batch.text]
+    return [sorted(one) for one in found]
+
+
+def test_an_epoch_has_a_clip_in_one_bucket_at_most_and_others_in_the_next(dataset: str) -> None:
+    """PLAN-4 over three ranks: what an epoch draws is the same however many ranks there are, and no clip comes twice."""
+    alone, three = epochs(dataset, 6), epochs(dataset, 6, num_ranks=3, batch_size=2)
+    assert alone == three
+    assert len({tuple(epoch) for epoch in alone}) > 1
+    buckets = Counter()
+    for epoch in alone:
+        texts = [name.split("@")[0] for name in epoch]
+        assert len(set(texts)) == len(texts) <= NUM_CLIPS
+        buckets.update(name.split("@")[1].rsplit("-", 1)[0] for name in epoch)
+    assert set(buckets) == {"96px-9f", "64px-9f", "64px-17f"}
+    lengths = [len(epoch) for epoch in alone]
+    assert max(lengths) - min(lengths) <= 6  # two sets, of three and two buckets: each rounds by one
+
+
+def test_probabilities_are_those_of_the_config(dataset: str) -> None:
+    """Shares of 120 epochs: draws without replacement keep within the roundings of the two sets."""
+    num_epochs = 120
+    counts = Counter(
+        (int(name.split("@")[0].removeprefix("clip ")) % 3 == 0, name.split("@")[1].rsplit("-", 1)[0])
+        for epoch in epochs(dataset, num_epochs)
+        for name in epoch
+    )
+    num_long = sum(number % 3 == 0 for number in range(NUM_CLIPS))
+    # A clip that 96px refuses goes on to 64px, and there to its longest count alone (Open-Sora 2).
+    expected = {
+        (True, "96px-9f"): 0.5 * num_long,
+        (True, "64px-17f"): 0.5 * 0.75 * num_long,
+        (False, "96px-9f"): 0.5 * (NUM_CLIPS - num_long),
+        (False, "64px-9f"): 0.5 * 0.5 * (NUM_CLIPS - num_long),
+    }
+    assert counts.keys() == expected.keys()
+    for name, share in expected.items():
+        assert abs(counts[name] - share * num_epochs) <= 4
+
+
+def test_a_run_goes_on_where_it_was(dataset: str) -> None:
+    """PLAN-5 across the draws of two epochs."""
+    options = {"batch_size": 1, "world": World(0, 1), "num_workers": 0, "decode": False, "num_epochs": 3}
+    with VideoLoader(dataset, **options) as loader:
+        whole = [(batch.bucket.id, *batch.sample_keys) for batch in loader]
+    for stop in (1, len(whole) // 2, len(whole) - 1):
+        with VideoLoader(dataset, **options) as loader:
+            batches = iter(loader)
+            first = [(batch.bucket.id, *batch.sample_keys) for batch in (next(batches) for _ in range(stop))]
+            state = loader.state_dict()
+        with VideoLoader(dataset, **options) as loader:
+            loader.load_state_dict(state)
+            assert first + [(batch.bucket.id, *batch.sample_keys) for batch in loader] == whole
+
+
+def test_filters_hold_and_those_that_tell_copies_apart_are_refused(dataset: str) -> None:
+    kept = epochs(dataset, 4, where="contains(source, 'clip00') or contains(source, 'clip04')")
+    assert {name.split("@")[0] for epoch in kept for name in epoch} <= {"clip 0", "clip 4"}
+    with pytest.raises(ConfigError, match="clip_bytes differs between the buckets"):
+        VideoLoader(dataset, batch_size=1, where="clip_bytes > 3", num_workers=0)
+
+
+def test_it_is_a_dataset_that_older_versions_refuse(dataset: str) -> None:
+    opened = open_dataset(dataset)
+    assert opened.manifest.format_version == (2, 0) and len(opened.draws) == 2
+    assert opened.manifest.counts["samples"] == 2 * NUM_CLIPS
+    assert verify_dataset(dataset, deep=True).is_right
+
+
+def test_decoded_batches_have_the_bucket_s_shape(dataset: str) -> None:
+    with VideoLoader(dataset, batch_size=1, world=World(0, 1), num_workers=0) as loader:
+        for batch in loader:
+            assert batch.video.shape == (1, 3, *batch.bucket.shape)
+
+
+def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) -> None:
+    """The shards of all buckets hold the same clips in the same places."""
+    opened = open_dataset(dataset)
+    table = opened.samples_table().to_pylist()
+    for one in opened.draws:
+        orders = []
+        for bucket_id, _, first in one.buckets:
+            numbers = range(first, first + one.num_shards)
+            mine = [row for row in table if row["bucket_id"] == bucket_id and row["shard"] in numbers]
+            orders.append([(row["shard"] - first, row["index"], row["source"]) for row in mine])
+        assert all(order == orders[0] for order in orders)
