@@ -93,7 +93,7 @@ class ModelRule:
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """`check` of each bucket, and `check_rate` unless all of them are of images, which have no rate."""
+        """`check` of each bucket, and `check_rate` unless none of them is of videos: images and texts have no rate."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
@@ -102,6 +102,8 @@ class ModelRule:
 
     def tokens(self, bucket: Bucket) -> int:
         """Tokens of one sample: latents are ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
+        if bucket.is_text:
+            return bucket.tokens
         latent_frames = -(-(bucket.num_frames - 1) // self.vae_time) + 1
         side = self.vae_space * self.patch_space
         return -(-latent_frames // self.patch_time) * -(-bucket.height // side) * -(-bucket.width // side)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
 from streamvid.loader import arguments
@@ -19,7 +19,7 @@ from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.quarantine import Substitution
-from streamvid.loader.report import report_plan
+from streamvid.loader.report import report_memory, report_plan
 from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.setup import Given, ring_bytes, set_up
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-_log = logging.getLogger(__name__)
-
 _DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 
@@ -50,7 +48,9 @@ class VideoLoader:
     storage: StorageOptions, or a mapping of their fields: how object stores are reached.   cache_dir, cache_bytes: a
         local folder for what is read from them, and its limit; shared by all ranks and jobs of a machine.
     batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob, "*" for the rest); or
-    max_tokens_per_batch: give each bucket as many samples as fit, a token being 4 x 16 x 16 (T, H, W) of a clip.
+    max_tokens_per_batch: give each bucket as many samples as fit: tokens of `preset`'s model, else of the one that the
+        dataset was sealed for, else of 4 x 16 x 16 (T, H, W) of a clip.
+    preset: the model to train, "wan2.1-480p", a file or a ModelRule: a dataset that it does not take is refused.
     world: data-parallel position; None asks torch.distributed, then launcher variables, else one rank.
     num_epochs: passes that one `for` loop runs over; None: endless.
     accumulate: batches between two steps of the optimizer; the number of steps of an epoch is a multiple of it.
@@ -102,6 +102,7 @@ class VideoLoader:
         *,
         batch_size: int | Mapping[str, int] | None = None,
         max_tokens_per_batch: int | None = None,
+        preset: str | Path | ModelRule | None = None,
         world: World | None = None,
         num_epochs: int | None = 1,
         accumulate: int = 1,
@@ -141,9 +142,9 @@ class VideoLoader:
         shared_group: ProcessGroup | None = None,
     ) -> None:
         made = set_up(Given(
-            dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, world=world,
-            num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window, order=order, deal=deal,
-            tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
+            dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, preset=preset,
+            world=world, num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window,
+            order=order, deal=deal, tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
             samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns, media=media,
             view=ViewOptions(temporal, max_interval, spatial, spatial_scale), tokenizer=tokenizer,
             device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
@@ -167,6 +168,7 @@ class VideoLoader:
         self._plan.check(num_epochs)
         if self.world.rank == 0:
             report_plan(self._plan, len(self.buckets))
+            report_memory(self.buckets, self.batch_sizes, self._pipeline_options, self.ring_bytes)
 
     @property
     def dataset(self) -> Dataset:
@@ -349,8 +351,6 @@ class VideoLoader:
 
     def _open_pipeline(self) -> Pipeline:
         if self._pipeline is None:
-            if self.world.rank == 0:
-                _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", self.ring_bytes)
             pipeline = Pipeline(self._mix.parts, **self._pipeline_options)
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from streamvid.buckets.batch_size import host_bytes
+from streamvid.buckets.bucket import Bucket
 from streamvid.plan import EpochPlan
+from streamvid.video.picture import Pixels
 
 _log = logging.getLogger("streamvid.loader")
 
 _NUM_NAMED = 10
+
+
+def report_memory(
+    buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pipeline_options: Mapping[str, Any], ring_bytes: int
+) -> None:
+    """What is taken of the host: the largest batch of decoded frames, and the memory that is shared with workers."""
+    _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", ring_bytes)
+    if not pipeline_options["decode"]:
+        return
+    pixels: Pixels = pipeline_options["pixels"]
+    largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
+    size = batch_sizes[largest.id]
+    _log.info(
+        "the largest batch on the host: %d samples of %s, %d bytes as %s, %d a sample",
+        size, largest.id, host_bytes(largest, size, pixels), pixels, host_bytes(largest, 1, pixels),
+    )  # fmt: skip
 
 
 def report_plan(plan: EpochPlan, num_buckets: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.loader import arguments
 from streamvid.loader.batch import Layout, check_layout
@@ -16,6 +17,7 @@ from streamvid.loader.device import DeviceStage
 from streamvid.loader.exchange import SharedBatchCheck
 from streamvid.loader.media import with_media
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
+from streamvid.loader.model_rule import check_datasets, rule_of, token_rule
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
 from streamvid.loader.tokens import Tokenizer, check_tokenizer
@@ -40,6 +42,7 @@ class Given:
     dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig]
     batch_size: int | Mapping[str, int] | None
     max_tokens_per_batch: int | None
+    preset: str | Path | ModelRule | None
     world: World | None
     num_epochs: int | None
     accumulate: int
@@ -152,8 +155,14 @@ def _open(given: Given, columns: Sequence[str], stores: Stores) -> Mix:
 
 def _select(given: Given, mix: Mix, options: PlanOptions, world: World) -> Selection:
     buckets = tuple(mix.buckets.values())
-    sizes = batch_sizes(buckets, given.batch_size, given.max_tokens_per_batch)
-    costs = arguments.check_costs(given.costs, options) or default_costs(buckets)
+    rule = rule_of(given.preset)
+    if rule is not None:
+        check_datasets(rule, mix)
+    # Datasets of different models may be mixed as long as nobody asks how many tokens they are.
+    counts_tokens = given.max_tokens_per_batch is not None or arguments.uses_costs(options)
+    model = token_rule(rule, mix) if counts_tokens else rule
+    sizes = batch_sizes(buckets, given.batch_size, given.max_tokens_per_batch, model)
+    costs = arguments.check_costs(given.costs, options) or default_costs(buckets, model)
     return Selection(mix, sizes, options, world, costs.costs(sizes))
 
 

@@ -27,6 +27,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
 
 COST_VERSION = 1
@@ -123,9 +124,14 @@ class CostTable:
             raise ConfigError(f"cost table is damaged ({type(error).__name__}: {error}); fit the costs anew") from error
 
 
-def default_costs(buckets: Iterable[Bucket]) -> CostTable:
-    """The table without measurements: tokens, and attention as above. Only ratios of its costs mean something."""
-    return CostTable(_tokens_of(buckets))
+def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
+    """The table without measurements: tokens, and attention as above. Only ratios of its costs mean something.
+
+    model: whose VAE and patches make the tokens; None: `Bucket.tokens`.
+    """
+    buckets = tuple(buckets)
+    tokens = _tokens_of(buckets)
+    return CostTable(tokens if model is None else {bucket.id: model.tokens(bucket) for bucket in buckets})
 
 
 def fit_costs(measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket]) -> CostTable:

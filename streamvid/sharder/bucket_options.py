@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, get_args
 
 from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.config import BucketConfig, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule, RateRule
 from streamvid.buckets.policy import Policy, exact
@@ -26,6 +27,13 @@ def bucket_config_of(options: ShardOptions) -> BucketConfig:
     """ConfigError where nothing, or more than one thing, says which buckets there are."""
     given = [name for name in (*_SHAPES, *_RATIOS) if getattr(options, name) not in (None, ())]
     config = options.bucket_config
+    if options.is_text:
+        given += [name for name in ("bucket_config", "assign", "frame_rule", "fps", "policy") if getattr(options, name)]
+        if given:
+            raise ConfigError(
+                f"{given[0]}={getattr(options, given[0])!r} stands beside clips='text', which has no pictures"
+            )
+        return BucketConfig(buckets=(TEXT_BUCKET,))
     if config is not None:
         if given:
             raise ConfigError(
@@ -84,6 +92,17 @@ def rate_asked(fps: Any, rule: str | None) -> FrameRate:
 def _bound(options: ShardOptions, name: str) -> Fraction | None:
     value = getattr(options, name)
     return None if value is None else exact(name, value)
+
+
+def check_model(config: BucketConfig, rate: FrameRate) -> None:
+    """ConfigError for buckets or a rate that the configuration's model does not take.
+
+    Where sizes follow the clips the configuration itself keeps to the model's sides and frame counts.
+    """
+    if config.model is not None and config.is_dynamic:
+        config.model.check_rate(rate)
+    elif config.model is not None:
+        config.model.check_all(config.table.buckets, rate)
 
 
 def buckets_json(config: BucketConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from streamvid.buckets import Bucket, BucketTable
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.errors import ConfigError
-from streamvid.sharder.bucket_options import bucket_config_of, buckets_json, rate_asked
+from streamvid.sharder.bucket_options import bucket_config_of, buckets_json, check_model, rate_asked
 from streamvid.sharder.captions import check_caption_options
 from streamvid.sharder.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
@@ -22,7 +22,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encoding import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
-CLIPS = ("copy", "native")
+CLIPS = ("copy", "native", "text")
 LAYOUTS = ("metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset")
 MAX_WORKERS = 1024
 MIN_SHARD_BYTES = 1000
@@ -54,7 +54,8 @@ class ShardOptions:
     media_columns: further media of each sample and the columns that name their files: {"control": "control_video"};
         "reference?" takes rows without one, "image:", "video:" or "mask:" before a name says what it is.
 
-    clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding.
+    clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding;
+        "text" takes metadata without any file: each row with a caption is a sample of a dataset of texts.
     hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
         damage is a rejection; "probe" one key frame. None: "decode" for native, which has no other; "probe" for copies.
 
@@ -119,6 +120,7 @@ class ShardOptions:
         object.__setattr__(self, "storage", StorageOptions.of(self.storage))
         # Read once: a file that changes meanwhile changes nothing.
         object.__setattr__(self, "config", bucket_config_of(self))
+        check_model(self.config, self.frame_rate)
         limits: tuple[tuple[str, float, float, float], ...] = (
             ("shard_size_bytes", self.shard_size_bytes, MIN_SHARD_BYTES, 2**50),
             ("workers", self.workers, 1, MAX_WORKERS),
@@ -143,12 +145,15 @@ class ShardOptions:
             if getattr(self, name) not in allowed:
                 named = ", ".join(str(choice) for choice in allowed if choice)
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed are {named}")
+        if self.is_text:
+            self._check_text()
         if not self.is_native:
             for name in _NATIVE_ONLY:
                 value = getattr(self, name)
                 if value is not None:
+                    stores = "stores files as they are" if self.clips == "copy" else "has no files"
                     raise ConfigError(
-                        f"{name}={_shown(value)} stands beside clips='copy', which stores files as they are; "
+                        f"{name}={_shown(value)} stands beside clips={self.clips!r}, which {stores}; "
                         f"give clips='native' (--clips native), or leave {name} out"
                     )
             return
@@ -173,6 +178,18 @@ class ShardOptions:
                 )
         _ = self.encoding, self.rate
 
+    def _check_text(self) -> None:
+        for name in ("video_column", "media_columns", "verify", "base_path"):
+            value = getattr(self, name)
+            if value:
+                raise ConfigError(
+                    f"{name}={value!r} stands beside clips='text', which has no files; leave one of them out"
+                )
+        if self.caption_column == "" or self.caption_lines:
+            raise ConfigError(
+                "clips='text' makes samples of captions alone: leave caption_column='' and caption_lines out"
+            )
+
     @property
     def own_storage(self) -> StorageOptions:
         """How this process reaches object stores."""
@@ -196,6 +213,11 @@ class ShardOptions:
     @property
     def is_native(self) -> bool:
         return self.clips == "native"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether samples have no picture."""
+        return self.clips == "text"
 
     @property
     def needs_timing(self) -> bool:

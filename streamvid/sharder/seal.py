@@ -204,8 +204,8 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
             source_height=probe.height,
             source_bytes=record.num_bytes,
             window_source_frames=sample.window.num_frames,
-            crop_fraction=float(cropped_share(*shapes)),
-            upscale=float(cover_scale(*shapes)),
+            crop_fraction=None if sample.bucket.is_text else float(cropped_share(*shapes)),
+            upscale=None if sample.bucket.is_text else float(cover_scale(*shapes)),
             captions=captions_to_json(record.captions) if record.captions else None,
             media=_media_items(sample, *of_media),
         )
@@ -266,6 +266,7 @@ def _manifest(
         buckets=buckets,
         clips=str(plan.build["options"]["clips"]),
         frame_rate=_frame_rate(plan.build["options"]),
+        model=plan.build["options"].get("bucket_config", {}).get("model"),
         counts={
             "records": plan.num_records,
             "samples": plan.num_samples,

@@ -1,0 +1,70 @@
+"""The rule of the model that is trained: what it takes of a dataset, and how many tokens it makes of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+
+from streamvid.buckets.config import load_bucket_config
+from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.model import ModelRule
+from streamvid.dataset.manifest import Manifest
+from streamvid.errors import ConfigError
+from streamvid.loader.mix import Mix
+
+
+def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
+    """The rule that is meant: itself, or that of a preset or of a bucket configuration's file. ConfigError else."""
+    if preset is None or isinstance(preset, ModelRule):
+        return preset
+    if not isinstance(preset, str | Path):
+        raise ConfigError(f"preset={preset!r}: expected a preset's name, as 'wan2.1-480p', a file, or a ModelRule")
+    rule = load_bucket_config(preset).model
+    if rule is None:
+        raise ConfigError(f"preset={str(preset)!r} has no model; write its rule there, as model: {{frame_rule: 4k+1}}")
+    return rule
+
+
+def check_datasets(rule: ModelRule, mix: Mix) -> None:
+    """ConfigError, naming the dataset and what is allowed, for one that the model does not take.
+
+    Looked at are the buckets that samples come from and the rate that clips are read at, not the model that a dataset
+    was sealed for: one set of shards may serve several.
+    """
+    for part in mix.parts:
+        manifest = part.dataset.manifest
+        buckets = [mix.buckets[bucket_id] for bucket_id in part.shards]
+        try:
+            rule.check_all(buckets, stored_rate(manifest))
+        except ConfigError as error:
+            raise ConfigError(f"{part.dataset.url}: {error}") from error
+
+
+def token_rule(rule: ModelRule | None, mix: Mix) -> ModelRule | None:
+    """By whose VAE and patches tokens are counted: the loader's rule, else that which the datasets were sealed for.
+
+    None where no dataset says. ConfigError where they say different things.
+    """
+    return rule or common_rule(part.dataset.manifest for part in mix.parts)
+
+
+def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
+    """The rule that datasets were sealed for, of those that name one; ConfigError where their tokens differ."""
+    rules = [ModelRule.from_json(manifest.model) for manifest in manifests if manifest.model is not None]
+    names = {rule.factors: rule.name for rule in rules}
+    if len(names) > 1:
+        raise ConfigError(
+            f"datasets were sealed for {' and '.join(sorted(names.values()))}, which make different numbers of tokens "
+            "of a clip; say which is trained: preset='wan2.1-480p', or a ModelRule"
+        )
+    return rules[0] if rules else None
+
+
+def stored_rate(manifest: Manifest) -> FrameRate:
+    """The rate that a dataset's clips have when they are read."""
+    if manifest.frame_rate is not None:
+        return FrameRate.from_json(manifest.frame_rate)
+    # Before 1.3 native clips said it of their encoding, and copies were read as they are.
+    fps = (manifest.encoding or {}).get("fps")
+    return FrameRate() if fps is None else FrameRate("resample", Fraction(fps))

@@ -1,0 +1,152 @@
+"""What a model takes of a dataset, checked when it is loaded; tokens by the model's own VAE."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from streamvid import ModelRule, ShardOptions, VideoLoader, World, shard
+from streamvid.buckets.bucket import Bucket, parse_buckets
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.dataset.manifest import Manifest, read_manifest
+from streamvid.errors import ConfigError
+from streamvid.loader.model_rule import common_rule, stored_rate
+from streamvid.storage import LocalStore
+from tests.clips import encode, frames_of
+from tests.loader.conftest import SMALL, build_dataset
+
+RULE = ModelRule("ours", FrameRule(4), 16, Fraction(12))
+ONE = World(0, 1)
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies of 24 frames a second, for a model that takes 12: 5 and 9 frames of 96x64."""
+    root = tmp_path_factory.mktemp("model")
+    source = root / "videos"
+    source.mkdir()
+    for number, length in enumerate((12, 20, 24, 30)):
+        (source / f"{number}.mp4").write_bytes(encode(frames_of("bikes", 192, 128, length), fps=24))
+    config = BucketConfig(
+        buckets=parse_buckets("96x64@5,96x64@9"), frame_rate=FrameRate("resample", Fraction(12)), model=RULE
+    )
+    shard(source, root / "ds", ShardOptions(bucket_config=config, workers=1))
+    return root / "ds"
+
+
+def delivered(root: Path, **arguments: object) -> dict[str, int]:
+    """Bucket id → samples of its batches."""
+    with VideoLoader(root, world=ONE, num_workers=0, tail="pad", **arguments) as loader:  # type: ignore[arg-type]
+        return {batch.bucket.id: len(batch.sample_keys) for batch in loader}
+
+
+def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: Path) -> None:
+    """Sealed in the manifest; max_tokens_per_batch is by its VAE and patches without being asked."""
+    manifest = read_manifest(LocalStore(sealed))
+    assert manifest.model == RULE.to_json()
+    assert manifest.frame_rate == {"rule": "resample", "fps": "12"}
+    tokens = {bucket.id: RULE.tokens(bucket) for bucket in manifest.buckets}
+    assert tokens == {"96x64-5f": 2 * 24, "96x64-9f": 3 * 24}
+    assert delivered(sealed, max_tokens_per_batch=150) == {"96x64-5f": 3, "96x64-9f": 2}
+    finer = replace(RULE, name="finer", patch_space=1)
+    assert delivered(sealed, max_tokens_per_batch=300, preset=finer) == {"96x64-5f": 1, "96x64-9f": 1}
+
+
+def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) -> None:
+    for other in (
+        RULE,
+        replace(RULE, name="another", vae_space=16, multiple=32, frame_rule=FrameRule(2)),
+        ModelRule("any rate", FrameRule(4)),
+        ModelRule("up to 24", FrameRule(4), max_fps=Fraction(24)),
+    ):
+        assert set(delivered(sealed, batch_size=2, preset=other)) == {"96x64-5f", "96x64-9f"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        (replace(RULE, fps=Fraction(16)), "clips are read at 12 frames a second, and ours takes 16 frames a second"),
+        (replace(RULE, fps=None, max_fps=Fraction(8)), "ours takes at most 8 frames a second; shard with --fps 8"),
+        (
+            replace(RULE, frame_rule=FrameRule(8)),
+            r"bucket 96x64-5f for ours: 5 frames.* 8k\+1; nearest allowed: 1 and 9",
+        ),
+        (replace(RULE, multiple=64), "width=96 is not a multiple of 64; nearest allowed: 64 and 128"),
+        (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
+        ("wan2.1-480p", "and wan2.1 takes 16 frames a second; shard with --fps 16 --fps-rule resample"),
+        ("wan2.1", "'wan2.1' is no file and no preset"),
+        (3, "preset=3: expected a preset's name"),
+    ],
+)
+def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
+    sealed: Path, preset: object, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VideoLoader(sealed, batch_size=1, world=ONE, num_workers=0, preset=preset)  # type: ignore[arg-type]
+
+
+def test_only_buckets_that_samples_come_from_count(sealed: Path) -> None:
+    """A condition that leaves the bucket out makes the dataset fit."""
+    rule = replace(RULE, max_num_frames=5)
+    assert delivered(sealed, batch_size=1, preset=rule, where="window_num_frames < 17").keys() == {"96x64-5f"}
+
+
+def test_copies_at_rates_of_their_own_are_refused_by_a_model_of_one_rate(tmp_path: Path) -> None:
+    root = build_dataset(tmp_path / "ds", {SMALL: [4]})
+    with pytest.raises(ConfigError, match=r"ds: clips are read at rates of their own \(native\), and ours takes 12"):
+        VideoLoader(root, batch_size=1, world=ONE, num_workers=0, preset=RULE)
+    assert delivered(root, batch_size=2, preset=replace(RULE, fps=None)) == {SMALL.id: 2}
+
+
+def test_a_file_is_a_preset_too(sealed: Path, tmp_path: Path) -> None:
+    text = "buckets: [96x64@5]\nmodel: {name: mine, frame_rule: 4k+1, fps: 12}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    assert delivered(sealed, batch_size=1, preset=tmp_path / "mine.yaml")
+    (tmp_path / "none.yaml").write_text("buckets: [96x64@5]\n")
+    with pytest.raises(ConfigError, match="has no model; write its rule there"):
+        VideoLoader(sealed, batch_size=1, world=ONE, num_workers=0, preset=tmp_path / "none.yaml")
+
+
+def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sealed: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(LocalStore(sealed))
+    other = replace(manifest, model=replace(RULE, name="theirs", vae_space=16).to_json())
+    alike = replace(manifest, model=replace(RULE, name="alike").to_json())
+    plain = replace(manifest, model=None)
+    assert common_rule([manifest, alike, plain]) in (RULE, replace(RULE, name="alike"))
+    assert common_rule([plain]) is None
+    with pytest.raises(ConfigError, match="sealed for ours and theirs, which make different numbers of tokens"):
+        common_rule([manifest, other])
+
+
+def test_native_clips_of_earlier_formats_have_the_rate_that_they_were_encoded_at(sealed: Path) -> None:
+    manifest: Manifest = replace(read_manifest(LocalStore(sealed)), frame_rate=None)
+    assert stored_rate(manifest) == FrameRate()
+    assert stored_rate(replace(manifest, encoding={"fps": "24"})) == FrameRate("resample", Fraction(24))
+    assert stored_rate(replace(manifest, encoding={"fps": None})) == FrameRate()
+
+
+def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long = Bucket(9, 96, 64)
+    root = build_dataset(tmp_path / "ds", {SMALL: [4], long: [4]})
+    with caplog.at_level(logging.INFO, logger="streamvid.loader"):
+        VideoLoader(root, batch_size=2, world=ONE, num_workers=0).close()
+    of_batch = 2 * 9 * 96 * 64 * 3
+    assert f"the largest batch on the host: 2 samples of {long.id}, {of_batch} bytes as rgb24" in caplog.text
+    assert "ring: " in caplog.text
+
+
+def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
+    """Rate and buckets, before a file is looked at."""
+    with pytest.raises(ConfigError, match="and wan2.1 takes 16 frames a second; shard with --fps 16"):
+        ShardOptions(bucket_config="wan2.1-480p", fps=24)
+    with pytest.raises(ConfigError, match="rates of their own"):
+        ShardOptions(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
+    with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not keep the rule 4k\+1"):
+        BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
+    assert ShardOptions(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
+    assert ShardOptions(bucket_config="wan2.1-480p", clips="native").rate == 16
