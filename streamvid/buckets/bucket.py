@@ -24,6 +24,7 @@ MAX_NUM_FRAMES = 65536
 
 _SIZE_AT_FRAMES = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})@([1-9][0-9]{0,5})")
 _EXPLICIT_ID = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})-([1-9][0-9]{0,5})f")
+_TRIPLE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 
 
@@ -31,7 +32,8 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 class Bucket:
     """The shape that all clips of a bucket have.
 
-    `resolution` and `aspect_ratio` (``"w:h"``) are given together, or not at all for an explicit size.
+    `resolution` and `aspect_ratio` (``"w:h"``) are given together, or not at all for an explicit size. TEXT_BUCKET, of
+    shape (0, 0, 0), is that of samples without pictures.
     """
 
     num_frames: int
@@ -41,9 +43,9 @@ class Bucket:
     aspect_ratio: str | None = None
 
     def __post_init__(self) -> None:
-        limits = (
         if self.is_text and self.resolution is None and self.aspect_ratio is None:
             return
+        limits = (
             ("num_frames", self.num_frames, MAX_NUM_FRAMES),
             ("height", self.height, MAX_SIDE),
             ("width", self.width, MAX_SIDE),
@@ -63,9 +65,9 @@ class Bucket:
     @property
     def id(self) -> str:
         """Stable name, safe in paths and keys: ``256px-16f-16x9``, or ``832x480-81f`` (W x H) for an explicit size."""
-        if self.resolution is None or self.aspect_ratio is None:
         if self.is_text:
             return "text"
+        if self.resolution is None or self.aspect_ratio is None:
             return f"{self.width}x{self.height}-{self.num_frames}f"
         return f"{self.resolution}-{self.num_frames}f-{self.aspect_ratio.replace(':', 'x')}"
 
@@ -85,11 +87,11 @@ class Bucket:
         return self.num_frames == 1
 
     @property
-    @property
     def is_text(self) -> bool:
         """Whether its samples have no picture at all, but texts and columns."""
         return self.shape == (0, 0, 0)
 
+    @property
     def num_pixels(self) -> int:
         """T * H * W."""
         return self.num_frames * self.height * self.width
@@ -101,7 +103,7 @@ class Bucket:
         That is what the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo makes of it; for other models it is a
         measure of relative cost. 1 for texts, which have none.
         """
-        return -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16)
+        return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
     def to_json(self) -> dict[str, Any]:
         """Plain fields, for a manifest; `from_json` reads them back."""
@@ -124,11 +126,11 @@ class Bucket:
         return cls(fields["num_frames"], fields["height"], fields["width"], *names)
 
 
-def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 TEXT_BUCKET = Bucket(0, 0, 0)
 """Of samples without pictures; its id is ``text``."""
 
 
+def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """The bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
 
     `multiple` is the spatial multiple that explicit sizes must keep and that named resolutions are generated with.
@@ -144,6 +146,7 @@ TEXT_BUCKET = Bucket(0, 0, 0)
         return Bucket(num_frames, height, width)
     match = _NAMED_ID.fullmatch(text)
     if match is None:
+        _refuse_triple(text, multiple)
         raise ConfigError(
             f"bucket {text!r} is no bucket name; allowed are WxH@F as '832x480@81', '832x480-81f' and '256px-16f-16x9'"
         )
@@ -182,6 +185,7 @@ def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]
     exact = tuple(bucket for bucket in buckets if pattern in (bucket.id, bucket.size_at_frames))
     matched = exact or tuple(bucket for bucket in buckets if is_named_by(bucket, pattern))
     if not matched:
+        _refuse_triple(pattern, 1)
         raise ConfigError(f"no bucket matches {pattern!r}; {_nearest_names(pattern, buckets)}")
     return matched
 
@@ -199,6 +203,19 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
     near = dict.fromkeys(forms[form] for form in get_close_matches(pattern, forms, n=5, cutoff=0.3))
     shown = list(near)[:3] or names[:3]
     return f"nearest of {len(names)}: {', '.join(shown)}"
+
+
+def _refuse_triple(text: str, multiple: int) -> None:
+    """ConfigError for three numbers, which LTX writes as WxHxF and finetrainers as FxHxW: with what they may mean."""
+    match = _TRIPLE.fullmatch(text)
+    if match is None:
+        return
+    first, second, third = (int(group) for group in match.groups())
+    readings = {(first, second, third): "width x height x frames", (third, second, first): "frames x height x width"}
+    # A width that is no multiple, or that is below the frame count, is hardly meant.
+    likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
+    shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
+    raise ConfigError(f"bucket {text!r} does not say which number is the frames; write it as {' or '.join(shown)}")
 
 
 def _validate_side(text: str, name: str, side: int, multiple: int) -> None:
