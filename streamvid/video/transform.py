@@ -42,8 +42,9 @@ class Geometry(Protocol):
 class Crop:
     """Which part of a frame is kept, of the shape that the target has.
 
-    left, top: where it lies, as shares of the room there is, 0 to 2**32 - 1 in 2**-32, as the frame is stored: before
-    it is turned. scale: of its sides, in 2**-16 of the largest part's.
+    left, top: where it lies, as shares of the room there is, 0 to 2**32 - 1 in 2**-32, as the frame is displayed,
+    so that one crop is the same part of videos that are turned differently. scale: of its sides, in 2**-16 of the
+    largest part's.
     """
 
     left: int
@@ -109,8 +110,9 @@ class Transform:
         left, top = (full_width - box_width) // 4 * 2, (full_height - box_height) // 4 * 2
         if crop is not None:
             box_width, box_height = _scaled(box_width, crop.scale), _scaled(box_height, crop.scale)
-            left = _even_place(full_width - box_width, crop.left)
-            top = _even_place(full_height - box_height, crop.top)
+            share_left, share_top = _as_stored(crop, source.rotation, source.flip)
+            left = _even_place(full_width - box_width, share_left)
+            top = _even_place(full_height - box_height, share_top)
         return cls(
             source_width=full_width,
             source_height=full_height,
@@ -159,6 +161,18 @@ class Transform:
         steps += [f"scale={self.scale_options('exact')}", "format=rgb24"]
         steps += ["hflip"] if self.flip else []
         return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
+
+
+def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
+    """A crop's place in the frame that is to be mirrored, then turned clockwise, before it is displayed."""
+    most = (1 << 32) - 1
+    left, top = {
+        0: (crop.left, crop.top),
+        90: (crop.top, most - crop.left),
+        180: (most - crop.left, most - crop.top),
+        270: (most - crop.top, crop.left),
+    }[rotation]
+    return (most - left if flip else left), top
 
 
 def _scaled(side: int, scale: int) -> int:
