@@ -152,7 +152,7 @@ class _Copy:
             if sealed is None and MANIFEST in there:
                 self.dest.remove(MANIFEST)  # a damaged one: nobody may read what is half repaired
             transfer = Transfer(self.dataset.store, self.dest, folder)
-            num_copied, num_bytes_copied = self._copy_files(transfer, there, sealed == self.manifest)
+            num_copied, num_bytes_copied = self._copy_files(transfer, there, self._other_files(sealed))
             is_sealing = sealed != self.manifest
             if is_sealing:
                 transfer.put(MANIFEST, self.manifest)
@@ -193,6 +193,17 @@ class _Copy:
             )
         return there, sealed
 
+    def _other_files(self, sealed: bytes | None) -> set[str] | None:
+        """Files of which the manifest at dest, if any, says something else than the source's; None: all may differ."""
+        if sealed is None:
+            return None
+        if sealed == self.manifest:
+            return set()
+        theirs = manifest_from_json(sealed)
+        if theirs.shard_files != self.dataset.manifest.shard_files:
+            return None
+        return {file.path for file in self.dataset.manifest.files if file not in theirs.files}
+
     def _sealed_there(self) -> bytes | None:
         data = _read_twice(self.dest, MANIFEST)
         try:
@@ -213,11 +224,11 @@ class _Copy:
             )
         return data
 
-    def _copy_files(self, transfer: Transfer, there: dict[str, FileState], is_sealed: bool) -> tuple[int, int]:
+    def _copy_files(self, transfer: Transfer, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
         """Files and bytes that were put."""
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
-        job = partial(self._copy_file, transfer, there, is_sealed)
+        job = partial(self._copy_file, transfer, there, others)
         with contextlib.closing(in_parallel(job, files, self.workers)) as results:
             for number, num_bytes_put in enumerate(results, 1):
                 num_copied += num_bytes_put is not None
@@ -226,10 +237,15 @@ class _Copy:
         return num_copied, num_bytes
 
     def _copy_file(
-        self, transfer: Transfer, there: dict[str, FileState], is_sealed: bool, file: FileInfo, stop: threading.Event
+        self,
+        transfer: Transfer,
+        there: dict[str, FileState],
+        others: set[str] | None,
+        file: FileInfo,
+        stop: threading.Event,
     ) -> int | None:
         """Bytes put; None where the file was there."""
-        state = there.get(file.path)
+        state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None
         transfer.copy(file, stop)

@@ -1,0 +1,432 @@
+"""Captions and columns put into a sealed dataset: its tars and index as they were, its readers see what is new."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import streamvid
+from streamvid.dataset.annotate import LOCK
+from streamvid.dataset.filter import count_matches, parse_filter
+from streamvid.dataset.manifest import MANIFEST, columns_digest, manifest_checksum
+from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, SourceError
+from tests.dataset.whole import DATA, flip, seal_whole
+
+KEYS = [f"s{shard}-{index}" for shard in range(6) for index in range(3)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Six shards of three samples each, a column `score`."""
+    seal_whole(tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def rows_of(root: Path) -> dict[str, dict[str, Any]]:
+    return {row["key"]: row for row in streamvid.open_dataset(root).samples_table().to_pylist()}
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """The same rows as what the file's name says."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), path)
+    return path
+
+
+ROWS = [
+    {"key": key, "motion": number / 4, "people": number, "is_day": number % 2 == 0, "place": f"007-{number}"}
+    for number, key in enumerate(KEYS[:10])
+]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_columns_of_every_format_stand_beside_the_samples(root: Path, tmp_path: Path, suffix: str) -> None:
+    """Format 1.3: aligned row for row, typed as the sharder types; no file that was there has another byte."""
+    before, old = tree(root), streamvid.open_dataset(root).manifest
+    report = streamvid.annotate(root, write(tmp_path / f"a{suffix}", ROWS))
+    assert (report.state, report.num_annotated, report.num_samples, report.num_unmatched) == ("annotated", 10, 18, 0)
+    after, dataset = tree(root), streamvid.open_dataset(root)
+    assert {path: data for path, data in after.items() if path in before and path != MANIFEST} == {
+        path: data for path, data in before.items() if path != MANIFEST
+    }
+    assert [path for path in after if path not in before] == [file.path for file in dataset.manifest.columns[0].files]
+    assert dataset.manifest.plan_fingerprint == old.plan_fingerprint
+    assert dataset.manifest.content_fingerprint == report.content_fingerprint != old.content_fingerprint
+    types = {name: str(dataset.samples_schema.field(f"user.{name}").type) for name in ROWS[0] if name != "key"}
+    assert types == {"motion": "double", "people": "int64", "is_day": "bool", "place": "string"}
+    assert set(dataset.user_columns) >= set(types) and dataset.is_numeric("user.motion")
+    for key, row in rows_of(root).items():
+        said = {name: row[f"user.{name}"] for name in types}
+        expected = next((r for r in ROWS if r["key"] == key), {})
+        assert said == {name: expected.get(name) for name in types}
+    assert streamvid.verify_dataset(root, deep=True).is_right
+
+
+def test_a_shard_and_the_whole_table_say_the_same(root: Path, tmp_path: Path) -> None:
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    dataset = streamvid.open_dataset(root)
+    whole = dataset.samples_table()
+    parts = pa.concat_tables([dataset.samples(shard) for shard in dataset.shards])
+    assert parts.to_pylist() == whole.to_pylist() and parts.column_names == whole.column_names
+    for columns in (["user.motion"], ["user.motion", "key", "user.score"], ["key"], []):
+        shard = dataset.shards[1]
+        assert (
+            dataset.samples(shard, columns).select(columns).to_pylist()
+            == [{name: row[name] for name in columns} for row in whole.slice(3, 3).to_pylist()]
+            or not columns
+        )
+
+
+def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> None:
+    """Samples without a row, or with an empty cell, keep theirs; checksums go with the captions."""
+    file = write(
+        tmp_path / "a.jsonl",
+        [
+            {"key": KEYS[0], "caption": "one"},
+            {"key": KEYS[1], "caption": ["first", {"text": "second", "weight": 3}]},
+            {"key": KEYS[2], "caption": None},
+            {"key": KEYS[3], "caption": [["a", 1.0], ["b", 0.5]]},
+        ],
+    )
+    before = rows_of(root)
+    report = streamvid.annotate(root, file, caption_column="caption")
+    assert report.has_captions and report.columns == ()
+    after = rows_of(root)
+    assert [after[key]["text"] for key in KEYS[:5]] == ["one", "first", "words s0-2", "a", "words s1-1"]
+    assert json.loads(after[KEYS[1]]["captions"]) == [["first", 1.0], ["second", 3.0]]
+    assert json.loads(after[KEYS[3]]["captions"]) == [["a", 1.0], ["b", 0.5]]
+    for key in KEYS[:5]:
+        assert after[key]["text_sha256"] == hashlib.sha256(after[key]["text"].encode()).digest()
+    same = [name for name in before[KEYS[0]] if name not in ("text", "text_sha256", "captions")]
+    assert all(before[key][name] == after[key][name] for key in KEYS for name in same)
+    # One caption in place of several: these are gone.
+    streamvid.annotate(root, write(tmp_path / "b.csv", [{"key": KEYS[1], "t": "12"}]), caption_column="t")
+    row = rows_of(root)[KEYS[1]]
+    assert (row["text"], row["captions"]) == ("12", None)
+    assert streamvid.verify_dataset(root, deep=True).is_right
+
+
+def test_a_row_may_be_of_all_samples_of_a_source(root: Path, tmp_path: Path) -> None:
+    report = streamvid.annotate(root, write(tmp_path / "a.csv", [{"path": "a.mp4", "motion": 1.5}]))
+    assert report.num_annotated == 18 and report.num_rows == 1
+    assert {row["user.motion"] for row in rows_of(root).values()} == {1.5}
+
+
+def test_values_that_are_there_change_only_when_that_is_asked_for(root: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", [{"key": KEYS[0], "score": 7}, {"key": KEYS[1], "score": ""}])
+    before = tree(root)
+    with pytest.raises(ConfigError, match="'score' already.*overwrite"):
+        streamvid.annotate(root, file)
+    assert tree(root) == before
+    streamvid.annotate(root, file, overwrite=True)
+    rows = rows_of(root)
+    assert [rows[key]["user.score"] for key in KEYS[:3]] == [7.0, 1.0, 1.0]
+    assert streamvid.open_dataset(root).samples_schema.names.count("user.score") == 1
+    with pytest.raises(ConfigError, match="'score' is double.*and string in"):
+        streamvid.annotate(root, write(tmp_path / "b.csv", [{"key": KEYS[0], "score": "high"}]), overwrite=True)
+
+
+def test_later_annotations_win_and_the_same_again_changes_nothing(root: Path, tmp_path: Path) -> None:
+    first = write(tmp_path / "a.csv", [{"key": key, "motion": 1} for key in KEYS])
+    second = write(tmp_path / "b.csv", [{"key": key, "motion": 2} for key in KEYS[:4]])
+    streamvid.annotate(root, first)
+    done = tree(root)
+    again = streamvid.annotate(root, first)
+    assert (again.state, again.num_annotated, tree(root)) == ("already annotated", 18, done)
+    streamvid.annotate(root, second, overwrite=True)
+    assert [row["user.motion"] for row in rows_of(root).values()] == [2] * 4 + [1] * 14
+    assert len(streamvid.open_dataset(root).manifest.columns) == 2
+    assert streamvid.verify_dataset(root, deep=True).is_right
+
+
+def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> None:
+    rows = [{"key": KEYS[5], "motion": 1}, {"key": "gone-1", "motion": 2}, {"key": "gone-2", "motion": 3}]
+    report = streamvid.annotate(root, write(tmp_path / "a.csv", rows))
+    assert (report.num_rows, report.num_annotated, report.num_unmatched) == (3, 1, 2)
+    assert report.unmatched == ("gone-1", "gone-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "says"),
+    [
+        ("key,motion\nx,1\n", {}, SourceError, "no row is of a sample.*'x'.*'s0-0'"),
+        ("kye,motion\ns0-0,1\n", {}, ConfigError, "no column key.*did you mean 'kye'"),
+        ("key,motion\ns0-0,1\n", {"columns": ["moton"]}, ConfigError, "columns: 'moton'.*did you mean 'motion'"),
+        ("key,caption\ns0-0,1\n", {"caption_column": "captoin"}, ConfigError, "did you mean 'caption'"),
+        ("key,motion\ns0-0,1\n", {"key_column": "keys"}, ConfigError, "key_column='keys'.*did you mean 'key'"),
+        ("key,motion\ns0-0,1\ns0-0,2\n", {}, SourceError, "more than one row for 's0-0'"),
+        ("key\ns0-0\n", {}, ConfigError, "nothing but keys"),
+        ("key,a,a\ns0-0,1,2\n", {}, SourceError, "one twice"),
+        ("key,a\ns0-0\n", {}, SourceError, "no valid CSV"),
+        ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),
+        ("", {}, SourceError, "no valid CSV|no rows"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    root: Path, tmp_path: Path, text: str, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    before = tree(root)
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(error, match=says):
+        streamvid.annotate(root, tmp_path / "a.csv", **options)
+    assert tree(root) == before
+
+
+def test_types_are_those_of_the_sharder(tmp_path: Path) -> None:
+    """A column has the same type and values whether it came with the metadata or later."""
+    from streamvid.dataset.annotation_types import from_csv
+    from streamvid.sharder.columns import common_type, parse_text
+
+    cells = [
+        ["1", "2", ""], ["1.5", "+2", "nan"], ["true", "False", "n/a"], ["007", "1"], ["1e3", ".5", "2."],
+        ["99999999999999999999", "1"], ["9223372036854775807"], ["", ""], ["nan", ""],
+        [" 1 ", "2"], ["1", "x"], ["true", "1"], ["-0", "5"], ["1e999", "2"], ["None", "3"],
+    ]  # fmt: skip
+    for column in cells:
+        expected = parse_text(column)
+        found = from_csv(pa.chunked_array([[cell or None for cell in column]], pa.string()))
+        kind = {"int64": "int64", "double": "double", "bool": "bool", "string": "string"}[str(found.type)]
+        assert (found.to_pylist(), kind) == (expected, common_type(expected)), column
+
+
+def test_counts_of_a_filter_are_those_of_the_values_now(root: Path, tmp_path: Path) -> None:
+    """PLAN-6: counts are kept by content, and an annotation is another content."""
+
+    def counted() -> int:
+        dataset = streamvid.open_dataset(root)
+        found = count_matches(dataset, dataset.shards, parse_filter("score > 5", dataset), tmp_path / "cache")
+        return int(found.sum())
+
+    assert counted() == 0
+    streamvid.annotate(root, write(tmp_path / "a.csv", [{"key": key, "score": 9} for key in KEYS[:4]]), overwrite=True)
+    assert counted() == 4
+
+
+def test_older_readers_see_what_was_there_before(root: Path, tmp_path: Path) -> None:
+    """Format: fields that a reader of 1.2 proves are as they were, and it copies and verifies the new files."""
+    before = json.loads((root / MANIFEST).read_bytes())
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    after = json.loads((root / MANIFEST).read_bytes())
+    assert after["fingerprints"]["content"] == before["fingerprints"]["content"]
+    assert after["files"]["samples"] == before["files"]["samples"] and after["format_version"] == [1, 3]
+    (group,) = after["columns"]
+    assert set(group["files"]) <= {file["path"] for file in after["files"]["other"]}
+    assert after["manifest_sha256"] == manifest_checksum(after)
+
+
+@pytest.mark.parametrize("version", ["dataset_v1", "dataset_v1_1", "dataset_v1_2"])
+def test_datasets_of_every_version_can_be_annotated(tmp_path: Path, version: str) -> None:
+    import shutil
+
+    shutil.copytree(DATA / version, tmp_path / "dataset")
+    root = tmp_path / "dataset"
+    keys = list(rows_of(root))
+    streamvid.annotate(root, write(tmp_path / "a.csv", [{"key": keys[0], "motion": 3, "t": "new"}]), caption_column="t")
+    rows = rows_of(root)
+    assert (rows[keys[0]]["user.motion"], rows[keys[0]]["text"], rows[keys[1]]["user.motion"]) == (3, "new", None)
+    assert streamvid.verify_dataset(root, deep=True).is_right
+
+
+def test_copies_take_later_columns_along(root: Path, tmp_path: Path) -> None:
+    """The same dataset before and after: columns come along, and are never lost without a word."""
+    copy = tmp_path / "copy"
+    streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    report = streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
+    assert (report.state, report.num_copied) == ("repaired", 2)  # the file of columns and the manifest
+    assert rows_of(copy) == rows_of(root) and streamvid.verify_dataset(copy, deep=True).is_right
+    assert streamvid.copy_dataset(root, copy, journal=tmp_path / "j").state == "already there"
+    streamvid.annotate(copy, write(tmp_path / "b.csv", [{"key": KEYS[0], "more": 1}]))
+    with pytest.raises(SealedError, match="other columns"):
+        streamvid.copy_dataset(root, copy, journal=tmp_path / "j")
+    assert "user.more" in rows_of(copy)[KEYS[0]]
+
+
+def test_damage_of_a_file_of_columns_is_found(root: Path, tmp_path: Path) -> None:
+    """SAFE-1: no wrong byte changes a value without a word."""
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    (path,) = root.glob("index/columns-*.parquet")
+    flip(path, path.stat().st_size // 3)
+    with pytest.raises(IntegrityError, match="columns-"):
+        rows_of(root)
+    dataset = streamvid.open_dataset(root)
+    with pytest.raises(IntegrityError, match="columns-"):
+        dataset.samples(dataset.shards[0], ["user.motion"])
+    assert dataset.samples(dataset.shards[0], ["key"]).num_rows == 3  # what is whole is read
+    for deep in (False, True):
+        report = streamvid.verify_dataset(root, deep=deep)
+        assert [(p.path, p.what, p.num_keys) for p in report.problems] == [(f"index/{path.name}", "checksum", 18)]
+    path.unlink()
+    assert [p.what for p in streamvid.verify_dataset(root).problems] == ["missing"]
+
+
+def test_a_file_of_other_rows_is_found(root: Path, tmp_path: Path) -> None:
+    """Right checksums everywhere, and rows that are of other samples: `verify --deep` tells."""
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    (path,) = root.glob("index/columns-*.parquet")
+    table = pq.ParquetFile(path)
+    swapped = [table.read_row_group(number) for number in (1, 0, 2, 3, 4, 5)]
+    with pq.ParquetWriter(tmp_path / "new.parquet", swapped[0].schema) as writer:
+        for part in swapped:
+            writer.write_table(part)
+    data = (tmp_path / "new.parquet").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"index/columns-00000-{digest[:12]}.parquet"
+    (root / name).write_bytes(data)
+    value = json.loads((root / MANIFEST).read_bytes())
+    value["columns"][0]["files"] = [name]
+    value["files"]["other"] = [f for f in value["files"]["other"] if "columns-" not in f["path"]]
+    value["files"]["other"].append({"path": name, "num_bytes": len(data), "sha256": digest})
+    base = f"{value['fingerprints']['content']}\n{name} {digest}\n"
+    value["fingerprints"]["columns"] = hashlib.sha256(base.encode()).hexdigest()
+    value["manifest_sha256"] = manifest_checksum(value)
+    (root / MANIFEST).write_text(json.dumps(value))
+    assert streamvid.open_dataset(root).manifest.content_fingerprint == value["fingerprints"]["columns"]
+    report = streamvid.verify_dataset(root, deep=True)
+    assert {(p.path, p.what) for p in report.problems} == {(name, "content")}
+    assert sorted(key for p in report.problems for key in p.keys) == KEYS[:6]
+
+
+RUN = """
+import os, signal, sys
+from streamvid.dataset.annotate import annotate
+from streamvid.storage import LocalStore
+moment, seen = int(sys.argv[3]), 0
+def counted(name):
+    real = getattr(LocalStore, name)
+    def call(self, *args):
+        global seen
+        for after in (False, True):
+            seen += 1
+            if seen == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if not after:
+                result = real(self, *args)
+        return result
+    setattr(LocalStore, name, call)
+for name in ("put", "create", "remove"):
+    counted(name)
+annotate(sys.argv[1], sys.argv[2], caption_column="t")
+print(seen)
+"""
+
+
+def run(root: Path, file: Path, moment: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RUN, str(root), str(file), str(moment)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+
+
+def test_killed_at_any_write_it_is_the_old_dataset_or_the_new_one(root: Path, tmp_path: Path) -> None:
+    """SHARD-2: kill -9 before and after each write; the same command ends the same, and leaves nothing behind."""
+    file = write(tmp_path / "a.csv", [{"key": key, "motion": 1, "t": f"new {key}"} for key in KEYS])
+    before, ends = tree(root), set()
+    for moment in range(1, 20):
+        done = run(root, file, moment)
+        texts = {row["text"] for row in rows_of(root).values()}  # whole, whichever it is
+        assert texts in ({f"words {key}" for key in KEYS}, {f"new {key}" for key in KEYS})
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert run(root, file, 0).returncode == 0
+        after = tree(root)
+        report = streamvid.verify_dataset(root, deep=True)
+        assert report.is_right and report.extra in ((), (LOCK,))
+        ends.add(tuple(sorted((path, data) for path, data in after.items() if path != LOCK)))
+        for path in set(tree(root)) - set(before):
+            (root / path).unlink()
+        (root / MANIFEST).write_bytes(before[MANIFEST])
+    assert len(ends) == 1 and moment >= 7  # file, lock, manifest and the lock's removal, each before and after
+
+
+def test_leftovers_of_killed_annotations_go_with_the_next(root: Path, tmp_path: Path) -> None:
+    left = root / "index" / "columns-00000-0123456789ab.parquet"
+    left.write_bytes(b"half")
+    (root / "index" / ".columns-00001-0123456789ab.parquet.tmp").write_bytes(b"half")
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    assert not streamvid.verify_dataset(root).extra and not left.exists()
+
+
+def test_two_annotations_at_once_both_stand_or_one_is_refused(root: Path, tmp_path: Path) -> None:
+    """One manifest counts: whoever is late is told, and its command run again ends well."""
+    files = [
+        write(tmp_path / f"{n}.csv", [{"key": key, f"column_{n}": number} for number, key in enumerate(KEYS)])
+        for n in range(4)
+    ]
+    errors: dict[Path, BaseException] = {}
+
+    def work(file: Path) -> None:
+        try:
+            streamvid.annotate(root, file)
+        except DatasetError as error:
+            errors[file] = error
+
+    threads = [threading.Thread(target=work, args=(file,)) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(re.search("somebody else|another annotation", str(error)) for error in errors.values())
+    groups = streamvid.open_dataset(root).manifest.columns
+    assert len(groups) == len(files) - len(errors)
+    for file in errors:
+        streamvid.annotate(root, file)
+    assert {f"column_{n}" for n in range(4)} <= set(streamvid.open_dataset(root).user_columns)
+    report = streamvid.verify_dataset(root, deep=True)
+    assert report.is_right and not report.extra
+
+
+def test_a_lock_that_somebody_else_left_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamvid.dataset.annotate._WAIT_SECONDS", 0.1)
+    before = tree(root)
+    (root / LOCK).write_bytes(b"of another")
+    with pytest.raises(DatasetError, match="index/annotate.lock"):
+        streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    assert tree(root)[MANIFEST] == before[MANIFEST]
+    (root / LOCK).unlink()
+    assert streamvid.annotate(root, tmp_path / "a.csv").state == "annotated"
+
+
+def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> None:
+    """SAFE-1: files that are not there, too few of them, types that no column has."""
+    streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
+    whole = json.loads((root / MANIFEST).read_bytes())
+    changes: list[dict[str, Any]] = [
+        {"files": ["index/none.parquet"]}, {"files": []}, {"columns": {}}, {"columns": {"user.a": "list"}},
+        {"files": 5}, {"columns": ["user.a"]},
+    ]  # fmt: skip
+    for change in changes:
+        value = json.loads(json.dumps(whole))
+        value["columns"][0] |= change
+        if change == {"files": []}:
+            value["fingerprints"]["columns"] = columns_digest(value["fingerprints"]["content"], ())
+        value["manifest_sha256"] = manifest_checksum(value)
+        (root / MANIFEST).write_text(json.dumps(value))
+        with pytest.raises(DatasetError, match=re.escape(str(root))):
+            streamvid.open_dataset(root)
