@@ -37,7 +37,7 @@ def bucket_options(given: dict[str, Any]) -> None:
     if given["buckets"] is not None:
         given["buckets"] = parse_buckets(given["buckets"], multiple=given["multiple"])
     is_sized = any(given[name] is not None for name in ("buckets", "bucket_config", "max_pixels", "height", "width"))
-    if not is_sized:
+    if not is_sized and given["clips"] != "text":
         given["resolution"] = given["resolution"] or ("256px",)
         given["num_frames"] = given["num_frames"] or (1, 17, 33)
 

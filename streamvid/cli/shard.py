@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from streamvid.cli.bucket_flags import bucket_flags, bucket_options
-from streamvid.cli.caption_flags import caption_flags
+from streamvid.cli.caption_flags import caption_flags, text_option
 from streamvid.cli.console import Progress, print_json, printable
 from streamvid.cli.media_flags import media_flags, media_options
 from streamvid.cli.report import print_report
@@ -165,6 +165,7 @@ def _abandon(dest: str, options: Any) -> None:
 def _options(given: dict[str, Any]) -> Any:
     from streamvid.sharder.options import ShardOptions
 
+    text_option(given)
     media_options(given)
     bucket_options(given)
     given["shard_size_bytes"] = given.pop("shard_size")

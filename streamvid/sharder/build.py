@@ -17,7 +17,7 @@ from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
-from streamvid.sharder.clip import Clip
+from streamvid.sharder.clip import TEXT_EXTENSION, Clip
 from streamvid.sharder.encode import read_encoded, restore_clips
 from streamvid.sharder.extra_media import MediaFile
 from streamvid.sharder.media import Media
@@ -235,11 +235,12 @@ def _samples(
     from streamvid.video.limits import STORED_LIMITS
 
     for sample in samples:
-        data = _data(sample, storage)
+        is_text = sample["extension"] == TEXT_EXTENSION
+        data = sample["text"].encode() if is_text else _data(sample, storage)
         media = {medium["extension"]: _data(medium, storage) for medium in sample.get("media", ())}
         clips.sha256.append(hashlib.sha256(data).hexdigest())
         clips.media_sha256.append([hashlib.sha256(medium).hexdigest() for medium in media.values()])
-        clips.indexes.append(index_clip(data, STORED_LIMITS))
+        clips.indexes.append(None if is_text else index_clip(data, STORED_LIMITS))
         own = {sample["extension"]: data, "txt": sample["text"].encode(), "json": sample["json"].encode()}
         yield sample["key"], {**media, **own}
 

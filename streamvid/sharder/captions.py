@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from streamvid.errors import ConfigError, Rejected, SourceError
 from streamvid.sharder.columns import CAPTION_COLUMNS, check_text, find_column
 from streamvid.sharder.metadata import Cell, cell_text
 
+_SLUG_CHARS = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 MAX_CAPTIONS_BYTES = 256 * 2**10
 """Of all captions of a sample, as they are stored."""
 
@@ -72,6 +76,12 @@ def check_caption_options(asked: object, weights: object, lines: object) -> None
         raise ConfigError(f"caption_weight_column={weights!r}: expected another column than the captions'")
     if not isinstance(lines, bool):
         raise ConfigError(f"caption_lines={lines!r}; allowed are True and False")
+
+
+def text_source(text: str) -> str:
+    """The source of a sample that is a text alone: its first words for people, and what tells it from any other."""
+    words = _UNSAFE.sub("_", text[:_SLUG_CHARS]).strip("_") or "text"
+    return f"{words}.{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def caption_lines(text: str | None) -> Captions:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TEXT_EXTENSION = "txt"
+"""Of a sample without pictures: its clip is its caption's own member."""
+
 
 @dataclass(frozen=True, slots=True)
 class Clip:

@@ -20,6 +20,8 @@ from streamvid.sharder.records import RecordSet, Rejection, sorted_rejections
 
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
+MAX_TEXTS_A_SHARD = 8192
+"""Of samples without pictures: a window of so many shards' rows fits into a loader's memory for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
         cuts: list[tuple[str, Sequence[PlannedSample]]] = []
         for group in sorted((key for key in groups if key[0] == bucket.id), key=lambda k: (SPLITS.index(k[1]), k[2])):
             in_order = _shuffled(groups[group], options.seed)
-            sizes = [sample.num_bytes for sample in in_order]
+            least = -(-options.shard_size_bytes // MAX_TEXTS_A_SHARD) if bucket.is_text else 0
+            sizes = [max(least, sample.num_bytes) for sample in in_order]
             cuts += [(group[1], cut) for cut in cut_by_bytes(in_order, sizes, options.shard_size_bytes)]
         for number, several in enumerate(drawn):
             firsts[number][bucket.id] = len(cuts)

@@ -17,6 +17,7 @@ from streamvid.sharder.captions import (
     check_captions,
     find_caption_columns,
 )
+    text_source,
 from streamvid.sharder.columns import (
     VIDEO_COLUMNS,
     as_type,
@@ -124,10 +125,13 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
 def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSet:
     place, metadata = found.place, found.metadata
     user_types: dict[str, str] = {}
+    if options.is_text and metadata is None:
+        raise SourceError(f"{place.url} has no metadata, and clips='text' (--text-only) makes samples of its rows")
     check_columns(metadata, options.media)
     if metadata is None:
         paths = [path for path in place.paths() if is_media_name(path)]
-        candidates: list[_Candidate | BadRow] = [(path, Sidecar(path), {}, {}) for path in paths]
+        place.look_ahead(paths, is_folder=True)
+        candidates: Iterable[_Candidate | BadRow] = ((path, Sidecar(path), {}, {}) for path in paths)
     else:
         candidates, user_types = _metadata_candidates(metadata, options)
     place.look_ahead([row[0] for row in candidates if not isinstance(row, BadRow)], is_folder=metadata is None)
@@ -182,33 +186,76 @@ def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) ->
     return replace(record, columns=columns, kept=kept)
 
 
-def _metadata_candidates(metadata: Metadata, options: ShardOptions) -> tuple[list[_Candidate | BadRow], dict[str, str]]:
-    if not metadata.names:
-        return [row for row in metadata.rows if isinstance(row, BadRow)], {}
-    video = find_column(metadata.names, options.video_column or metadata.video_column, VIDEO_COLUMNS, "video_column")
-    others = [name for name in metadata.names if name != video]
-    asked = metadata.caption_column if options.caption_column is None else options.caption_column
-    captions = find_caption_columns(others, asked, options.caption_weight_column)
-    of_media = [medium.column for medium in options.media]
-    names = [name for name in metadata.names if name not in (video, *captions.all, *of_media)]
-    values = {name: [cell_value(row.get(name)) for row in metadata.rows if isinstance(row, dict)] for name in names}
-    user_types = {name: common_type(values[name]) for name in names}
-    columns = (dict(zip(names, row, strict=True)) for row in zip(*values.values(), strict=True))
-    candidates: list[_Candidate | BadRow] = []
-    for row in metadata.rows:
-        if isinstance(row, BadRow):
-            candidates.append(row)
-            continue
-        typed = {name: as_type(value, user_types[name]) for name, value in next(columns, {}).items()}
-        candidates.append((cell_text(row.get(video)), captions.of_row(row), typed, cells_of(row, options.media)))
-    return candidates, user_types
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of metadata, each with its part. video: None where there are no files to name."""
+
+    rows: list[Row]
+    video: str | None
+    captions: CaptionColumns
+    media: tuple[MediaColumn, ...]
+    user_types: dict[str, str]
+
+    @staticmethod
+    def of(metadata: Metadata, options: ShardOptions) -> _Columns:
+        if not metadata.names:
+            return _Columns(metadata.rows, None, CaptionColumns(), (), {})
+        video = None if options.is_text else _video_column(metadata, options)
+        others = [name for name in metadata.names if name != video]
+        asked = metadata.caption_column if options.caption_column is None else options.caption_column
+        captions = find_caption_columns(others, asked, options.caption_weight_column)
+        taken = (video, *captions.all, *(medium.column for medium in options.media))
+        rows = [row for row in metadata.rows if isinstance(row, dict)]
+        types = {
+            name: common_type([cell_value(row.get(name)) for row in rows])
+            for name in metadata.names
+            if name not in taken
+        }
+        return _Columns(metadata.rows, video, captions, options.media, types)
+
+    def paths(self) -> list[object]:
+        """What all rows call their files."""
+        if self.video is None:
+            return []
+        rows = [row for row in self.rows if isinstance(row, dict)]
+        found = [cell_text(row.get(self.video)) for row in rows]
+        return [*found, *(path for row in rows if self.media for path in paths_of(cells_of(row, self.media)))]
+
+    def take(self) -> Iterator[_Candidate | BadRow]:
+        """The rows, each given away: a million of them beside what becomes of them would be gigabytes."""
+        for index, row in enumerate(self.rows):
+            self.rows[index] = _TAKEN
+            if isinstance(row, BadRow):
+                yield row
+                continue
+            typed = {name: as_type(cell_value(row.get(name)), kind) for name, kind in self.user_types.items()}
+            path = None if self.video is None else cell_text(row.get(self.video))
+            yield path, self.captions.of_row(row), typed, cells_of(row, self.media)
+
+
+_TAKEN = BadRow("")
+
+
+def _video_column(metadata: Metadata, options: ShardOptions) -> str:
+    asked = options.video_column or metadata.video_column
+    try:
+        return find_column(metadata.names, asked, VIDEO_COLUMNS, "video_column")
+    except SourceError as error:
+        raise SourceError(f"{error}; clips='text' (--text-only) makes a dataset of texts without videos") from None
 
 
 def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions) -> Record:
-    source, path = place.locate(candidate[0])
+    source, path = ("", "") if options.is_text else place.locate(candidate[0])
     captions = check_captions(_captions(candidate[1], place, options))
     for name, value in candidate[2].items():
         if isinstance(value, str):
+    caption = captions[0][0] if captions else None
+    several = captions if len(captions) > 1 else ()
+    if options.is_text:
+        if caption is None or not caption.strip():
+            raise Rejected("has no text", kind="no-text")
+        num_bytes = len(caption.encode())
+        return Record(row, text_source(caption), "", num_bytes, "", caption, candidate[2], captions=several)
             check_text(value, f"column {name!r}")
     num_bytes, version = place.state(path)
     max_clip_bytes = options.max_clip_bytes
@@ -216,8 +263,6 @@ def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(limit if num_bytes else "is empty")
     extra = find_files(candidate[3], options.media, place, max_clip_bytes)
-    caption = captions[0][0] if captions else None
-    several = captions if len(captions) > 1 else ()
     kept = place.kept(path)
     return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several, kept)
 

@@ -174,7 +174,7 @@ def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
 def crop_fraction(width: int, height: int, bucket: Bucket) -> float:
     """Share of a width x height frame's area that is cut off to reach the bucket's ratio."""
     ours, theirs = width * bucket.height, height * bucket.width
-    return 1 - min(ours, theirs) / max(ours, theirs)
+    return 1 - min(ours, theirs) / max(ours, theirs) if ours else 0.0
 
 
 def _report(

@@ -13,19 +13,20 @@ from typing import Any
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
-from streamvid.sharder.assign import assign
+from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.build import build_all
 from streamvid.sharder.destination import find_destination
 from streamvid.sharder.encode import encode_all
-from streamvid.sharder.journal import Journal
+from streamvid.sharder.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import make_plan
-from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
+from streamvid.sharder.probing import Probe, Progress, journal_header, probe_all, probe_bytes_read
 from streamvid.sharder.records import RecordSet, Rejection, read_records
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.staging import Staging, locked_staging
-from streamvid.storage import Store
+from streamvid.sharder.text_only import assign_texts
+from streamvid.storage import Store, open_store
 
 _REASONS_SHOWN = 5
 _logger = logging.getLogger(__name__)
@@ -110,8 +111,8 @@ def dry_run(
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
-        probes = probe_all(records.records, options, journal, nothing.fileno(), progress)
-    assignment = assign(records.records, probes, options)
+        probes = {} if options.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
+    assignment = _assign(records, probes, options)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
     return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
 
@@ -120,8 +121,10 @@ def _build(
     records: RecordSet, build: dict[str, Any], staging: Staging, options: ShardOptions, progress: Progress
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
-    probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
-    assignment = assign(records.records, probes, options)
+    probes: Mapping[FileState, Probe | str] = {}
+    if not options.is_text:
+        probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
+    assignment = _assign(records, probes, options)
     if options.is_native:
         assignment = encode_all(assignment, options, staging, progress)
     plan = make_plan(records, assignment, options, build)
@@ -150,6 +153,12 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     try:
         dataset = Dataset(store)
         difference = _difference(dataset.manifest.build, build)
+def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
+    if options.is_text:
+        return assign_texts(records.records, options)
+    return assign(records.records, probes, options)
+
+
         if difference is None:
             return report_dataset(dataset)
     except StreamvidError as error:
