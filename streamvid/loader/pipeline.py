@@ -287,7 +287,7 @@ class Pipeline:
         self._ready.append(batch)
         if error is not None or is_text:
             self._signals.tell()
-            return False
+            return error is None
         return self._stages.begin(batch, partial(self._allocate, run=run), run)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
