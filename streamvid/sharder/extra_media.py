@@ -154,12 +154,13 @@ def find_files(
             if not medium.is_optional:
                 raise Rejected(
                     f"medium {medium.name!r} is missing: column {medium.column!r} is empty; "
-                    f"{medium.name}?={medium.column} takes rows without it"
+                    f"{medium.name}?={medium.column} takes rows without it",
+                    kind="medium",
                 )
             continue
         items = cell if isinstance(cell, list) else [cell]
         if len(items) > MAX_ITEMS:
-            raise Rejected(f"medium {medium.name!r} has {len(items)} files, {MAX_ITEMS} are allowed")
+            raise Rejected(f"medium {medium.name!r} has {len(items)} files, {MAX_ITEMS} are allowed", kind="medium")
         for number, path in enumerate(items):
             item = number if isinstance(cell, list) else None
             found.append(_find_file(medium, item, path, place, max_clip_bytes))
@@ -172,8 +173,8 @@ def _find_file(medium: MediaColumn, item: int | None, value: object, place: Plac
         source, path = place.locate(value)
         num_bytes, version = place.state(path)
     except Rejected as error:
-        raise Rejected(f"{label}: {error}") from error
+        raise Rejected(f"{label}: {error}", kind="medium") from error
     if not 0 < num_bytes <= max_clip_bytes:
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
-        raise Rejected(f"{label} {limit if num_bytes else 'is empty'}")
+        raise Rejected(f"{label} {limit if num_bytes else 'is empty'}", kind="medium")
     return MediaFile(medium.name, item, source, path, num_bytes, version)

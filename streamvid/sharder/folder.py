@@ -88,11 +88,11 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 def check_path(value: object) -> str:
     """What a row calls its file, if it is a text that can be one."""
     if value is None:
-        raise Rejected("the path is missing")
+        raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
-        raise Rejected(f"the path is a {type(value).__name__}, not text")
+        raise Rejected(f"the path is a {type(value).__name__}, not text", kind="bad-path")
     if len(value) > MAX_PATH_CHARS:
-        raise Rejected(f"the path has {len(value)} characters, {MAX_PATH_CHARS} are allowed")
+        raise Rejected(f"the path has {len(value)} characters, {MAX_PATH_CHARS} are allowed", kind="bad-path")
     return check_text(value, "the path")
 
 
@@ -100,7 +100,7 @@ def relative_source(path: str) -> str:
     """A relative path in its short form; Rejected where it leaves its folder."""
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
-        raise Rejected("the path leaves the source folder; give an absolute path if that is meant")
+        raise Rejected("the path leaves the source folder; give an absolute path if that is meant", kind="bad-path")
     return source
 
 
@@ -111,11 +111,13 @@ def is_object(text: str) -> bool:
         return False
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket or not key or "@" in bucket:
-        raise Rejected("is no URL of an object, as s3://bucket/folder/clip.mp4; keys do not belong into it")
+        raise Rejected(
+            "is no URL of an object, as s3://bucket/folder/clip.mp4; keys do not belong into it", kind="bad-path"
+        )
     try:
         check_relative(key)
     except StorageError as error:
-        raise Rejected(str(error)) from None
+        raise Rejected(str(error), kind="bad-path") from None
     return True
 
 
@@ -125,11 +127,12 @@ def _strip_scheme(text: str) -> str:
         return text
     if match[1].lower() != "file":
         raise Rejected(
-            f"is a {match[1].lower()}:// URL, and only local files and s3:// objects are read; download it first"
+            f"is a {match[1].lower()}:// URL, and only local files and s3:// objects are read; download it first",
+            kind="bad-path",
         )
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost"):
-        raise Rejected("is a file:// URL with a host; write file:///folder/clip.mp4")
+        raise Rejected("is a file:// URL with a host; write file:///folder/clip.mp4", kind="bad-path")
     return check_text(url2pathname(parts.path), "the path")
 
 

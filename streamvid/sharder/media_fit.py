@@ -73,10 +73,10 @@ def fit_media(
     for file in record.extra:
         medium, own = of_name[file.name], probes[file_state(file)]
         if isinstance(own, str):
-            raise Rejected(f"{file.label}: {own}")
+            raise Rejected(f"{file.label}: {own}", kind="medium")
         is_still = file.name in stills and medium.kind != "video"
         if is_still and not own.is_image:
-            raise Rejected(f"{file.label}: {file.source} is a video, and an image is wanted")
+            raise Rejected(f"{file.label}: {file.source} is a video, and an image is wanted", kind="medium")
         if not is_still:
             _check_frames(file, own, probe)
         if not is_still or medium.is_mask:
@@ -89,12 +89,14 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Rejected unless a medium has the clip's frames, at the clip's times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list holds images, and {file.name} is taken for video; name it image:{file.name}"
+            f"{file.label}: a list holds images, and {file.name} is taken for video; name it image:{file.name}",
+            kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
         raise Rejected(
             f"{file.label}: {file.source} has {_count(own)}, the clip {_count(probe)}; a medium that follows the clip "
-            f"has as many frames (image:{file.name} is for one picture a clip)"
+            f"has as many frames (image:{file.name} is for one picture a clip)",
+            kind="medium",
         )
     if own.is_image or not (own.timing and probe.timing):
         return
@@ -102,7 +104,8 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     if apart > limit:
         raise Rejected(
             f"{file.label}: a frame of {file.source} lies {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
-            f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)"
+            f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)",
+            kind="medium",
         )
 
 
@@ -112,7 +115,8 @@ def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
     if share > SHAPE_TOLERANCE:
         raise Rejected(
             f"{file.label}: {file.source} is {own.width}x{own.height}, the clip {probe.width}x{probe.height}; their "
-            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, else another part of it would be shown"
+            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, else another part of it would be shown",
+            kind="medium",
         )
 
 

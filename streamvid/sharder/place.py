@@ -101,7 +101,7 @@ class Objects:
         self.look_up([url])
         state = self.states[url]
         if state is None:
-            raise Rejected(_MISSING)
+            raise Rejected(_MISSING, kind="missing-file")
         return state.num_bytes, state.version
 
     def _ask(self, url: str) -> FileState | None:
@@ -150,7 +150,7 @@ class Folder:
             with path.open("rb") as file:
                 return caption_text(file.read(MAX_TEXT_BYTES + 1))
         except OSError as error:
-            raise Rejected(f"its caption file cannot be read: {error.strerror or error}") from error
+            raise Rejected(f"its caption file cannot be read: {error.strerror or error}", kind="bad-row") from error
 
     def state(self, path: str) -> tuple[int, str]:
         if is_remote(path):
@@ -158,9 +158,11 @@ class Folder:
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise Rejected(f"cannot be read: {error.strerror or error}") from error
+            raise Rejected(f"cannot be read: {error.strerror or error}", kind="unreadable-file") from error
         if not stat.S_ISREG(status.st_mode):
-            raise Rejected("is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file")
+            raise Rejected(
+                "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file", kind="unreadable-file"
+            )
         return status.st_size, version_of(status)
 
 
@@ -216,7 +218,10 @@ class BucketFolder:
                 return path, path
             path = path.removeprefix(inside)
         elif is_remote(path) or path.startswith(("/", "file:")):
-            raise Rejected("is no path in the source's bucket and no s3:// URL; upload it, or name it relative to it")
+            raise Rejected(
+                "is no path in the source's bucket and no s3:// URL; upload it, or name it relative to it",
+                kind="bad-path",
+            )
         source = relative_source(path)
         return source, f"{self.url}/{source}"
 
@@ -225,7 +230,7 @@ class BucketFolder:
 
     def state(self, path: str) -> tuple[int, str]:
         if path.startswith(f"{self.url}/") and path not in self.objects.states:
-            raise Rejected(_MISSING)  # the listing is all there is
+            raise Rejected(_MISSING, kind="missing-file")  # the listing is all there is
         return self.objects.state(path)
 
     def _read_caption(self, path: str) -> str | None:
@@ -267,7 +272,7 @@ class Members:
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
         if path not in self.where:
-            raise Rejected("is no member of these tars")
+            raise Rejected("is no member of these tars", kind="missing-file")
         return self.where[path]
 
     def caption(self, sidecar: Sidecar) -> str | None:

@@ -107,9 +107,11 @@ class VideoFile:
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
-            raise ProbeError("the file is empty (0 bytes)")
+            raise ProbeError("the file is empty (0 bytes)", kind="empty-file")
         if self.num_bytes > limits.max_bytes:
-            raise ProbeError(f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}")
+            raise ProbeError(
+                f"the file has {self.num_bytes} bytes, above the limit max_bytes={limits.max_bytes}", kind="limit"
+            )
         self.reopen()
         if self.container_name == "gif":
             self._is_still = self._has_one_packet()
@@ -192,7 +194,9 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
     try:
         reader = BufferReader(source) if isinstance(source, bytes | bytearray | memoryview) else FileReader(source)
     except OSError as error:
-        raise ProbeError(f"the file cannot be opened: {error.strerror or type(error).__name__}") from error
+        raise ProbeError(
+            f"the file cannot be opened: {error.strerror or type(error).__name__}", kind="unreadable-file"
+        ) from error
     try:
         video = VideoFile(reader, limits)
         try:
@@ -211,7 +215,7 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except av.FFmpegError as error:
-        raise ProbeError(f"{problem} ({error.strerror})") from error
+        raise ProbeError(f"{problem} ({error.strerror})", kind="damaged") from error
 
 
 def _refuse_by_name(head: bytes) -> None:
@@ -221,7 +225,10 @@ def _refuse_by_name(head: bytes) -> None:
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
         names.append("an animated WebP")
     if names:
-        raise ProbeError(f"the file is {names[0]}, which is not allowed: give a video (mp4, mkv, ...) or a still image")
+        raise ProbeError(
+            f"the file is {names[0]}, which is not allowed: give a video (mp4, mkv, ...) or a still image",
+            kind="not-media",
+        )
 
 
 def _open_container(reader: BufferReader | FileReader, limits: Limits, is_far: bool) -> InputContainer:
@@ -245,7 +252,8 @@ def _open_container(reader: BufferReader | FileReader, limits: Limits, is_far: b
     except av.FFmpegError as error:
         allowed = ", ".join(limits.containers)
         raise ProbeError(
-            f"the file is no video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}"
+            f"the file is no video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}",
+            kind="not-media",
         ) from error
 
 
@@ -260,7 +268,8 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
 
     if len(container.streams) > limits.max_streams:
         raise ProbeError(
-            f"the file has {len(container.streams)} streams, above the limit max_streams={limits.max_streams}"
+            f"the file has {len(container.streams)} streams, above the limit max_streams={limits.max_streams}",
+            kind="limit",
         )
     pictures = 0
     for stream in container.streams.video:
@@ -268,13 +277,17 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             pictures += 1
             continue
         if stream.codec_context is None:
-            raise ProbeError("the file's video codec is unknown to FFmpeg: re-encode it, to H.264 for instance")
+            raise ProbeError(
+                "the file's video codec is unknown to FFmpeg: re-encode it, to H.264 for instance", kind="codec"
+            )
         codec = stream.codec_context.codec.canonical_name
         if codec not in limits.codecs:
-            raise ProbeError(f"the video codec {codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}")
+            raise ProbeError(
+                f"the video codec {codec} is not allowed; allowed codecs: {', '.join(limits.codecs)}", kind="codec"
+            )
         return stream
     reason = ", only cover art or tiles of a picture" if pictures else ""
-    raise ProbeError(f"the file has no video stream{reason}")
+    raise ProbeError(f"the file has no video stream{reason}", kind="not-media")
 
 
 def _prepare(container: InputContainer, stream: VideoStream, limits: Limits) -> None:

@@ -118,7 +118,8 @@ def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
         raise ProbeError(
             f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, with FFmpeg's zscale and "
             "tonemap filters for instance, or admit it as it is (--hdr allow): its frames then look pale, as they are "
-            "not tone-mapped"
+            "not tone-mapped",
+            kind="hdr",
         )
 
 
@@ -134,7 +135,8 @@ def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:
     if matrix not in _MATRICES:
         raise ProbeError(
             f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported: convert it to BT.709, with "
-            "FFmpeg's zscale filter for instance"
+            "FFmpeg's zscale filter for instance",
+            kind="color",
         )
     return _MATRICES[matrix], False
 
@@ -148,7 +150,10 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
     if not ratio or ratio <= 0:
         return (1, 1)
     if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
-        raise ProbeError(f"the video's pixels have the shape {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?")
+        raise ProbeError(
+            f"the video's pixels have the shape {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?",
+            kind="picture",
+        )
     return ratio.numerator, ratio.denominator
 
 
@@ -163,7 +168,10 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
                 abs(value / scale - sign) > 0.01 for value, sign in zip((a, b, c, d), signs, strict=True)
             ):
                 degrees = round(math.degrees(math.atan2(b, a)))
-                raise ProbeError(f"the video asks to be turned by {degrees} degrees; only quarter turns are supported")
+                raise ProbeError(
+                    f"the video asks to be turned by {degrees} degrees; only quarter turns are supported",
+                    kind="picture",
+                )
             return _ORIENTATIONS[signs]
     return False, 0
 

@@ -73,16 +73,18 @@ def read_packets(video: VideoFile) -> PacketTable:
         for packet in each_packet(video):
             ordinal = len(rows)
             if ordinal >= video.limits.max_frames:
-                raise ProbeError(f"the video has more packets than the limit max_frames={video.limits.max_frames}")
+                raise ProbeError(
+                    f"the video has more packets than the limit max_frames={video.limits.max_frames}", kind="limit"
+                )
             if packet.is_corrupt:
-                raise ProbeError(_broken_off(video, ordinal))
+                raise ProbeError(_broken_off(video, ordinal), kind="damaged")
             rows.append((packet.pts, packet.pos, packet.size))
             if packet.pts is not None and _is_entry(video, packet):
                 keys.append((packet.pts, ordinal))
             if packet.is_discard or is_hidden(video.codec_name, memoryview(packet)):
                 continue
             if packet.pts is None:
-                raise ProbeError(f"packet {ordinal} of the video has no timestamp; {remedy()}")
+                raise ProbeError(f"packet {ordinal} of the video has no timestamp; {remedy()}", kind="timestamps")
             shown.append((packet.pts, ordinal, packet.duration or 0))
             if video.is_image:
                 break
@@ -114,17 +116,19 @@ def _make_table(
     shown: list[tuple[int, int, int]],
 ) -> PacketTable:
     if not rows:
-        raise ProbeError("the video has no packets: only a header is there (truncated file?)")
+        raise ProbeError("the video has no packets: only a header is there (truncated file?)", kind="damaged")
     if not keys:
-        raise ProbeError("the video has no key frame to start decoding from; re-encode it")
+        raise ProbeError("the video has no key frame to start decoding from; re-encode it", kind="damaged")
     first_time, first_ordinal = keys[0]
     frames = sorted(frame for frame in shown if frame[0] >= first_time and frame[1] >= first_ordinal)
     if not frames:
-        raise ProbeError("the video shows no frame: an edit list hides all of them")
+        raise ProbeError("the video shows no frame: an edit list hides all of them", kind="damaged")
     timestamps = tuple(frame[0] for frame in frames)
     for earlier, later in pairwise(timestamps):
         if earlier == later:
-            raise ProbeError(f"two frames of the video have the same timestamp ({later}); {remedy()}")
+            raise ProbeError(
+                f"two frames of the video have the same timestamp ({later}); {remedy()}", kind="timestamps"
+            )
     in_order = sorted(row[0] for row in rows if row[0] is not None)
     depth = max(i - bisect_right(in_order, row[0]) + 1 for i, row in enumerate(rows) if row[0] is not None)
     return PacketTable(
@@ -149,10 +153,10 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
     if video.container_name == "mov":
         missing = sum(entry.pos + entry.size > video.num_bytes for entry in video.stream.index_entries)
         if missing:
-            raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing))
+            raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing), kind="damaged")
         return
     if video.container_name == "gif" and not _has_end_mark(video):
-        raise ProbeError("the file ends early: a GIF's end mark is not there (truncated file?)")
+        raise ProbeError("the file ends early: a GIF's end mark is not there (truncated file?)", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -160,7 +164,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: the header promises {promised} bytes, {video.num_bytes} are there (truncated file?)"
+            f"the file ends early: the header promises {promised} bytes, {video.num_bytes} are there (truncated file?)",
+            kind="damaged",
         )
 
 

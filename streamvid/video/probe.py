@@ -40,7 +40,9 @@ def probe(source: Source, limits: Limits = LIMITS, *, verify: bool = False) -> V
         table = read_packets(video)
         seconds = float((table.timestamps[-1] - table.timestamps[0]) * table.time_base)
         if seconds > limits.max_seconds:
-            raise ProbeError(f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}")
+            raise ProbeError(
+                f"the video lasts {seconds:.0f} s, above the limit max_seconds={limits.max_seconds:g}", kind="limit"
+            )
         has_audio = video.has_audio
         frame, is_interlaced = first_frame(video, table)
         is_one_packet_a_frame = video.is_exact and video.codec_name not in _LOOSE_CODECS and not is_interlaced
@@ -62,9 +64,9 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     for stop in (first + 1, len(table.rows)):
         for frame in _decode(video, first, stop, problem):
             if frame.is_corrupt:
-                raise ProbeError("the first key frame is damaged")
+                raise ProbeError("the first key frame is damaged", kind="damaged")
             return read_frame_format(video, frame), frame.interlaced_frame
-    raise ProbeError(problem)
+    raise ProbeError(problem, kind="damaged")
 
 
 def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
@@ -74,17 +76,20 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     for frame in _decode(video, first_ordinal, len(table.rows), "the video does not decode"):
         if frame.pts is None or frame.pts >= first_time:
             if frame.is_corrupt:
-                raise ProbeError(f"the video is damaged: frame {len(shown)} does not decode cleanly")
+                raise ProbeError(f"the video is damaged: frame {len(shown)} does not decode cleanly", kind="damaged")
             shown.append(frame.pts)
             formats.add((frame.width, frame.height, frame.format.name))
     if tuple(shown) != table.timestamps:
         raise ProbeError(
             f"the packets promise {len(table.timestamps)} frames, {len(shown)} decode, and their timestamps differ "
-            f"(damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}"
+            f"(damaged, or the writer of this {video.container_name} file mixed them up); {remedy()}",
+            kind="damaged",
         )
     if len(formats) > 1:
         found = ", ".join(f"{width}x{height} {pixels}" for width, height, pixels in sorted(formats))
-        raise ProbeError(f"the video changes its size or pixel format ({found}): re-encode it to one")
+        raise ProbeError(
+            f"the video changes its size or pixel format ({found}): re-encode it to one", kind="changes-size"
+        )
 
 
 def _decode(video: VideoFile, first: int, stop: int, problem: str) -> Iterator[VideoFrame]:
