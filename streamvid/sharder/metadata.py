@@ -20,6 +20,7 @@ from streamvid.storage import StorageOptions, Store
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
 _DOWNLOAD_BYTES = 64 * 2**20
+_PARQUET_ROWS = 4096
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -152,13 +153,15 @@ def cell_value(value: Any) -> Any:
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
     _refuse_utf16(path)
+    names: dict[str, str] = {}  # else each line has its own copies of them
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if not text.strip():
                 continue
             try:
-                yield _as_row(_parse_json(text))
+                row = _as_row(_parse_json(text))
+                yield row if isinstance(row, BadRow) else {names.setdefault(k, k): v for k, v in row.items()}
             except (ValueError, RecursionError) as error:
                 yield BadRow(f"line {number} is no valid JSON: {_first_line(error)}")
 
@@ -190,7 +193,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(_PARQUET_ROWS):
                 yield from batch.to_pylist()
     except pa.ArrowException as error:
         raise SourceError(f"metadata {path} is no readable parquet file: {_first_line(error)}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,11 +13,12 @@ from streamvid.dataset.captions import Captions
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.captions import (
     CaptionCells,
+    CaptionColumns,
     caption_lines,
     check_captions,
     find_caption_columns,
-)
     text_source,
+)
 from streamvid.sharder.columns import (
     VIDEO_COLUMNS,
     as_type,
@@ -25,11 +26,11 @@ from streamvid.sharder.columns import (
     common_type,
     find_column,
 )
-from streamvid.sharder.extra_media import Cells, MediaFile, cells_of, check_columns, find_files, paths_of
+from streamvid.sharder.extra_media import Cells, MediaColumn, MediaFile, cells_of, check_columns, find_files, paths_of
 from streamvid.sharder.folder import is_media_name, printable_source
 from streamvid.sharder.layouts import Input, find_input
 from streamvid.sharder.media import Media
-from streamvid.sharder.metadata import BadRow, Metadata, cell_text, cell_value
+from streamvid.sharder.metadata import BadRow, Metadata, Row, cell_text, cell_value
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.place import Kept, Place, Sidecar
 from streamvid.storage import StorageOptions
@@ -124,20 +125,18 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
 
 def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSet:
     place, metadata = found.place, found.metadata
-    user_types: dict[str, str] = {}
     if options.is_text and metadata is None:
         raise SourceError(f"{place.url} has no metadata, and clips='text' (--text-only) makes samples of its rows")
+    user_types: dict[str, str] = {}
     check_columns(metadata, options.media)
     if metadata is None:
         paths = [path for path in place.paths() if is_media_name(path)]
         place.look_ahead(paths, is_folder=True)
         candidates: Iterable[_Candidate | BadRow] = ((path, Sidecar(path), {}, {}) for path in paths)
     else:
-        candidates, user_types = _metadata_candidates(metadata, options)
-    place.look_ahead([row[0] for row in candidates if not isinstance(row, BadRow)], is_folder=metadata is None)
-    if options.media:
-        extra = [path for row in candidates if not isinstance(row, BadRow) for path in paths_of(row[3])]
-        place.look_ahead(extra, is_folder=False)
+        columns = _Columns.of(metadata, options)
+        place.look_ahead(columns.paths(), is_folder=False)
+        candidates, user_types = columns.take(), columns.user_types
     records: list[Record] = []
     rejections: list[Rejection] = []
     for row, candidate in enumerate(candidates, first_row):
@@ -147,7 +146,7 @@ def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSe
             records.append(_record(row, candidate, place, options))
         except Rejected as error:
             name = "" if isinstance(candidate, BadRow) else printable_source(candidate[0])
-            rejections.append(Rejection(row, name, str(error)))
+            rejections.append(Rejection(row, name, str(error), error.kind or "bad-row"))
     return RecordSet(tuple(records), tuple(rejections), user_types)
 
 
@@ -249,6 +248,7 @@ def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions
     captions = check_captions(_captions(candidate[1], place, options))
     for name, value in candidate[2].items():
         if isinstance(value, str):
+            check_text(value, f"column {name!r}")
     caption = captions[0][0] if captions else None
     several = captions if len(captions) > 1 else ()
     if options.is_text:
@@ -256,12 +256,11 @@ def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions
             raise Rejected("has no text", kind="no-text")
         num_bytes = len(caption.encode())
         return Record(row, text_source(caption), "", num_bytes, "", caption, candidate[2], captions=several)
-            check_text(value, f"column {name!r}")
     num_bytes, version = place.state(path)
     max_clip_bytes = options.max_clip_bytes
     if not 0 < num_bytes <= max_clip_bytes:
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
-        raise Rejected(limit if num_bytes else "is empty")
+        raise Rejected(limit if num_bytes else "is empty", kind="max-clip-bytes" if num_bytes else "empty-file")
     extra = find_files(candidate[3], options.media, place, max_clip_bytes)
     kept = place.kept(path)
     return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several, kept)

@@ -48,7 +48,7 @@ def read_dataset(place: Place, storage: StorageOptions) -> tuple[Members, Metada
         return _Reader(dataset).read()
     except SourceError:
         raise
-    except StreamvidError as error:
+    except (StreamvidError, ValueError) as error:
         raise SourceError(f"the dataset {place.url} cannot be read as a source: {error}") from error
 
 
@@ -79,6 +79,12 @@ class _Reader:
         return members, Metadata(rows, names, MEDIA, CAPTION)
 
     def _take(self, shard: ShardInfo, row: dict[str, Any]) -> None:
+        several = captions_from_json(row["captions"]) if row.get("captions") else ()
+        texts = [{"text": text, "weight": weight} for text, weight in several]
+        own = {key.removeprefix(USER_PREFIX): value for key, value in row.items() if key.startswith(USER_PREFIX)}
+        if self._dataset.manifest.clips == "text":
+            self._rows[row["key"]] = {**own, CAPTION: texts or row["text"]}
+            return
         name = f"{row['key']}.{row['clip_extension']}"
         if self._dataset.manifest.draws is not None and not self._is_best(name, row):
             return
@@ -86,8 +92,6 @@ class _Reader:
         self._where[name] = (row["source"], path)
         self._states[path] = (row["clip_bytes"], proved_version(row["clip_sha256"]))
         self._kept[path] = Kept(row["key"], row["record_key"], shard.split == "val")
-        texts = [{"text": text, "weight": weight} for text, weight in captions_from_json(row.get("captions") or "[]")]
-        own = {key.removeprefix(USER_PREFIX): value for key, value in row.items() if key.startswith(USER_PREFIX)}
         self._rows[name] = {**own, MEDIA: name, CAPTION: texts or row["text"]}
 
     def _is_best(self, name: str, row: dict[str, Any]) -> bool:

@@ -50,6 +50,7 @@ def shard(
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
+    _check_apart(source, place.store, options)
     records = read_records(source, options)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
@@ -117,6 +118,20 @@ def dry_run(
     return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
 
 
+def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
+    """SourceError where a dataset would be built over itself."""
+    for one in [source] if isinstance(source, str | Path) else source:
+        store = open_store(one, options.own_storage)
+        if _real(store) == _real(dest):
+            raise SourceError(
+                f"source {store.url} is dest too, which would be built over what it is made of; give another dest"
+            )
+
+
+def _real(store: Store) -> str:
+    return os.path.realpath(store.url) if store.is_local else store.url
+
+
 def _build(
     records: RecordSet, build: dict[str, Any], staging: Staging, options: ShardOptions, progress: Progress
 ) -> ShardReport:
@@ -138,6 +153,12 @@ def _build(
     return replace(report_plan(plan, BUILT), probe_bytes_read=probe_bytes_read(probes, journal))
 
 
+def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
+    if options.is_text:
+        return assign_texts(records.records, options)
+    return assign(records.records, probes, options)
+
+
 def _build_facts(records: RecordSet, options: ShardOptions) -> dict[str, Any]:
     """What decides the dataset's content; equal facts are the same dataset."""
     return {"options": options.to_json(), "num_records": records.num_rows, "input_sha256": records.sha256()}
@@ -153,12 +174,6 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     try:
         dataset = Dataset(store)
         difference = _difference(dataset.manifest.build, build)
-def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
-    if options.is_text:
-        return assign_texts(records.records, options)
-    return assign(records.records, probes, options)
-
-
         if difference is None:
             return report_dataset(dataset)
     except StreamvidError as error:

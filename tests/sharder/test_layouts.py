@@ -256,3 +256,44 @@ def test_each_layout_becomes_a_dataset_in_one_command(layout: str, tmp_path: Pat
     check(tmp_path / "ds")
     again = shard(*arguments[:1], tmp_path / "ds", *arguments[1:])
     assert again["state"] == "already sealed"
+
+
+def index_of(dataset: Path) -> list[dict[str, Any]]:
+    return sorted(streamvid.open_dataset(dataset).samples_table().to_pylist(), key=lambda row: row["text"])
+
+
+def test_a_sealed_dataset_gets_other_buckets_and_keeps_what_it_knows(tmp_path: Path) -> None:
+    """Captions, columns, record keys and splits stay; the clips are read in place, and delivered in the new shape."""
+    rows = [{**row, "caption": [caption(n), f"other {n}"]} for n, row in enumerate(rows_of(videos(tmp_path, 6)))]
+    write(tmp_path, {"metadata.jsonl": jsonl_of(rows)})
+    shard(tmp_path, tmp_path / "old", "--val-fraction", "0.4")
+    report = shard(tmp_path / "old", tmp_path / "new", "--clips", "native", "--codec", "ffv1", buckets="64x64@9")
+    assert (report["num_samples"], report["num_rejected"]) == (6, 0)
+    old, new = index_of(tmp_path / "old"), index_of(tmp_path / "new")
+    assert {row["split"] for row in old} == {"train", "val"}
+    for name in ("record_key", "split", "text", "captions", "user.score", "source", "window_num_frames"):
+        assert [row[name] for row in new] == [row[name] for row in old]
+    assert not {row["key"] for row in new} & {row["key"] for row in old}
+    found = deliver(tmp_path / "new")
+    for text, frames in found.items():
+        (number,) = [n for n in range(6) if text in (caption(n), f"other {n}")]
+        expected = decoded(clip(number), (9, 64, 64))
+        assert np.abs(frames.astype(int) - expected).mean() < 3
+    assert len(found) == sum(row["split"] == "train" for row in new)
+
+
+def test_datasets_are_merged(tmp_path: Path) -> None:
+    """Several sources at once: rows of one after the other, columns of both, and no sample leaves validation."""
+    for name, numbers in {"a": (0, 1, 2), "b": (3, 4)}.items():
+        rows = [
+            {"path": f"{n}.mp4", "caption": caption(n), "score": 1 if name == "a" else 0.5, name: "x"} for n in numbers
+        ]
+        write(tmp_path / name, {**{f"{n}.mp4": clip(n) for n in numbers}, "metadata.jsonl": jsonl_of(rows)})
+        shard(tmp_path / name, tmp_path / f"ds-{name}", "--val-fraction", "0.5")
+    parts = index_of(tmp_path / "ds-a") + index_of(tmp_path / "ds-b")
+    shard(tmp_path / "ds-a", tmp_path / "ds-b", tmp_path / "ds")
+    both = index_of(tmp_path / "ds")
+    for name in ("record_key", "split", "text", "clip_sha256"):
+        assert [row[name] for row in both] == [row[name] for row in parts]
+    assert [row["user.score"] for row in both] == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert [(row["user.a"], row["user.b"]) for row in both] == [("x", None)] * 3 + [(None, "x")] * 2
