@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid.buckets.pick import time_base_of
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video import Limits, decode_into, probe
 from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, checksum, index_clip
@@ -241,3 +242,37 @@ def test_strides_that_are_none_are_refused(clip: ClipFolder) -> None:
         found.window(5, 2, 0)
     with pytest.raises(ConfigError, match="stride is 0, it must be 1 or more"):
         decode_into(clip("h264_open_gop.mp4"), 5, out, stride=0)
+
+
+@pytest.mark.parametrize("name", VIDEO_NAMES)
+def test_a_clips_average_rate_tells_its_time_base(clip: ClipFolder, name: str) -> None:
+    """SAMPLE-2: exactly, so that choices of frames by their times are the same with an index and without one."""
+    info, found = probe(clip(name)), index_clip(clip(name).read_bytes())
+    assert time_base_of(info.timestamps, info.fps) == info.time_base
+    if found is not None:
+        assert found.frame_times.tolist() == list(info.timestamps)
+
+
+@given(st.data())
+def test_frames_at_any_distances_decode_as_they_do_one_by_one(clip: ClipFolder, data: st.DataObject) -> None:
+    """SAMPLE-2: repeats show the frame before them; each distinct frame is decoded once, from the nearest key frame."""
+    name = data.draw(st.sampled_from(["h264_open_gop.mp4", "variable_rate.mkv", "hevc_layers.mp4", "vp9_hidden.webm"]))
+    content = clip(name).read_bytes()
+    found, picture = indexed(clip(name)), PictureFormat(36, 48)
+    count = found.num_frames
+    numbers = sorted(data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=8)))
+    window = found.window_of(numbers)
+    slots = window.packets[window.packets[:, 3] >= 0, 3]
+    assert sorted(slots.tolist()) == [numbers.index(number) for number in sorted(set(numbers))]
+    part = memoryview(content)[window.first_byte : window.first_byte + window.num_bytes]
+    out = np.full((len(numbers), picture.num_bytes), 7, np.uint8)
+    StoredDecoder().decode(found.info, window.packets, part, window.key_time, out, picture, numbers=numbers)
+    by_container = np.full_like(out, 9)
+    decode_pictures(content, 0, by_container, picture, num_frames=count, choose=lambda table: numbers)
+    assert np.array_equal(out, by_container)
+    for slot, number in enumerate(numbers):
+        one = np.zeros((1, picture.num_bytes), np.uint8)
+        decode_pictures(content, number, one, picture)
+        assert np.array_equal(out[slot], one[0])
+    with pytest.raises(DecodeError, match=f"the clip has {count}"):
+        found.window_of([*numbers, count])
