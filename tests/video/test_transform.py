@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError
 from streamvid.video import Transform
+from streamvid.video.transform import Crop
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,38 @@ def test_transforms_that_cannot_be_are_refused() -> None:
         Transform.cover(Source(rotation=45), 4, 4)
     with pytest.raises(ConfigError, match="must lie in the frame"):
         Transform(8, 8, 4, 0, 6, 8, 4, 4, 0, False, "bt709", "limited")
+
+
+crops = st.builds(Crop, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) - 1), st.integers(1, 1 << 16))
+sides = st.integers(2, 2000)
+
+
+@given(st.builds(Source, sides, sides, rotation=st.sampled_from([0, 90])), sides, sides, crops)
+def test_a_drawn_crop_lies_in_the_frame_and_keeps_the_shape(
+    source: Source, height: int, width: int, crop: Crop
+) -> None:
+    """PLAN: even places and sides within the frame, no larger than the largest box, its shape to within two pixels."""
+    largest, drawn = Transform.cover(source, height, width), Transform.cover(source, height, width, crop)
+    assert 0 <= drawn.crop_left <= source.coded_width - drawn.crop_width
+    assert 0 <= drawn.crop_top <= source.coded_height - drawn.crop_height
+    assert drawn.crop_left % 2 == drawn.crop_top % 2 == 0
+    share = Fraction(crop.scale, 1 << 16)
+    for side, full in ((drawn.crop_width, largest.crop_width), (drawn.crop_height, largest.crop_height)):
+        assert side <= full
+        assert abs(side - full * share) <= 2
+    assert (drawn.scale_width, drawn.scale_height) == (largest.scale_width, largest.scale_height)
+
+
+def test_every_even_place_is_reached() -> None:
+    """SAMPLE-1: the first and the last as often as those between them."""
+    source = Source(100, 64)
+    places = [Transform.cover(source, 64, 64, Crop(share << 20, 0)).crop_left for share in range(1 << 12)]
+    counts = {place: places.count(place) for place in set(places)}
+    assert set(counts) == set(range(0, 37, 2))
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("fields", [(-1, 0), (0, 1 << 32), (0, 0, 0), (0, 0, (1 << 16) + 1)])
+def test_crops_that_cannot_be_are_refused(fields: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="no such crop"):
+        Crop(*fields)

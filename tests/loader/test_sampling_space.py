@@ -1,0 +1,110 @@
+"""Which part of each picture a loader delivers, judged from its pixels (SAMPLE-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from streamvid import VideoLoader
+from streamvid.buckets import parse_buckets
+from streamvid.buckets.frames import FrameRate
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError
+from streamvid.loader.view import ViewOptions, view_of
+from streamvid.sharder import ShardOptions, shard
+from streamvid.video import Transform, probe
+from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
+
+SIDE, COUNT = 64, 5
+NAMES = ("h264_open_gop.mp4", "turn_90.mp4", "wide_pixels.mp4", "mpeg4.avi", "image.png")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make, folder = ClipFolder(tmp_path_factory.mktemp("made")), tmp_path_factory.mktemp("source")
+    for name in NAMES:
+        (folder / name).write_bytes(make(name).read_bytes())
+    return folder
+
+
+def make(source: Path, dest: Path, **options: Any) -> Path:
+    buckets = parse_buckets(f"{SIDE}x{SIDE}@{COUNT},{SIDE}x{SIDE}@1")
+    shard(source, dest, ShardOptions(buckets=buckets, workers=1, caption_column="", **options))
+    return dest
+
+
+@pytest.fixture(scope="module")
+def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(source, tmp_path_factory.mktemp("square") / "ds")
+
+
+def deliver(path: Path, **options: Any) -> list[tuple[Mapping[str, Any], NDArray[np.uint8]]]:
+    """(its index row, frames) of each sample, in the order they come."""
+    rows = {row["key"]: row for row in open_dataset(path).samples_table().to_pylist()}
+    given = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "accuracy": "exact", "layout": "BTHWC"} | options
+    with VideoLoader(path, **given) as loader:
+        return [
+            (rows[key], video.numpy().copy())
+            for batch in loader
+            for key, video in zip(batch.sample_keys, batch.video, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("spatial", ["random_crop", "rand_size_crop"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: str, num_workers: int) -> None:
+    """OPEN-SORA 24: each picture of a delivery is the same part, that of its visit, turned and square as displayed."""
+    scale = (0.4, 0.9) if spatial == "rand_size_crop" else None
+    options = ViewOptions(spatial=spatial, spatial_scale=scale)  # type: ignore[arg-type]
+    seen: dict[str, set[object]] = {}
+    num_epochs = 3 if num_workers == 0 else 1
+    found = deliver(
+        dataset, spatial=spatial, spatial_scale=scale, num_workers=num_workers, num_epochs=num_epochs, seed=4
+    )
+    for place, (row, frames) in enumerate(found):
+        visit, path = place // len(NAMES), source / row["source"]
+        view = view_of(options, FrameRate(), row, len(frames), seed=4, visit=visit)
+        assert view.crop is not None
+        transform = Transform.cover(probe(path), SIDE, SIDE, view.crop)
+        reference = decode_with_ffmpeg(path, transform.ffmpeg_filter, SIDE, SIDE)
+        for frame, number in zip(frames, view.pick.numbers(len(reference)), strict=True):
+            assert psnr(mean_square_errors(reference[number : number + 1], frame)[0]) >= 45, row["source"]
+        seen.setdefault(row["source"], set()).add(view.crop)
+    assert all(len(crops) == num_epochs for crops in seen.values())
+
+
+def test_a_center_crop_is_the_short_side_and_a_square(source: Path, dataset: Path) -> None:
+    """OPEN-SORA 24: of a square bucket the same pixels as resize_crop: all of the short side, from the middle."""
+    for (row, center), (_, cover) in zip(
+        deliver(dataset, spatial="center"), deliver(dataset, spatial="resize_crop"), strict=True
+    ):
+        assert np.array_equal(center, cover)
+        transform = Transform.cover(probe(source / row["source"]), SIDE, SIDE)
+        assert transform.crop_height == 90 or transform.crop_width == transform.source_width
+
+
+def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_path: Path) -> None:
+    """Which choices sharding has made is said; temporal ones stay."""
+    one = tmp_path / "one"
+    one.mkdir()
+    (one / NAMES[0]).write_bytes((source / NAMES[0]).read_bytes())
+    path = make(one, tmp_path / "native", clips="native", fps=12)
+    assert open_dataset(path).manifest.frame_rate == {"rule": "resample", "fps": "12"}
+    for spatial in ("random_crop", "center"):
+        with pytest.raises(ConfigError, match=f"spatial='{spatial}'.*holds native clips"):
+            VideoLoader(path, batch_size=1, spatial=spatial)  # type: ignore[arg-type]
+    ((row, spread),) = deliver(path, temporal="uniform")
+    ((_, head),) = deliver(path, temporal="head")
+    assert row["window_num_frames"] == 19  # 1.6 seconds at 12 a second: not resampled once more
+    assert np.array_equal(spread[0], head[0])
+    assert not np.array_equal(spread[1], head[1])
+
+
+def test_clips_that_are_not_decoded_have_no_part(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="decode=False leaves nothing for spatial"):
+        VideoLoader(dataset, batch_size=1, decode=False, spatial="random_crop")
