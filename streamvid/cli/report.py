@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,6 +10,7 @@ import click
 from streamvid.cli.console import printable, size, table
 
 if TYPE_CHECKING:
+    from streamvid.sharder.rejections import RejectedKind
     from streamvid.sharder.report import BucketRow, ShardReport
 
 _MAX_REJECTIONS = 20
@@ -64,17 +65,21 @@ def _row(report: ShardReport, row: BucketRow) -> dict[str, Any]:
 
 
 def _print_rejections(report: ShardReport) -> None:
-    shown = report.rejections[:_MAX_REJECTIONS]
-    for rejection in shown:
-        click.echo(printable(f"rejected: row {rejection.row}  {rejection.source}: {rejection.reason}"))
-    if len(shown) < report.num_rejected:
-        reasons = Counter(_kind(rejection.reason) for rejection in report.rejections[_MAX_REJECTIONS:])
-        for reason, count in reasons.most_common(10):
-            click.echo(printable(f"rejected: {count} more like: {reason}"))
-    if shown:
+    if not report.num_rejected:
+        return
+    if report.num_rejected <= _MAX_REJECTIONS:
+        for rejection in report.rejections:
+            click.echo(printable(f"rejected: row {rejection.row}  {rejection.source}: {rejection.reason}"))
         click.echo("")
+    print_kinds(report.rejected_by_kind, with_examples=report.num_rejected > _MAX_REJECTIONS)
+    click.echo("")
 
 
-def _kind(reason: str) -> str:
-    # Reasons differ by their numbers; what they have in common is what a person wants to see counted.
-    return "".join("N" if c.isdigit() else c for c in reason)[:100]
+def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
+    """How many were rejected of each kind, and what would have let them in."""
+    click.echo(table(["rejected", "why", "what lets it in"], [(kind.count, kind.kind, kind.remedy) for kind in kinds]))
+    if not with_examples:
+        return
+    for kind in kinds:
+        for row, source, reason in kind.examples:
+            click.echo(printable(f"  {kind.kind}: row {row}  {source}: {reason}"))

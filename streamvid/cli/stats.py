@@ -11,21 +11,28 @@ from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
+    from streamvid.sharder.rejections import RejectedKind
     from streamvid.storage import StorageOptions
 
 
 @click.command(
     epilog="\b\nExamples:\n  streamvid stats ds/\n  streamvid stats s3://bucket/ds\n"
+    "  streamvid stats ds/ --rejections\n"
     "  streamvid stats ds/ --json | jq .buckets"
 )
 @click.argument("dataset", type=click.Path())
+@click.option("--rejections", is_flag=True, help="What was rejected, by kind, and what would have let it in.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @storage_flags
-def command(dataset: str, as_json: bool, storage: StorageOptions) -> None:
+def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
     """Show what a dataset holds: buckets, splits, columns, and what was rejected and why."""
     from streamvid.dataset.reader import open_dataset
 
-    facts = collect(open_dataset(dataset, storage=storage))
+    opened = open_dataset(dataset, storage=storage)
+    if rejections:
+        _print_rejections(opened, as_json)
+        return
+    facts = collect(opened)
     if as_json:
         print_json(facts)
         return
@@ -49,11 +56,40 @@ def command(dataset: str, as_json: bool, storage: StorageOptions) -> None:
             f"5 % below {psnr_y['p5']:.1f}, lowest {psnr_y['min']:.1f}"
         )
     click.echo(f"columns: {', '.join(facts['columns']) or 'none'}")
+    for group in facts["annotations"]:
+        click.echo(printable(f"annotated later: {', '.join(group['columns'])} ({size(group['bytes'])})"))
     windows = facts["samples"] + len(facts["rejections"])
     cut = "" if windows == facts["records"] else f"{windows} windows of "
     click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
     for rejection in facts["rejections"]:
         click.echo(printable(f"  row {rejection['row']}  {rejection['source']}: {rejection['reason']}"))
+
+
+_WITH_CAPTIONS = ("text_sha256", "captions")
+"""What stands beside `text` whenever captions were put there."""
+
+
+def _print_rejections(dataset: Dataset, as_json: bool) -> None:
+    from streamvid.cli.report import print_kinds
+
+    kinds = rejected_by_kind(dataset)
+    total = sum(kind.count for kind in kinds)
+    if as_json:
+        values = [kind.to_json() for kind in kinds]
+        print_json({"dataset": dataset.url, "rejections": total, "rejected_by_kind": values})
+        return
+    if kinds:
+        print_kinds(kinds, with_examples=True)
+        click.echo("")
+    click.echo(f"rejected: {total} of {dataset.manifest.counts['records']} input rows")
+
+
+def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
+    """The dataset's rejections by kind."""
+    from streamvid.sharder.rejections import by_kind
+
+    rows = dataset.rejections_table().to_pylist()
+    return by_kind((row.get("kind") or "", row["row"], row["source"], row["reason"]) for row in rows)
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
@@ -85,5 +121,13 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "bytes": sum(row["bytes"] for row in buckets),
         "buckets": buckets,
         "columns": list(dataset.user_columns),
+        "annotations": [
+            {
+                "columns": [name.removeprefix("user.") for name in group.columns if name not in _WITH_CAPTIONS],
+                "bytes": sum(file.num_bytes for file in group.files),
+            }
+            for group in dataset.manifest.columns
+        ],
         "rejections": dataset.rejections_table().to_pylist(),
+        "rejected_by_kind": [kind.to_json() for kind in rejected_by_kind(dataset)],
     }

@@ -138,7 +138,7 @@ SHARD_TYPES = {
     "index_path": "string",
     "index_row_group": "int32",
 }
-_REJECTION_TYPES = {"row": "int64", "source": "string", "reason": "string"}
+_REJECTION_TYPES = {"row": "int64", "source": "string", "reason": "string", "kind": "string"}
 
 
 def schema(types: dict[str, str]) -> pa.Schema:
@@ -215,10 +215,11 @@ def encode_shards(shards: Sequence[ShardInfo]) -> bytes:
     return _encode({name: [getattr(shard, name) for shard in shards] for name in SHARD_TYPES}, SHARD_TYPES)
 
 
-def encode_rejections(rejections: Sequence[tuple[int, str, str]]) -> bytes:
-    """Parquet bytes of (input row, source, reason) triples."""
+def encode_rejections(rejections: Sequence[tuple[int, str, str] | tuple[int, str, str, str]]) -> bytes:
+    """Parquet bytes of (input row, source, reason) and, where it is known, the reason's kind in a word."""
+    rows = [(*row, None)[:4] for row in rejections]
     return _encode(
-        {name: [row[column] for row in rejections] for column, name in enumerate(_REJECTION_TYPES)}, _REJECTION_TYPES
+        {name: [row[column] for row in rows] for column, name in enumerate(_REJECTION_TYPES)}, _REJECTION_TYPES
     )
 
 

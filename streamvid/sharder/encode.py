@@ -26,6 +26,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
 from streamvid.sharder.records import Record, Rejection
+from streamvid.sharder.rejections import Reason
 from streamvid.sharder.spool import SpooledFile
 from streamvid.sharder.staging import Staging
 from streamvid.sharder.windows import Timing, Window
@@ -60,10 +61,12 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     for sample in assignment.samples:
         jobs = jobs_of(sample)
         clips = [_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options) for job in jobs]
-        reasons = [f"{job.label}{clip}" for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, str)]
+        reasons = [(job.label, clip) for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, Reason)]
         if reasons:
-            reason = f"{sample.window_name}{reasons[0]}"[:MAX_REASON_CHARS]
-            rejections.append(Rejection(sample.record.row, sample.record.source, reason))
+            label, found = reasons[0]
+            reason = f"{sample.window_name}{label}{found}"[:MAX_REASON_CHARS]
+            kind = "medium" if label else found.kind
+            rejections.append(Rejection(sample.record.row, sample.record.source, reason, kind))
         else:
             samples.append(_with_clips(sample, [clip for clip in clips if isinstance(clip, Clip)]))
     return replace(assignment, samples=tuple(samples), rejections=tuple(rejections))
@@ -148,7 +151,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
     num_workers = min(options.workers, max(1, len(jobs)))
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
         for number, answer in pool.run(len(jobs), task):
-            finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
+            finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
             if "rejected" in finding:
                 finding["worker_limits"] = _worker_limits(options)
             yield jobs[number].key, finding
@@ -180,15 +183,16 @@ def _find(task: dict[str, Any], source: Source) -> dict[str, Any]:
     try:
         encoded = _encode(task, source)
     except (ProbeError, DecodeError) as error:
-        finding = {"rejected": str(error)}
+        finding = {"rejected": str(error), "kind": getattr(error, "kind", "") or "damaged"}
     except (SourceError, StorageError):
         raise
     except OSError as error:
-        finding = {"rejected": f"cannot be read: {error.strerror or error}"}
+        finding = {"rejected": f"cannot be read: {error.strerror or error}", "kind": "unreadable-file"}
     except MemoryError:
-        finding = {"rejected": "needs more memory than worker_memory_bytes allows"}
+        finding = {"rejected": "needs more memory than worker_memory_bytes allows", "kind": "memory"}
     except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        finding = {"rejected": f"encoding failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"}
+        said = f"encoding failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"
+        finding = {"rejected": said, "kind": "fault"}
     else:
         LocalStore(Path(task["folder"])).put(task["name"], encoded.data)
         finding = {
@@ -283,28 +287,29 @@ def _task(job: Job, storage: StorageOptions) -> dict[str, Any]:
     }
 
 
-def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) -> Clip | str:
+def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) -> Clip | Reason:
     """The clip, or the reason why there is none."""
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
-        return str(finding["rejected"]).replace(job.file.path, job.file.source)
+        reason = str(finding["rejected"]).replace(job.file.path, job.file.source)
+        return Reason(reason, finding.get("kind", "damaged"))
     clip = Clip(path=str(path), **finding)
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
-        return f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
+        reason = f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
+        return Reason(reason, "too-few-frames")
     if job.label:  # how good a medium has to be is nobody's promise
         return clip
     if options.min_psnr is not None and (clip.psnr_y or 0.0) < options.min_psnr:
-        return (
-            f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.min_psnr:g}; "
-            "a lower crf keeps more of it"
-        )
+        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.min_psnr:g}"
+        return Reason(f"{reason}; a lower crf keeps more of it", "min-psnr")
     return clip
 
 
-def _reason(crash: Crash, options: ShardOptions) -> str:
+def _of_crash(crash: Crash, options: ShardOptions) -> dict[str, Any]:
     if timed_out(crash):
-        return f"encoding took longer than encode_timeout_seconds={options.encode_timeout_seconds:g}"
-    return f"the decoder or the encoder crashed on it ({crash})"
+        reason = f"encoding took longer than encode_timeout_seconds={options.encode_timeout_seconds:g}"
+        return {"rejected": reason, "kind": "timeout"}
+    return {"rejected": f"the decoder or the encoder crashed on it ({crash})", "kind": "crash"}
 
 
 def _remove_all_but(names: set[str], folder: Path) -> None:

@@ -18,6 +18,7 @@ from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.records import Record
+from streamvid.sharder.rejections import Reason
 from streamvid.sharder.spool import SpooledFile
 from streamvid.sharder.windows import Timing
 from streamvid.sharder.worker import clock_paused
@@ -101,15 +102,16 @@ def _find(task: dict[str, Any], probe: Callable[[Limits], VideoInfo]) -> dict[st
         info = probe(replace(LIMITS, allow_hdr=task["hdr"] == "allow"))
         extension = clip_extension(info.container, task["media"]["source"])
     except ProbeError as error:
-        return {"rejected": str(error)}
+        return {"rejected": str(error), "kind": error.kind or "damaged"}
     except (SourceError, StorageError):
         raise
     except OSError as error:
-        return {"rejected": f"cannot be read: {error.strerror or error}"}
+        return {"rejected": f"cannot be read: {error.strerror or error}", "kind": "unreadable-file"}
     except MemoryError:
-        return {"rejected": "needs more memory than worker_memory_bytes allows"}
+        return {"rejected": "needs more memory than worker_memory_bytes allows", "kind": "memory"}
     except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        return {"rejected": f"probing failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"}
+        said = f"probing failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"
+        return {"rejected": said, "kind": "fault"}
     found = Probe(
         info.width, info.height, info.num_frames, info.fps, info.duration_seconds, info.codec, extension, info.is_image
     )
@@ -124,7 +126,7 @@ def clip_extension(container: str, source: str) -> str:
     """
     name = _EXTENSIONS.get(container)
     if name is None:
-        raise ProbeError(f"the container {container} is not stored; allowed are {', '.join(_EXTENSIONS)}")
+        raise ProbeError(f"the container {container} is not stored; allowed are {', '.join(_EXTENSIONS)}", kind="codec")
     return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
@@ -155,7 +157,7 @@ def probe_all(
 
     with journal, Pool(f"{__name__}:probe_file", min(options.workers, max(1, len(states))), limits, held_fd) as pool:
         for number, answer in pool.run(len(states), task):
-            finding = {"rejected": _reason(answer, options)} if isinstance(answer, Crash) else answer
+            finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
             journal.add(states[number], finding)
             done += 1
             progress("probe", done, len(sources))
@@ -194,15 +196,15 @@ def file_state(record: Record | MediaFile) -> FileState:
     return (record.path, record.num_bytes, record.version)
 
 
-def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | str:
+def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | Reason:
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
-        return str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS]
+        return Reason(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], finding.get("kind", "damaged"))
     return Probe(**{name: value for name, value in finding.items() if name != "bytes_read"})
 
 
-def _reason(crash: Crash, options: ShardOptions) -> str:
+def _of_crash(crash: Crash, options: ShardOptions) -> dict[str, Any]:
     if timed_out(crash):
         name, seconds = _timeout(options)
-        return f"probing took longer than {name}={seconds:g}"
-    return f"the decoder crashed on it ({crash})"
+        return {"rejected": f"probing took longer than {name}={seconds:g}", "kind": "timeout"}
+    return {"rejected": f"the decoder crashed on it ({crash})", "kind": "crash"}

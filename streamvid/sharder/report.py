@@ -10,6 +10,7 @@ from streamvid.buckets import Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.plan import ShardPlan
 from streamvid.sharder.records import Rejection
+from streamvid.sharder.rejections import RejectedKind, by_kind
 
 BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
@@ -62,6 +63,11 @@ class ShardReport:
         return len(self.rejections)
 
     @property
+    def rejected_by_kind(self) -> tuple[RejectedKind, ...]:
+        """Rejections by kind, with examples and what would have let them in."""
+        return by_kind((r.kind, r.row, r.source, r.reason) for r in self.rejections)
+
+    @property
     def num_windows(self) -> int:
         return self.num_samples + self.num_rejected
 
@@ -71,7 +77,11 @@ class ShardReport:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, all rejections among them."""
-        counted = {"num_rejected": self.num_rejected, "num_windows": self.num_windows}
+        counted = {
+            "num_rejected": self.num_rejected,
+            "num_windows": self.num_windows,
+            "rejected_by_kind": [kind.to_json() for kind in self.rejected_by_kind],
+        }
         return {**asdict(self), **counted, "source_bytes": self.source_bytes}
 
     def summary(self, max_rejections: int = 10) -> str:
@@ -120,7 +130,8 @@ def report_dataset(dataset: Dataset) -> ShardReport:
         rows = dataset.samples(shard, [name for name in _COLUMNS if name in dataset.samples_schema.names]).to_pylist()
         clips.setdefault(shard.bucket_id, []).extend(_stored_clip(row) for row in rows)
     rows = tuple(_row(dataset.manifest.bucket(name), shards[name], found) for name, found in clips.items())
-    rejections = tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist())
+    found = ({**row, "kind": row.get("kind") or ""} for row in dataset.rejections_table().to_pylist())
+    rejections = tuple(Rejection(**row) for row in found)
     num_records = dataset.manifest.counts.get("records", sum(row.num_samples for row in rows) + len(rejections))
     return _report(ALREADY_SEALED, rows, rejections, num_records, dataset.manifest.clips)
 

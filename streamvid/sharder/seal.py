@@ -84,7 +84,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
     progress("seal", done, total)
     index = _write_samples(plan, staging, put, options.media)
     shards = encode_shards(index.shards)
-    rejections = encode_rejections([(row.row, row.source, row.reason) for row in plan.rejections])
+    rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
     others = energon_files(index.shards)
     files = {
         "shards": named_by_content("shards", 0, shards),

@@ -1,0 +1,89 @@
+"""Rejections by kind: how many, examples, and what would have let them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NUM_EXAMPLES = 3
+OTHER = "other"
+"""Of datasets before 1.3, which name no kinds."""
+
+REMEDIES: Mapping[str, str] = {
+    "bad-row": "mend the row of the metadata, as its reason says",
+    "bad-path": "mend the path in the metadata: relative to the source, absolute, or s3://bucket/key",
+    "missing-file": "put the file where its row says, or say where paths start: --base-path FOLDER",
+    "unreadable-file": "make the file readable for you",
+    "empty-file": "fetch or make the file again: it has no bytes",
+    "no-text": "give the row a caption, or name the caption's column: --caption-column C",
+    "max-clip-bytes": "take larger files in: --max-clip-bytes 4GB",
+    "medium": "mend the row's further medium, or make it optional: --media NAME?=COLUMN",
+    "where": "weaken the condition: --where TEXT, or leave it out",
+    "not-media": "give a video or an image that FFmpeg reads, or leave the row out",
+    "codec": "re-encode it, to H.264 in mp4 for instance",
+    "damaged": "fetch or make the file again; it ends early or does not decode",
+    "timestamps": "remux or re-encode it: its frames have no times of their own",
+    "hdr": "tone-map it to SDR, or take it as it is: --hdr allow",
+    "color": "convert it to BT.709, with FFmpeg's zscale",
+    "picture": "re-encode it with square pixels and a quarter turn at most",
+    "changes-size": "re-encode it to one size and pixel format",
+    "limit": "cut it into shorter files; the reason names the limit that it breaks",
+    "timeout": "give it more time: --encode-timeout S, or ShardOptions(probe_timeout_seconds=...)",
+    "memory": "give workers more memory: ShardOptions(worker_memory_bytes=...)",
+    "crash": "re-encode it: the decoder crashes on it",
+    "fault": "report it with the file: it is a fault of streamvid",
+    "no-image-bucket": "take images in: add 1 to --num-frames",
+    "no-video-bucket": "take videos in: add longer counts to --num-frames, as 1,17,33",
+    "too-small": "add a smaller size: --resolution 144px,256px, or --policy min_area=...",
+    "too-few-frames": "add a shorter count: --num-frames 9,17,33, or take more frames a second: --fps",
+    "too-short-for-its-size": "add a longer count of its size, or a smaller size with short counts, to the buckets",
+    "max-upscale": "allow more: --policy max_upscale=..., or add a smaller size",
+    "max-crop": "allow more: --policy max_crop=..., or add ratios: --num-ar-buckets N",
+    "probability": "raise the probabilities of --bucket-config, or draw anew each epoch: --assign all",
+    "min-psnr": "ask for less: --min-psnr DB, or spend more bytes: --crf with a lower number",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedKind:
+    """The rejections of one kind. remedy: what would have let them in. examples: (row, source, reason) of the first."""
+
+    kind: str
+    count: int
+    remedy: str
+    examples: tuple[tuple[int, str, str], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        names = ("row", "source", "reason")
+        examples = [dict(zip(names, example, strict=True)) for example in self.examples]
+        return {"kind": self.kind, "count": self.count, "remedy": self.remedy, "examples": examples}
+
+
+def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKind, ...]:
+    """(kind, row, source, reason) of rejections as a row a kind, the most frequent first. Counts add up (SHARD-3)."""
+    counts: dict[str, int] = {}
+    examples: dict[str, list[tuple[int, str, str]]] = {}
+    for kind, row, source, reason in rejections:
+        name = kind or OTHER
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] <= NUM_EXAMPLES:
+            examples.setdefault(name, []).append((row, source, reason))
+    ordered = sorted(counts, key=lambda name: (-counts[name], name))
+    return tuple(
+        RejectedKind(name, counts[name], REMEDIES.get(name, "see its reason"), tuple(examples[name]))
+        for name in ordered
+    )
+
+
+class Reason(str):
+    """Why a file cannot be used; `kind` in a word."""
+
+    __slots__ = ("kind",)
+    kind: str
+
+    def __new__(cls, text: str, kind: str) -> Reason:
+        reason = super().__new__(cls, text)
+        reason.kind = kind
+        return reason
