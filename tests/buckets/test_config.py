@@ -1,0 +1,258 @@
+"""Bucket configurations: what files may say, what is refused with which words, and what comes out."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamvid.buckets import Bucket, BucketTable, aspect_table, match_buckets, parse_bucket, parse_buckets
+from streamvid.buckets.choices import ClipFacts
+from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.policy import Policy
+from streamvid.buckets.ratios import Ratios
+from streamvid.errors import ConfigError
+from streamvid.shipped import shipped
+
+OPENSORA_YAML = """
+bucket_config: {
+  "256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12], 16: [0.5, 20]},
+  "768px_ar16:9": {1: [0.5, 13], 33: [0.0, None]},
+  "1024px_max": {1: [0.5, 7]},
+}
+probabilities: opensora-v2
+frame_rate: {rule: cap, fps: 24}
+"""
+
+
+def written(folder: Path, text: str, name: str = "buckets.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_opensoras_form_is_read_as_it_is(tmp_path: Path) -> None:
+    """Checklist 3 and 15: names with _max and _ar, pairs, (0.0, None), batch sizes."""
+    config = load_bucket_config(written(tmp_path, OPENSORA_YAML))
+    table, wide = aspect_table("256px"), aspect_table("768px")["16:9"]
+    by_area = {ratio: height * width for ratio, (height, width) in aspect_table("1024px").items()}
+    largest = max(by_area, key=lambda ratio: by_area[ratio])
+    expected = {Bucket(count, *size, "256px", ratio) for ratio, size in table.items() for count in (1, 16, 33)}
+    expected |= {Bucket(1, *wide, "768px", "16:9"), Bucket(1, *aspect_table("1024px")[largest], "1024px", largest)}
+    assert set(config.table.buckets) == expected
+    assert config.batch_sizes["256px-33f-1x1"] == 12
+    assert config.batch_sizes["768px-1f-16x9"] == 13
+    assert config.frame_rate == FrameRate("cap", Fraction(24))
+    # 60 frames of 30 fps are 30 at half the rate: too few for 33.
+    assert [bucket.num_frames for bucket in config.choices(ClipFacts(60, 720, 1280, 30.0)).buckets] == [16]
+    assert [bucket.num_frames for bucket in config.choices(ClipFacts(66, 720, 1280, 30.0)).buckets] == [33, 16]
+
+
+def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
+    text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
+    path = written(tmp_path, text, "stage1.py")
+    with pytest.raises(ConfigError, match=r"pair \[1.0, 0.5\] with probabilities=None: allowed are opensora-v2, where"):
+        load_bucket_config(path)
+    config = load_bucket_config(path, ["probabilities=opensora-v1.2", "multiple=32"])
+    assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
+    assert all(bucket.width % 32 == 0 for bucket in config.table.buckets)
+    with pytest.raises(ConfigError, match="assigns no bucket_config"):
+        load_bucket_config(written(tmp_path, "x = 1\n", "other.py"))
+
+
+@pytest.mark.parametrize("multiple", [8, 16, 32, 64])
+def test_every_size_is_of_the_multiple(multiple: int) -> None:
+    """Checklist 4."""
+    config = BucketConfig(resolution=("480p",), num_frames=(17,), ratios=Ratios(multiple))
+    assert {(b.aspect_ratio, b.height, b.width) for b in config.table.candidates} == {
+        (ratio, *size) for ratio, size in aspect_table("480p", multiple).items()
+    }
+    assert all(bucket.height % multiple == bucket.width % multiple == 0 for bucket in config.table.buckets)
+
+
+def test_a_users_own_table_takes_the_place_of_the_generated(tmp_path: Path) -> None:
+    """Checklist 5: a fixed table, in the sizes of Open-Sora 1.2, whose 480p has an area of its own."""
+    text = """
+        bucket_config: {"480p": {51: [1.0, 2]}, "480p_ar1:1": {1: [1.0, 8]}}
+        ratios: {"480p": {area: 409920, "1:0.56": 854x480, "1:1.78": 480x854, "1:1": 640x640}}
+        multiple: 2
+    """
+    config = load_bucket_config(written(tmp_path, text))
+    assert [bucket.shape for bucket in config.table.buckets] == [
+        (51, 480, 854),
+        (51, 854, 480),
+        (51, 640, 640),
+        (1, 640, 640),
+    ]
+    assert [b.id for b in config.choices(ClipFacts(60, 480, 854)).buckets] == ["480p-51f-1x0.56"]
+    # 0.8 of the area that was given, not of what 480p is elsewhere.
+    assert config.choices(ClipFacts(60, 512, 640)).buckets == ()
+    assert config.choices(ClipFacts(60, 427, 768)).buckets != ()
+
+
+def test_ratios_are_bounded_or_evenly_spaced() -> None:
+    bounded = BucketConfig(
+        resolution=("480p",), num_frames=(17,), ratios=Ratios(16, {}, Fraction(1, 2), Fraction("1.5"))
+    )
+    assert [bucket.aspect_ratio for bucket in bounded.table.buckets] == [
+        "9:16",
+        "5:8",
+        "3:2",
+        "4:3",
+        "1:1",
+        "1:2",
+        "1:1.85",
+        "2:3",
+        "3:4",
+    ]
+    spaced = BucketConfig(resolution=("512px",), num_frames=(17,), ratios=Ratios(32, num_ar_buckets=7))
+    names = [str(bucket.aspect_ratio) for bucket in spaced.table.buckets]
+    assert names == ["0.5:1", "0.63:1", "0.7937:1", "1:1", "1.2599:1", "1.5874:1", "2:1"]
+    for bucket in spaced.table.buckets:
+        assert bucket.height % 32 == bucket.width % 32 == 0
+        assert abs(bucket.height * bucket.width / 512**2 - 1) < 0.08
+    assert parse_bucket("512px-17f-1x1").shape == (17, 512, 512)
+    clip = ClipFacts(20, 720, 1143)
+    assert [bucket.aspect_ratio for bucket in spaced.choices(clip).buckets] == ["1.5874:1"]
+
+
+def test_frame_rules_and_models_are_kept() -> None:
+    with pytest.raises(
+        ConfigError, match=r"832x480-80f: 80 frames do not keep the rule 4k\+1; nearest allowed: 77 and 81"
+    ):
+        BucketConfig(buckets=parse_buckets("832x480@80"), frame_rule=FrameRule(4))
+    config = load_bucket_config("wan2.1-480p")
+    assert config.model is not None
+    with pytest.raises(ConfigError, match="80 frames"):
+        BucketConfig(buckets=parse_buckets("832x480@80"), model=config.model)
+    with pytest.raises(ConfigError, match="takes sides that are multiples of 16; set multiple to 16"):
+        BucketConfig(max_pixels=399360, max_frames=81, ratios=Ratios(8), model=config.model)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "nothing says which buckets there are; give exactly one of"),
+        ("{buckets: [832x480@81], resolution: [256px]}", "buckets beside resolution"),
+        ("{resolution: [256px]}", "resolution needs num_frames"),
+        ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
+        ("{height: 480, max_frames: 81}", "height=480 stands without width: give both for one fixed size, or max_pixels"),
+        ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
+        ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not keep the rule 4k\+1"),
+        ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 stands beside buckets"),
+        ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar stands beside buckets"),
+        ("{bucket: [832x480@81]}", "bucket is no field; did you mean 'buckets'"),
+        ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
+        ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None: allowed are opensora-v2"),
+        ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images take one probability"),
+        ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: allowed is 0 to 1"),
+        ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),
+        ('{bucket_config: {256px: {33: [1.0, 0]}}}', "batch size 0: allowed are"),
+        ('{bucket_config: {256px: {33: 1.0}}}', r"=1.0: expected \[probability, batch size\]"),
+        ('{bucket_config: {256px: {x: [1.0, 2]}}}', "bucket_config"),
+        ('{bucket_config: {256px: {}}}', "has no frame counts"),
+        ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
+        ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is no setting; allowed are 256px, 256px_max"),
+        ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; it has 2.39:1"),
+        ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is no resolution name"),
+        ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "the batch sizes 1 and 2"),
+        ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "stands beside keep probabilities"),
+        ('{buckets: [832x480@81], policy: {ratio: real}}', "policy ratio='real': allowed are nominal, log"),
+        ('{buckets: [832x480@81], policy: {max_crop: 2}}', "policy max_crop=2: allowed is 0 to 1"),
+        ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
+        ('{buckets: [832x480@81], assign: any}', "assign='any': allowed are draw, all"),
+        ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "expected rule and fps"),
+        ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
+        ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),
+        ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "height/width of 0.56 is '1:0.56'"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is no size; write it as width"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_bucket_config(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("33x480x832", "write it as '832x480@33' if it is frames x height x width"),
+        ("832x480x33", "write it as '832x480@33' if it is width x height x frames"),
+        ("80x16x96", "write it as '80x16@96' if it is width x height x frames or '96x16@80' if it is frames x"),
+    ],
+)
+def test_bare_triples_are_refused_wherever_buckets_are_named(text: str, shown: str) -> None:
+    """LTX writes WxHxF and finetrainers FxHxW: the message shows what these very numbers may mean."""
+    buckets = parse_buckets("832x480@33")
+    for refuse in (parse_bucket, parse_buckets, lambda name: match_buckets(name, buckets)):
+        with pytest.raises(ConfigError, match=shown):
+            refuse(text)
+
+
+def test_configurations_read_back() -> None:
+    """What goes into a manifest makes an equal configuration; every preset does."""
+    for path in sorted(shipped("configs/buckets").glob("*.yaml")):
+        config = load_bucket_config(path)
+        assert BucketConfig.from_json(json.loads(json.dumps(config.to_json()))) == config, path
+    sized = BucketConfig(
+        max_pixels=399360,
+        max_frames=81,
+        ratios=Ratios(32),
+        policy=Policy("log", "longest", Fraction(6, 5), Fraction(1, 3)),
+        frame_rate=FrameRate("resample", Fraction(30000, 1001)),
+        frame_rule=FrameRule(8),
+        assign="all",
+    )
+    assert BucketConfig.from_json(json.loads(json.dumps(sized.to_json()))) == sized
+    with pytest.raises(ConfigError, match="no field 'bucket'"):
+        BucketConfig.from_json({"bucket": []})
+
+
+@given(
+    num_frames=st.integers(1, 200), height=st.integers(16, 2500), width=st.integers(16, 2500), is_image=st.booleans()
+)
+def test_plain_configurations_assign_as_their_tables(num_frames: int, height: int, width: int, is_image: bool) -> None:
+    for given_buckets in (
+        {"buckets": parse_buckets("832x480@81,480x832@81,624x624@33,416x240@17,240x416@49,416x240@1")},
+        {"resolution": ("256px", "480p"), "num_frames": (1, 17, 65)},
+    ):
+        config = BucketConfig(**given_buckets)  # type: ignore[arg-type]
+        choices = config.choices(ClipFacts(num_frames, height, width, is_image=is_image))
+        try:
+            expected: Any = (BucketTable(config.table.candidates).assign(num_frames, height, width, is_image), 1)
+        except ValueError:
+            raise
+        except Exception as error:
+            assert (choices.options, choices.reason, choices.kind) == ((), str(error), error.kind)  # type: ignore[attr-defined]
+        else:
+            assert choices.options == (expected,) and choices.rest == 0 and choices.reason == ""
+
+
+def test_why_a_clip_has_no_bucket_is_told_in_a_word() -> None:
+    def kind(config: BucketConfig, *clip: int, is_image: bool = False) -> str:
+        choices = config.choices(ClipFacts(*clip, is_image=is_image))
+        assert choices.options == () and choices.rest == 1 and choices.draw(0.0) is None and choices.reason
+        return choices.kind
+
+    wan = BucketConfig(buckets=parse_buckets("832x480@17,416x240@49"))
+    assert kind(wan, 16, 1080, 1920) == "too-few-frames"
+    assert kind(wan, 60, 100, 100) == "too-small"
+    assert kind(wan, 20, 240, 416) == "too-short-for-its-size"
+    assert kind(wan, 1, 1080, 1920, is_image=True) == "no-image-bucket"
+    assert kind(BucketConfig(buckets=parse_buckets("832x480@1")), 60, 1080, 1920) == "no-video-bucket"
+    strict = BucketConfig(buckets=parse_buckets("832x480@17"), policy=Policy(max_upscale=1, max_crop=Fraction(1, 10)))  # type: ignore[arg-type]
+    assert kind(strict, 20, 470, 832) == "max-upscale"
+    assert kind(strict, 20, 1080, 1080) == "max-crop"
+    rated = BucketConfig(buckets=parse_buckets("832x480@17"), frame_rate=FrameRate("resample", Fraction(16)))
+    assert kind(rated, 60, 1080, 1920) == "unknown-duration"
+    assert rated.choices(ClipFacts(60, 1080, 1920, 30.0)).buckets == rated.table.buckets
