@@ -170,6 +170,7 @@ def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[st
     """The Pipeline's options that say what is delivered and how much memory it takes."""
     mix, decode = selection.mix, given.decode
     of_pictures: dict[str, Any] = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
+    of_pictures["media"] = given.media or None
     of_pictures["spatial"] = None if given.view.spatial == "resize_crop" else given.view.spatial
     arguments.check_decode(decode, device=given.device, **of_pictures, shared_group=given.shared_group)
     buckets = tuple(mix.buckets.values())
