@@ -26,6 +26,7 @@ from itertools import combinations
 from numbers import Integral, Real
 from typing import Any
 
+from streamvid.buckets.batch_size import tokens_of
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
@@ -129,22 +130,22 @@ def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> 
 
     model: whose VAE and patches make the tokens; None: `Bucket.tokens`.
     """
-    buckets = tuple(buckets)
-    tokens = _tokens_of(buckets)
-    return CostTable(tokens if model is None else {bucket.id: model.tokens(bucket) for bucket in buckets})
+    return CostTable(_tokens_of(buckets, model))
 
 
-def fit_costs(measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket]) -> CostTable:
+def fit_costs(
+    measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket], model: ModelRule | None = None
+) -> CostTable:
     """The table that measured steps give: (bucket id, batch size, seconds) in any order, a first step among them too.
 
     A batch measured three times or more costs its median, which outliers cannot move far while they are the fewer.
     From these medians (from all, if there are none) the three coefficients, none of them negative, are fitted for the
     least squares of the relative error; they predict the rest. Where all measurements are of one number of tokens a
-    sample, attention keeps its default share of what is not constant.
+    sample, attention keeps its default share of what is not constant.   model: as in `default_costs`.
     Numbers may be numpy's. ConfigError for no measurements, entries that are no such triples, unknown buckets, and
     seconds that are not above 0 and at most 1,000,000.
     """
-    tokens = _tokens_of(buckets)
+    tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
     for bucket_id, batch_size, seconds in _triples(measurements):
         _validate_batch(bucket_id, batch_size, tokens)
@@ -237,14 +238,14 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
     return [row[-1] / row[i] for i, row in enumerate(rows)]
 
 
-def _tokens_of(buckets: Iterable[Bucket]) -> dict[str, int]:
+def _tokens_of(buckets: Iterable[Bucket], model: ModelRule | None) -> dict[str, int]:
     if not isinstance(buckets, Iterable):
         raise ConfigError(f"buckets={buckets!r}: expected streamvid.Bucket objects, as loader.buckets")
     tokens = {}
     for number, bucket in enumerate(buckets):
         if not isinstance(bucket, Bucket):
             raise ConfigError(f"buckets[{number}]={bucket!r}: expected a streamvid.Bucket, as loader.buckets has them")
-        tokens[bucket.id] = bucket.tokens
+        tokens[bucket.id] = tokens_of(bucket, model)
     if not tokens:
         raise ConfigError("buckets=(): expected the buckets of a dataset, at least one")
     return tokens

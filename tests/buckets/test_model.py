@@ -15,6 +15,7 @@ from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import aspect_table
 from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
+from streamvid.plan.cost import default_costs, fit_costs
 from streamvid.video.picture import PictureFormat
 
 WAN = ModelRule("wan2.1", FrameRule(4), 16, Fraction(16))
@@ -137,3 +138,13 @@ def test_host_bytes_of_the_large_models() -> None:
     """93, 214 and 340 MiB a sample, as the trainers' tables have them."""
     mebibytes = [round(host_bytes(parse_bucket(b)) / 2**20) for b in ("832x480@81", "1280x720@81", "1280x720@129")]
     assert mebibytes == [93, 214, 340]
+
+
+def test_costs_are_of_the_models_own_tokens() -> None:
+    """A plan's predicted costs, and those fitted to measurements, count tokens as the model makes them."""
+    buckets = [parse_bucket("1216x704@121"), parse_bucket("512x512@49")]
+    ltx = ModelRule("ltx", FrameRule(8), 32, vae_time=8, vae_space=32, patch_space=1)
+    tokens = {"1216x704-121f": 13_376, "512x512-49f": 1_792}
+    assert default_costs(buckets, ltx).tokens == tokens
+    assert fit_costs([("1216x704-121f", 1, 2.0)], buckets, ltx).tokens == tokens
+    assert default_costs(buckets).tokens == {bucket.id: bucket.tokens for bucket in buckets}

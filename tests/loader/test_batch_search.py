@@ -62,7 +62,7 @@ class Model:
         return {base: of_base} | {name: largest(name, limit) for name in shapes if name != base}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     memory=st.integers(32_760, 2_000_000), constant=st.integers(0, 10**9), per_pair=st.integers(0, 5),
     most=st.integers(1, 300), base=st.sampled_from([None, "832x480-17f"]),
@@ -154,16 +154,16 @@ def test_a_step_of_torch_gives_sizes_that_the_loader_takes_and_costs_that_the_pl
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
     def step(shape: tuple[int, ...]) -> None:
-        if math.prod(shape) > 6 * 3 * 17 * 64 * 96:
+        if math.prod(shape) > 3 * 3 * 17 * 64 * 96:
             raise MemoryError
         optimizer.zero_grad()
         model(torch.rand(shape)).mean().backward()
         optimizer.step()
 
-    found = search_batch_sizes(step, shapes, warmup=1, steps=3, max_batch_size=8)
+    found = search_batch_sizes(step, shapes, warmup=1, steps=2, max_batch_size=4)
     assert found.base == LONG.id
-    assert found.sizes[LONG.id] == 6
-    assert all(1 <= size <= 8 and found.seconds[name] > 0 for name, size in found.sizes.items())
+    assert found.sizes[LONG.id] == 3
+    assert all(1 <= size <= 4 and found.seconds[name] > 0 for name, size in found.sizes.items())
     for name in set(found.sizes) - {found.base} - set(found.slower):
         assert found.seconds[name] <= found.seconds[found.base]
     assert isinstance(fit_costs(found.measurements, buckets), CostTable)
