@@ -1,0 +1,405 @@
+"""batch.media: what goes with a clip is delivered with it, frame by frame and part by part (SAMPLE-1, BAD-1)."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError
+from streamvid.plan.world import World
+from streamvid.sharder import ShardOptions, shard
+from tests.clips import corpus_tool, frames_of
+from tests.media_clips import (
+    CONTROL,
+    HEIGHT,
+    MEDIA,
+    REFERENCE,
+    WIDTH,
+    clip_of,
+    make_rows,
+    matte_of,
+    numbered,
+    png_of,
+    turned,
+    uneven_clip,
+    write_rows,
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+NUM_CLIPS, NUM_FRAMES = 6, 9
+NAMES = ("control", "matte", "reference")
+OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, "media_columns": MEDIA}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("media")
+    return write_rows(folder, make_rows(folder, NUM_CLIPS))
+
+
+@pytest.fixture(scope="module")
+def roots(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A copied dataset, one whose frames are read 16 a second, and a native one of 16."""
+    kinds: dict[str, dict[str, Any]] = {
+        "copy": {},
+        "resampled": {"fps": 16},
+        "native": {"clips": "native"},
+        "native-16": {"clips": "native", "fps": 16},
+    }
+    found = {}
+    for name, options in kinds.items():
+        found[name] = tmp_path_factory.mktemp(name) / "dataset"
+        report = shard(source, found[name], ShardOptions(**OPTIONS, **options))
+        assert report.num_samples == NUM_CLIPS
+    return found
+
+
+def batches(root: Any, **options: Any) -> Iterator[streamvid.Batch]:
+    settings = {"batch_size": 2, "num_workers": 0, "num_epochs": 1, "media": NAMES, "tail": "uneven", "layout": "BTHWC"}
+    with streamvid.VideoLoader(root, **settings | options) as loader:
+        yield from loader
+
+
+def numbers(pictures: torch.Tensor, scale: float = 0.5, short_side: int | None = None) -> list[int | None]:
+    read_number = corpus_tool().read_number
+    return [read_number(picture, scale, short_side) for picture in pictures.numpy()]
+
+
+def clip_number(key: str) -> int:
+    return int(key.removeprefix("clip").partition("-")[0])
+
+
+def check_sample(batch: streamvid.Batch, slot: int) -> list[int]:
+    """That all media of a sample are those of its clip, each frame the clip's; the clip's frames."""
+    k = clip_number(batch.sample_keys[slot])
+    shown = numbers(batch.video[slot])
+    frames = [number - 100 * k for number in shown if number is not None]
+    assert len(frames) == NUM_FRAMES and 0 <= frames[0] <= frames[-1] < 24 + k, shown
+    assert numbers(batch.media["control"][slot], 1.0) == [CONTROL + 100 * k + frame for frame in frames]
+    edges = batch.media["matte"][slot].float().mean((1, 2, 3)) / 255 * (24 + k) - 1
+    assert torch.allclose(edges, torch.tensor(frames, dtype=torch.float32), atol=0.3), (edges, frames)
+    present = batch.media_present["reference"][slot].tolist()
+    assert present == [item < k % 3 for item in range(2)]
+    references = batch.media["reference"][slot]
+    for item, there in enumerate(present):
+        expected = [100 * k + REFERENCE + item] if there else [None]
+        assert numbers(references[item], 0.6, 120) == expected
+        assert there or references[item].max() == 0
+    return frames
+
+
+@pytest.mark.parametrize("name", ["copy", "resampled", "native", "native-16"])
+def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) -> None:
+    """SAMPLE-1, SAMPLE-2: whichever window is drawn; DIFFSYNTH row 3 (several media), row 4 (lists of images)."""
+    windows = set()
+    for epoch in range(3):
+        with streamvid.VideoLoader(
+            roots[name], batch_size=2, num_workers=0, media=NAMES, layout="BTHWC", tail="uneven"
+        ) as loader:
+            loader.set_epoch(epoch)
+            for batch in loader:
+                assert tuple(batch.media["control"].shape) == tuple(batch.video.shape)
+                assert tuple(batch.media["matte"].shape) == (*batch.video.shape[:-1], 1)
+                assert tuple(batch.media["reference"].shape) == (len(batch.text), 2, 1, 64, 96, 3)
+                for slot, key in enumerate(batch.sample_keys):
+                    windows.add((key, *check_sample(batch, slot)))
+    assert len(windows) > NUM_CLIPS  # not one window a clip: they are drawn
+
+
+@pytest.mark.parametrize("temporal", ["head", "middle", "uniform", "chunk", "opensora"])
+@pytest.mark.parametrize("name", ["copy", "resampled"])
+def test_however_frames_are_chosen(roots: dict[str, Path], name: str, temporal: str) -> None:
+    """SAMPLE-2: even where two frames are as near to a time: the clip's choice is the medium's."""
+    found = [check_sample(batch, slot) for batch in batches(roots[name], temporal=temporal) for slot in range(2)]
+    assert len(found) == NUM_CLIPS
+
+
+def test_random_intervals(roots: dict[str, Path]) -> None:
+    found = [check_sample(batch, slot) for batch in batches(roots["copy"], max_interval=3) for slot in range(2)]
+    assert {frames[1] - frames[0] for frames in found} > {1}
+
+
+def deliveries(root: Any, **options: Any) -> dict[str, str]:
+    """Key → digest of all media of its delivery."""
+    found = {}
+    for batch in batches(root, **options):
+        for slot, key in enumerate(batch.sample_keys):
+            parts = [batch.video[slot], *(batch.media[name][slot] for name in NAMES)]
+            parts += [batch.media_present[name][slot] for name in NAMES]
+            found[key] = hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in parts)).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("name", ["copy", "native"])
+def test_ranks_workers_and_batch_sizes_change_nothing(roots: dict[str, Path], name: str) -> None:
+    """SAMPLE-1: the same seed, key and visit is the same media."""
+    alone = deliveries(roots[name])
+    assert len(alone) == NUM_CLIPS
+    shared: dict[str, str] = {}
+    for rank in range(2):
+        mine = deliveries(roots[name], world=World(rank, 2), num_workers=2, batch_size=1)
+        assert not shared.keys() & mine.keys()
+        shared |= mine
+    assert shared == alone
+
+
+def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
+    """PLAN-5, SAMPLE-1."""
+
+    def digests(loader: streamvid.VideoLoader, stop: int | None = None) -> list[tuple[list[str], str]]:
+        found = []
+        for number, batch in enumerate(loader, 1):
+            control = batch.media["control"].contiguous().numpy().tobytes()
+            found.append((batch.sample_keys, hashlib.sha256(control).hexdigest()))
+            if number == stop:
+                break
+        return found
+
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "num_epochs": 2, "media": ("control",)}
+    with streamvid.VideoLoader(roots["copy"], **options) as loader:
+        whole = digests(loader)
+    with streamvid.VideoLoader(roots["copy"], **options) as loader:
+        first = digests(loader, 2)
+        state = loader.state_dict()
+    with streamvid.VideoLoader(roots["copy"], **options | {"num_workers": 1}) as loader:
+        loader.load_state_dict(state)
+        assert first + digests(loader) == whole
+
+
+@pytest.mark.parametrize("name", ["copy", "native"])
+def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> None:
+    """YUV-1: media too, and what a sample has not stays black; in every layout."""
+    exact = {key: batch for batch in batches(roots[name], accuracy="exact", batch_size=1) for key in batch.sample_keys}
+    exact = {key: batch.clone() for key, batch in exact.items()}
+    for batch in batches(roots[name], pixels="yuv420p", batch_size=1, layout="BCTHW"):
+        (key,) = batch.sample_keys
+        for medium, axes in (
+            ("control", (0, 2, 3, 4, 1)),
+            ("matte", (0, 2, 3, 4, 1)),
+            ("reference", (0, 1, 3, 4, 5, 2)),
+        ):
+            mine, theirs = batch.media[medium].permute(axes).double(), exact[key].media[medium].double()
+            assert mine.shape == theirs.shape
+            assert float(((mine - theirs) ** 2).mean()) < 40, medium
+        assert batch.media["reference"][0, 1].max() == 0 or batch.media_present["reference"][0, 1]
+
+
+def test_a_batch_with_media_is_a_batch(roots: dict[str, Path]) -> None:
+    """BATCH-1: it moves, is cloned, pickled and normalised as a whole, and outlives its place in the ring."""
+    kept = []
+    for batch in batches(roots["copy"], layout="BCTHW"):
+        own = batch.clone()
+        for other in (own, pickle.loads(pickle.dumps(own)), batch.to("cpu")):
+            for name in NAMES:
+                assert torch.equal(other.media[name], batch.media[name])
+                assert torch.equal(other.media_present[name], batch.media_present[name])
+        low = batch.normalized(torch.float32, medium="reference")
+        assert low.shape == batch.media["reference"].shape and low.is_contiguous()
+        expected = batch.media["reference"].double() / 127.5 - 1
+        assert torch.allclose(low.double(), expected, atol=1e-6)
+        kept.append((batch.media["control"], own.media["control"]))
+        assert set(batch.media) == set(NAMES) and len(batch.media) == 3
+    assert all(torch.equal(ring, clone) for ring, clone in kept)
+    (moved, *_) = batches(roots["copy"], device="cpu")
+    assert moved.media["control"].device.type == "cpu"
+
+
+def test_memory_is_counted(roots: dict[str, Path]) -> None:
+    """The ring has room for media, so that a loader with the least of it goes on and on."""
+    options: dict[str, Any] = {"batch_size": 6, "prefetch_bytes": 0, "num_workers": 0, "tail": "drop"}
+    with streamvid.VideoLoader(roots["copy"], **options) as plain:
+        without = plain.ring_bytes
+    with streamvid.VideoLoader(roots["copy"], **options, media=NAMES, num_epochs=4) as loader:
+        pictures = 6 * (2 * NUM_FRAMES + 2)
+        assert loader.ring_bytes - without >= 3 * pictures * 96 * 64 * 3
+        assert sum(1 for _ in loader) == 4
+
+
+def damage(root: Path, key: str, name: str) -> None:
+    """Change one byte of a medium of a sample where it is stored."""
+    dataset = open_dataset(root)
+    for info in dataset.shards:
+        for row in dataset.samples(info).to_pylist():
+            if row["key"].startswith(key):
+                item = row[f"media.{name}"][0]
+                path = root / info.path
+                data = bytearray(path.read_bytes())
+                data[item["offset"] + item["num_bytes"] // 2] ^= 1
+                path.write_bytes(data)
+                return
+    raise AssertionError(key)
+
+
+@pytest.mark.parametrize("medium", ["control", "matte", "reference"])
+def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Path, medium: str) -> None:
+    """BAD-1: clip, media, key and caption are the substitute's; without that medium the sample is good."""
+    root = tmp_path / "dataset"
+    shard(source, root, ShardOptions(**OPTIONS))
+    damage(root, "clip4", medium)
+    assert len(deliveries_without(root, medium)) == NUM_CLIPS
+    settings: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "media": NAMES, "layout": "BTHWC", "tail": "uneven"}
+    with streamvid.VideoLoader(root, **settings, max_bad_fraction=0.5) as loader:
+        seen = []
+        for batch in loader:
+            for slot, key in enumerate(batch.sample_keys):
+                check_sample(batch, slot)
+                assert batch.text[slot] == f"clip {clip_number(key)}"
+                seen.append((clip_number(key), bool(batch.is_repeat[slot])))
+        (record,) = loader.substituted
+    assert record.key.startswith("clip4") and medium in record.reason
+    assert sorted(k for k, is_repeat in seen if not is_repeat) == [0, 1, 2, 3, 5]
+    assert sum(is_repeat for _, is_repeat in seen) == 1
+    assert loader.stats().num_substituted == 1
+
+
+def deliveries_without(root: Path, medium: str) -> set[str]:
+    names = tuple(name for name in NAMES if name != medium)
+    return {key for batch in batches(root, media=names) for key in batch.sample_keys}
+
+
+def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
+    """BAD-1: right bytes, as far as a checksum can tell; with and without workers."""
+    rows = make_rows(tmp_path, 4)
+    control = numbered(frames_of("carphone_pristine", WIDTH, HEIGHT, 26), CONTROL)
+    data = bytearray(clip_of(control))
+    for place in range(data.find(b"mdat") + 6000, data.find(b"moov") - 2000, 97):  # not in the first key frame
+        data[place] ^= 0x55
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    rows[2]["control_video"] = "damaged.mp4"
+    options = OPTIONS | {"media_columns": {"control": "control_video"}}
+    report = shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**options))
+    if report.num_samples < 4:
+        pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
+    for num_workers in (0, 1):
+        with streamvid.VideoLoader(
+            tmp_path / "dataset", batch_size=2, num_workers=num_workers, media=("control",), temporal="uniform",
+            max_bad_fraction=0.5,
+        ) as loader:  # fmt: skip
+            keys = [key for batch in loader for key in batch.sample_keys]
+            assert "control" in loader.substituted[0].reason
+        assert sorted({clip_number(key) for key in keys}) == [0, 1, 3]
+
+
+def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
+    """The drawn part of the picture is the medium's too, though the clip is turned; and where the medium is smaller, to
+    two of its own pixels."""
+    frames = numbered(frames_of("bikes", WIDTH, HEIGHT, 16), 0)
+    small = frames.reshape(16, HEIGHT // 2, 2, WIDTH // 2, 2, 3).mean((2, 4)).astype(np.uint8)
+    for name, pictures in (("plain", frames), ("same", frames), ("small", small)):
+        (tmp_path / f"{name}.mkv").write_bytes(clip_of(pictures, "matroska", options={"crf": "8"}))
+    rows = [
+        {"path": path, "caption": "", "same": "same.mkv", "small": "small.mkv"}
+        for path in ("plain.mkv", turned(tmp_path, frames).name)
+    ]
+    options: dict[str, Any] = {"buckets": parse_buckets("32x32@9"), "workers": 1}
+    options["media_columns"] = {"same": "same", "small": "small"}
+    shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**options))
+    parts: set[bytes] = set()
+    for spatial, scale in (("random_crop", None), ("rand_size_crop", (0.4, 0.8)), ("resize_crop", None)):
+        for epoch in range(4):
+            with streamvid.VideoLoader(
+                tmp_path / "dataset", batch_size=2, num_workers=0, media=("same", "small"), spatial=spatial,
+                spatial_scale=scale, temporal="head", accuracy="exact",
+            ) as loader:  # fmt: skip
+                loader.set_epoch(epoch)
+                (batch,) = loader
+            video, same, small_one = (x.double() for x in (batch.video, batch.media["same"], batch.media["small"]))
+            assert (((video - same) ** 2).mean((1, 2, 3, 4)) < 30).all(), spatial
+            shifts = [((video - small_one.roll(shift, 4)) ** 2).mean((1, 2, 3, 4)) for shift in (0, 5, -5)]
+            assert (shifts[0] < shifts[1]).all() and (shifts[0] < shifts[2]).all(), (spatial, shifts)
+            parts |= {video[slot].numpy().tobytes() for slot in range(2)}
+    assert len(parts) >= 14  # the parts differ
+
+
+def test_uneven_frame_rates(tmp_path: Path) -> None:
+    """SAMPLE-2: a control video whose times are rounded otherwise shows the frames that the clip shows."""
+    steps = [40, 10, 70, 40, 33, 55, 21, 90, 40, 40, 5, 75, 40, 40, 120, 40, 40, 17, 63, 40]
+    ticks = [sum(steps[:i]) for i in range(len(steps))]
+    count = len(ticks)
+    clip = numbered(frames_of("bikes", WIDTH, HEIGHT, count), 0)
+    control = numbered(frames_of("carphone_pristine", WIDTH // 2, HEIGHT // 2, count), CONTROL)
+    (tmp_path / "clip0.mp4").write_bytes(uneven_clip(clip, "mp4", [tick * 90 for tick in ticks], 90000))
+    (tmp_path / "control.mkv").write_bytes(uneven_clip(control, "matroska", ticks))
+    rows = [{"path": "clip0.mp4", "caption": "", "control": "control.mkv"}]
+    for number, options in enumerate(({}, {"fps": 25}, {"fps": 12.5, "clips": "native"})):
+        root = tmp_path / f"dataset{number}"
+        given: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, **options}
+        shard(write_rows(tmp_path, rows), root, ShardOptions(**given, media_columns={"control": "control"}))
+        for temporal in ("random", "uniform"):
+            (batch,) = batches(root, media=("control",), batch_size=1, temporal=temporal)
+            shown = numbers(batch.video[0])
+            assert None not in shown
+            assert numbers(batch.media["control"][0], 1.0) == [
+                CONTROL + number for number in shown if number is not None
+            ]
+
+
+def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
+    """Errors name the medium and what there is."""
+    for media, message in (
+        (("depth",), "'depth' is not in the dataset.*it has control, matte, reference"),
+        ("control", "a list of names"),
+        (("control", "control"), "twice"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            streamvid.VideoLoader(roots["copy"], batch_size=2, media=media)
+    with pytest.raises(ConfigError, match="decode=False leaves nothing for media"):
+        streamvid.VideoLoader(roots["copy"], batch_size=2, media=("control",), decode=False)
+    plain = tmp_path / "plain"
+    shard(source, plain, ShardOptions(**OPTIONS | {"media_columns": {}}))
+    with pytest.raises(ConfigError, match="it has none"):
+        streamvid.VideoLoader([roots["copy"], plain], batch_size=2, media=("control",))
+    other = tmp_path / "other"
+    shard(source, other, ShardOptions(**OPTIONS | {"media_columns": {"control": "matte"}}))
+    with streamvid.VideoLoader([roots["copy"], other], batch_size=2, media=("control",)) as loader:
+        assert len(next(iter(loader)).media["control"]) == 2
+    shard(source, tmp_path / "mask", ShardOptions(**OPTIONS | {"media_columns": {"mask:control": "matte"}}))
+    with pytest.raises(ConfigError, match="a video in .* and a video and a mask in"):
+        streamvid.VideoLoader([roots["copy"], tmp_path / "mask"], batch_size=2, media=("control",))
+
+
+def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
+    """Lists of a mix are as long as the longest of its datasets."""
+    rows = make_rows(tmp_path, 3)[:2]
+    shard(write_rows(tmp_path, rows), tmp_path / "few", ShardOptions(**OPTIONS))
+    lengths = {
+        open_dataset(root).manifest.media["reference"]["max_items"] for root in (tmp_path / "few", roots["copy"])
+    }
+    assert lengths == {1, 2}
+    for batch in batches([tmp_path / "few", roots["copy"]], batch_size=4):
+        assert batch.media["reference"].shape[1] == 2
+        for slot in range(len(batch.sample_keys)):
+            check_sample(batch, slot)
+
+
+def test_stills_have_media(tmp_path: Path) -> None:
+    """An image whose control is an image, beside clips whose control is a video; both kinds are T frames of the bucket."""
+    rows = make_rows(tmp_path, 2)
+    for row in rows[1:]:
+        for name, frames in (
+            ("path", numbered(frames_of("bikes", WIDTH, HEIGHT, 1), 100)),
+            ("control_video", numbered(frames_of("carphone_pristine", WIDTH // 2, HEIGHT // 2, 1), CONTROL + 100)),
+            ("matte", matte_of(1)),
+        ):
+            row[name] = f"clip1-{name}.png"
+            (tmp_path / row[name]).write_bytes(png_of(frames[0]))
+    buckets = parse_buckets("96x64@9,96x64@1")
+    shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**OPTIONS | {"buckets": buckets}))
+    seen = {}
+    for batch in batches(tmp_path / "dataset", batch_size=1):
+        seen[batch.bucket.num_frames] = batch
+        assert tuple(batch.media["control"].shape) == tuple(batch.video.shape)
+        shown = numbers(batch.video[0])
+        assert numbers(batch.media["control"][0], 1.0) == [CONTROL + (number or 0) for number in shown]
+    assert set(seen) == {1, 9}
