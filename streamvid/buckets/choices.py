@@ -72,6 +72,8 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
             if taken := tried * keep.accept:
                 found[bucket] = found.get(bucket, Fraction(0)) + taken
             leaving += tried - taken
+            if not here:  # shorter ones are asked for nothing
+                break
         arriving = here + leaving
         if not arriving:
             break
