@@ -52,7 +52,11 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> dic
 
 def _fields(result: Any, num_samples: int, pad: object) -> dict[str, Any]:
     if isinstance(result, Mapping):
-        named = {_NAMES.get(name, f"text_{name}"): value for name, value in result.items() if value is not None}
+        given = {name: value for name, value in result.items() if value is not None}
+        named = {_NAMES.get(name, f"text_{name}"): value for name, value in given.items()}
+        if len(named) < len(given):
+            twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
+            raise ValueError(f"gave {twice} twice, of {', '.join(map(str, given))}; leave one of them out")
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}
         if all(hasattr(one, "attention_mask") for one in result):

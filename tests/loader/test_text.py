@@ -1,0 +1,477 @@
+"""The texts of batches: which caption, in which template, as tokens; datasets of texts alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+import streamvid
+from streamvid.buckets import parse_buckets
+from streamvid.errors import ConfigError, LoaderError
+from streamvid.loader.template import parse_template
+from tests.clips import encode, frames_of
+from tests.loader.conftest import SMALL, build_dataset
+
+DatasetConfig, World = streamvid.DatasetConfig, streamvid.World
+STANDARD_DEVIATIONS = 4.9  # two-sided, alpha = 1e-6
+NUM_PROMPTS = 60
+
+
+def prompts() -> Iterator[dict[str, Any]]:
+    """Weighted captions, two more columns of which one or both are missing, and numbers."""
+    for i in range(NUM_PROMPTS):
+        yield {
+            "caption": [{"text": f"{i} one", "weight": 3}, {"text": f"{i} two"}, {"text": f"{i} none", "weight": 0}],
+            "short": f"{i} short" if i % 3 else None, "long": f"{i} long" if i % 2 else "",
+            "aes": 5.5 if i % 4 else None, "motion": 10.0, "year": 2000 + i, "camera": "pan left", "is_new": i % 2 == 0,
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of texts, which costs a loader next to nothing."""
+    root = tmp_path_factory.mktemp("texts")
+    (root / "p.jsonl").write_text("\n".join(map(json.dumps, prompts())))
+    streamvid.shard(root / "p.jsonl", root / "ds", streamvid.ShardOptions(clips="text", shard_size_bytes=40_000))
+    return root / "ds"
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clips of 30 frames a second that are read at 24 at most, so at 15; and a still. Some have no score."""
+    root = tmp_path_factory.mktemp("scored")
+    frames = frames_of("bikes", 96, 64, 30)
+    (root / "a.mp4").write_bytes(encode(frames, fps=30))
+    (root / "b.mp4").write_bytes(encode(frames[4:26], fps=30))
+    still = encode(frames[:1], codec="mjpeg", container="image2pipe", options={"strict": "-1"})
+    (root / "c.jpg").write_bytes(still)
+    rows = [
+        {"path": "a.mp4", "caption": "a street", "aes": 5.5, "motion": 10.0, "score": 3.6, "camera": "pan left"},
+        {"path": "b.mp4", "caption": "a lane", "aes": None, "motion": 2.0, "score": None, "camera": None},
+        {"path": "c.jpg", "caption": "a still", "aes": 4.25, "motion": None, "score": 4.4, "camera": None},
+    ]
+    (root / "metadata.json").write_text(json.dumps(rows))
+    options = streamvid.ShardOptions(buckets=parse_buckets("96x64@9,96x64@1"), fps=24, fps_rule="cap", workers=1)
+    streamvid.shard(root, root / "ds", options)
+    return root / "ds"
+
+
+def loader_of(dataset: Any, rank: int = 0, num_ranks: int = 1, **options: Any) -> streamvid.VideoLoader:
+    given_options = {"batch_size": 4, "num_workers": 0, "tail": "shrink", **options}
+    return streamvid.VideoLoader(dataset, world=World(rank, num_ranks), **given_options)
+
+
+def delivered(dataset: Any, num_ranks: int = 1, **options: Any) -> dict[tuple[int, str], str]:
+    """(epoch, key) → text, of all ranks and epochs; repeats left out."""
+    found: dict[tuple[int, str], str] = {}
+    for rank in range(num_ranks):
+        with loader_of(dataset, rank, num_ranks, **options) as loader:
+            for batch in loader:
+                for key, text, again in zip(batch.sample_keys, batch.text, batch.is_repeat.tolist(), strict=True):
+                    if not again:
+                        assert found.setdefault((loader.epoch, key), text) == text
+    return found
+
+
+def column(dataset: Any, name: str) -> dict[str, Any]:
+    """key → value, from the index."""
+    table = streamvid.open_dataset(dataset).samples_table()
+    return dict(zip(table.column("key").to_pylist(), table.column(name).to_pylist(), strict=True))
+
+
+def assert_share(hits: int, total: int, share: float) -> None:
+    assert abs(hits - total * share) <= STANDARD_DEVIATIONS * math.sqrt(total * share * (1 - share)), (hits, total)
+
+
+ALL_DRAWS = {
+    "caption_column": {"text": 2, "short": 1, "long": 1}, "caption_dropout": 0.2, "caption_part_dropout": 0.3,
+    "caption_template": "{text}{? A {aes:.1f}}{? M {motion:.0f}}", "caption_prefix": "sks ",
+}  # fmt: skip
+
+
+def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
+    """SAMPLE-1: columns, captions, parts and drops together, over ranks, batch sizes, shuffles and epochs."""
+    config = DatasetConfig(texts, **ALL_DRAWS)
+    first = delivered(config, num_epochs=3)
+    assert len(first) == 3 * NUM_PROMPTS
+    assert delivered(config, num_ranks=3, num_epochs=3, batch_size=7) == first
+    assert delivered(config, num_epochs=3, batch_size=1, shuffle="none", order="largest-first") == first
+    assert delivered(config, num_epochs=3, seed=1) != first
+    by_epoch = [{key: text for (epoch, key), text in first.items() if epoch == number} for number in range(3)]
+    assert all(a != b for a, b in itertools.combinations(by_epoch, 2))
+
+
+def test_texts_go_on_after_a_resume_with_other_ranks(texts: Path) -> None:
+    """SAMPLE-1, PLAN-5: a dataset of texts, stopped twice, gives each text that an undisturbed run gives."""
+    config = DatasetConfig(texts, **ALL_DRAWS)
+    whole, seen, state = delivered(config, num_epochs=2), {}, None
+    for num_ranks, steps in ((1, 5), (3, 4), (2, 10**6)):
+        states = []
+        for rank in range(num_ranks):
+            with loader_of(config, rank, num_ranks, num_epochs=2) as loader:
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                for number, batch in enumerate(loader, 1):
+                    again = batch.is_repeat.tolist()
+                    rows = zip(batch.sample_keys, batch.text, again, strict=True)
+                    for key, text in ((key, text) for key, text, is_again in rows if not is_again):
+                        assert (loader.epoch, key) not in seen
+                        seen[loader.epoch, key] = text
+                    if number == steps:
+                        break
+                states.append(loader.state_dict())
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert seen == whole
+
+
+def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:
+    """SAMPLE-1: as without, and with clips that are not decoded."""
+    config = DatasetConfig(scored, caption_template="{text}{? {fps:d}}", caption_part_dropout=0.5, caption_dropout=0.3)
+    first = delivered(config, num_epochs=6, batch_size=1)
+    assert len(set(first.values())) > 4
+    assert delivered(config, num_epochs=6, batch_size=1, num_workers=2) == first
+    assert delivered(config, num_epochs=6, batch_size=1, decode=False) == first
+
+
+def test_captions_are_drawn_by_their_weights(texts: Path) -> None:
+    """Frequencies at alpha = 1e-6; weight 0 never; "first" is the first."""
+    found = delivered(texts, num_epochs=50, batch_size=20)
+    kinds = Counter(text.split()[1] for text in found.values())
+    assert set(kinds) == {"one", "two"} and sum(kinds.values()) == 50 * NUM_PROMPTS
+    assert_share(kinds["one"], 50 * NUM_PROMPTS, 0.75)
+    by_key: dict[str, set[str]] = defaultdict(set)
+    for (_, key), text in found.items():
+        by_key[key].add(text)
+    assert all(len({text.split()[0] for text in several}) == 1 for several in by_key.values())
+    first = delivered(DatasetConfig(texts, caption_choice="first"), num_epochs=2)
+    assert {text.split()[1] for text in first.values()} == {"one"}
+
+
+def test_columns_are_drawn_by_the_weights_of_those_that_are_there(texts: Path) -> None:
+    """Frequencies at alpha = 1e-6; a sample without a column has the others by their own weights."""
+    config = DatasetConfig(texts, caption_column={"short": 1, "long": 3})
+    counts: dict[tuple[bool, bool], Counter[str]] = defaultdict(Counter)
+    shorts, longs = column(texts, "user.short"), column(texts, "user.long")
+    for (_, key), text in delivered(config, num_epochs=50, batch_size=20).items():
+        counts[bool(shorts[key]), bool(longs[key])][text.partition(" ")[2]] += 1
+    assert set(counts[False, False]) == {""} and set(counts[True, False]) == {"short"}
+    assert set(counts[False, True]) == {"long"} and set(counts[True, True]) == {"short", "long"}
+    both = counts[True, True]
+    assert_share(both["long"], sum(both.values()), 0.75)
+    first = delivered(DatasetConfig(texts, caption_column={"long": 3, "short": 1}, caption_choice="first"))
+    assert all(text == (longs[key] or shorts[key] or "") for (_, key), text in first.items())
+
+
+def test_parts_and_texts_are_dropped_as_often_as_asked(texts: Path) -> None:
+    """Frequencies at alpha = 1e-6, and each part on its own."""
+    config = DatasetConfig(
+        texts, caption_template="t{? {motion:.0f}}{? {camera}}", caption_dropout=0.1, caption_part_dropout=0.3
+    )
+    kinds = Counter(delivered(config, num_epochs=50, batch_size=20).values())
+    total = 50 * NUM_PROMPTS
+    assert set(kinds) == {"", "t", "t 10", "t pan left", "t 10 pan left"}
+    shares = {"": 0.1, "t": 0.9 * 0.09, "t 10": 0.9 * 0.21, "t pan left": 0.9 * 0.21, "t 10 pan left": 0.9 * 0.49}
+    for text, share in shares.items():
+        assert_share(kinds[text], total, share)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            "{text}{? {fps:d} FPS}{?, {score:.0f} motion score.}",
+            ["a street 15 FPS, 4 motion score.", "a lane 15 FPS", "a still, 4 motion score."],
+        ),
+        (
+            "{text}{? [aesthetic score: {aes}, motion score: {motion}]}",
+            ["a street [aesthetic score: 5.5, motion score: 10.0]", "a lane", "a still"],
+        ),
+        (
+            "{text}.{? [{? aesthetic score: {aes:.1f}}{? motion score: {motion:.1f}} ]{camera}}",
+            ["a street. [ aesthetic score: 5.5 motion score: 10.0 ]pan left", "a lane.", "a still."],
+        ),
+        ("{text}{? Camera motion: {camera}.}", ["a street Camera motion: pan left.", "a lane", "a still"]),
+        ("{text} {fps:.2f} {{4K}}", ["a street 15.00 {4K}", "a lane 15.00 {4K}", "a still"]),
+        ("{text} {score:+06.2f} {score:d} {score:.0%}", ["a street +03.60 3 360%", "a lane", "a still +04.40 4 440%"]),
+    ],
+)
+def test_templates_give_exactly_these_texts(scored: Path, template: str, expected: list[str]) -> None:
+    """Open-Sora's rows 26 and 27 on batches as delivered: the rate is the batch's, what is missing vanishes."""
+    config = DatasetConfig(scored, caption_template=template, caption_prefix="sks ")
+    found = {}
+    with loader_of(config, batch_size=1) as loader:
+        for batch in loader:
+            found[batch.sample_keys[0][0]] = batch.text[0]
+            assert batch.bucket.is_image or batch.fps.tolist() == [15.0]
+    assert [found[name] for name in "abc"] == [f"sks {text}" for text in expected]
+
+
+def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
+    found = delivered(DatasetConfig(texts, caption_template="{year} {year:,d} {is_new}", caption_choice="first"))
+    years, new = column(texts, "user.year"), column(texts, "user.is_new")
+    assert all(text == f"{years[key]} {years[key]:,d} {new[key]}" for (_, key), text in found.items())
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{text.__class__}", r"column 1: 'text.__class__' is no name of a column; nothing of a value can be taken out"),
+        ("{text[0]}", "is no name of a column"),
+        ("{text!r}", "is no name of a column"),
+        ("a {}", "column 3: '' is no name"),
+        ("{text:{aes}}", "the format '{aes' is not allowed"),
+        ("{aes:.1000f}", "the format '.1000f' is not allowed; numbers are written as {aes:.1f} or {aes:d}"),
+        ("{aes:>999999}", "is not allowed"),
+        ("{aes:.1d}", "is not allowed"),
+        ("{aes:n}", "is not allowed"),
+        ("{aes:}", "is not allowed"),
+        ("{text", "a brace that is never closed; write '{{'"),
+        ("text}", "column 5: a brace that closes nothing"),
+        ("{text}{? {aes}", "column 9: a part that is never closed"),
+        ("{text}{? more}", "the part that ends here names no column"),
+        ("no column", "names no column: write the caption as {text}"),
+        ("{?" * 9 + "{aes}" + "}" * 9, "parts lie more than 8 deep"),
+        ("{text}" * 1000, "at most 4096 characters"),
+        ("{text} {aesthetc}", "caption_template: 'aesthetc' is not in the dataset"),
+        ("{text} {camera:.1f}", "{camera:.1f} writes a number, and 'camera' is string; write {camera}"),
+        ("{text:d}", "'text' is a text"),
+        ("{clip_sha256}", "'clip_sha256' holds fixed_size_binary"),
+    ],
+)
+def test_templates_that_cannot_be_are_refused_at_once(texts: Path, template: str, message: str) -> None:
+    """SAFE-1: nothing of a value is reached into, and no width takes memory."""
+    with pytest.raises(ConfigError) as told:
+        loader_of(DatasetConfig(texts, caption_template=template))
+    assert all(part in str(told.value) for part in message.split(r"\.\*"))
+
+
+@given(st.text("{}?:.[]!abc01fd% ", max_size=30))
+def test_any_template_is_refused_or_gives_a_text(template: str) -> None:
+    """SAFE-1."""
+    try:
+        parsed = parse_template(template)
+    except ConfigError:
+        return
+    for value in (None, "", "x", 1.5, 3, True, float("nan"), float("inf"), -(10**30)):
+        written = parsed.written({field.name: value for field in parsed.fields()}, lambda part: part % 2 == 0)
+        assert written is None or (isinstance(written, str) and len(written) < 4000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"caption_column": "txet"}, "caption_column: 'txet' is not in the dataset at .*text"),
+        ({"caption_column": "year"}, "caption_column: 'year' of .* holds int64, not text; texts are in text, short"),
+        ({"caption_column": {"short": 1, "aes": 1}}, "'aes' of .* holds double, not text.*caption_template='{aes}'"),
+        ({"caption_column": {}}, "expected a column's name, or weights above 0 by column"),
+        ({"caption_column": {"short": 0}}, "weights above 0 by column"),
+        ({"caption_column": 3}, "expected a column's name"),
+        ({"caption_choice": "last"}, "caption_choice='last'; allowed are draw, first"),
+        ({"caption_part_dropout": 0.5}, "needs a caption_template with parts"),
+        ({"caption_part_dropout": 2, "caption_template": "{text}"}, "allowed are probabilities from 0 to 1"),
+        ({"caption_prefix": 3}, "caption_prefix=3: expected a text"),
+    ],
+)
+def test_wrong_columns_and_values_are_refused_at_once(texts: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        loader_of(DatasetConfig(texts, **fields))
+
+
+# Tokens.
+
+
+class Counted:
+    """A tokenizer of words' lengths that keeps what it was called with."""
+
+    pad_token_id = 99
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def __call__(self, texts: list[str]) -> Any:
+        self.calls.append(list(texts))
+        return [[len(word) for word in text.split()] for text in texts]
+
+
+def test_tokens_are_padded_with_a_mask_once_a_batch(texts: Path) -> None:
+    """A plain function: int64 (B, L) and bool (B, L), and one call for each batch that is delivered."""
+    tokenizer, batches = Counted(), []
+    config = DatasetConfig(texts, caption_template="{text}{? {aes:.1f} aesthetic}", caption_dropout=0.2)
+    with loader_of(config, tokenizer=tokenizer, batch_size=8) as loader:
+        for batch in loader:
+            batches.append(batch.text)
+            assert (batch.text_tokens.dtype, batch.text_mask.dtype) == (torch.int64, torch.bool)
+            assert batch.text_tokens.shape == batch.text_mask.shape
+            for text, tokens, mask in zip(batch.text, batch.text_tokens, batch.text_mask, strict=True):
+                words = [len(word) for word in text.split()]
+                assert tokens[mask].tolist() == words and mask.tolist() == [True] * len(words) + [False] * (
+                    len(mask) - len(words)
+                )
+                assert set(tokens[~mask].tolist()) <= {99}
+    assert tokenizer.calls == batches
+
+
+def test_tokens_are_the_same_over_ranks_and_after_a_resume(texts: Path) -> None:
+    """SAMPLE-1: a batch's tokens hang on its texts, and move and copy with it."""
+    config = DatasetConfig(texts, **ALL_DRAWS)
+
+    def told(loader: streamvid.VideoLoader) -> Iterator[tuple[str, list[int]]]:
+        for batch in loader:
+            copied = batch.to("cpu").clone()
+            assert torch.equal(copied.text_tokens, batch.text_tokens)
+            for key, tokens, mask in zip(copied.sample_keys, copied.text_tokens, copied.text_mask, strict=True):
+                yield key, tokens[mask].tolist()
+
+    with loader_of(config, tokenizer=Counted(), tail="uneven") as loader:
+        whole = dict(told(loader))
+    found: dict[str, list[int]] = {}
+    for rank in range(3):
+        with loader_of(config, rank, 3, tokenizer=Counted(), tail="uneven", batch_size=5) as loader:
+            found |= dict(told(loader))
+    assert found == whole and len(whole) == NUM_PROMPTS
+
+
+def trained(captions: Sequence[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(captions, trainers.WordLevelTrainer(special_tokens=["[PAD]", "[UNK]"]))
+    return tokenizer
+
+
+def test_a_real_tokenizer(texts: Path) -> None:
+    """Hugging Face's: its encodings as they are, padded by it to one length or ragged, and as a mapping."""
+    vocabulary = trained([row["caption"][0]["text"] for row in prompts()])
+
+    def as_mapping(batch: list[str]) -> dict[str, Any]:
+        encoded = vocabulary.encode_batch(batch)
+        return {
+            "input_ids": np.array([one.ids for one in encoded], np.int32),
+            "attention_mask": torch.tensor([one.attention_mask for one in encoded]),
+            "token_type_ids": [one.type_ids for one in encoded], "words": [one.tokens[0] for one in encoded],
+            "overflowing": None,
+        }  # fmt: skip
+
+    ragged = {}
+    with loader_of(texts, tokenizer=vocabulary.encode_batch) as loader:
+        for batch in loader:
+            for key, text, tokens, mask in zip(
+                batch.sample_keys, batch.text, batch.text_tokens, batch.text_mask, strict=True
+            ):
+                assert tokens[mask].tolist() == vocabulary.encode(text).ids
+                ragged[key] = tokens[mask].tolist()
+    vocabulary.enable_padding(length=7)
+    with loader_of(texts, tokenizer=as_mapping) as loader:
+        for batch in loader:
+            assert batch.text_tokens.shape == batch.text_mask.shape == (len(batch.text), 7)
+            assert batch.text_tokens.dtype == torch.int64 and batch.text_mask.dtype == torch.bool
+            assert batch.text_token_type_ids.shape == (len(batch.text), 7) and "text_overflowing" not in batch
+            assert batch.text_words == [text.split()[0] for text in batch.text]
+            for key, tokens, mask in zip(batch.sample_keys, batch.text_tokens, batch.text_mask, strict=True):
+                assert tokens[mask].tolist() == ragged[key]
+
+
+def test_tokens_beside_video(tmp_path: Path) -> None:
+    """Beside frames and beside stored clips; tokens of text alone that are already (B, L) have a mask of all."""
+    root = build_dataset(tmp_path, {SMALL: [4]})
+    for options in ({}, {"decode": False}):
+        loader = loader_of(root, tokenizer=lambda texts: torch.ones(len(texts), 3), batch_size=2, **options)
+        with loader, pytest.raises(LoaderError, match="gave text_tokens of type torch.float32; give integers"):
+            next(iter(loader))
+        with loader_of(root, tokenizer=lambda texts: np.ones((len(texts), 3), np.uint8), **options) as loader:
+            (batch,) = loader
+            assert batch.text_tokens.tolist() == [[1, 1, 1]] * 4 and bool(batch.text_mask.all())
+            assert ("video" in batch) != bool(options)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda n: [[1]] * (n - 1), "gave 3 of text_tokens for 4 texts"),
+        (lambda n: np.ones((2, 2), np.int64), r"gave text_tokens of shape \(2, 2\) for 4 texts"),
+        (lambda n: None, "gave text_tokens as a NoneType for 4 texts"),
+        (lambda n: ["word"] * n, "gave text_tokens that is no list of lists of integers"),
+        (lambda n: [["word"]] * n, "gave text_tokens that is no list of lists of numbers"),
+        (lambda n: {"input_ids": [[1, 2]] * n, "attention_mask": [[1]] * n}, r"a mask of shape \(4, 1\) for tokens of"),
+        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "gave text_tokens twice"),
+        (lambda n: {"x": np.ones(3)}, r"gave text_x of shape \(3,\) for 4 texts"),
+        (lambda n: 1 // 0, "the tokenizer failed: ZeroDivisionError: .* \\(texts of .*, .* more|texts of"),
+    ],
+)
+def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any], message: str) -> None:
+    """Named with the samples; the state stands where it was, so that the run can go on with a better one."""
+    with loader_of(texts, tokenizer=lambda batch: result(len(batch))) as loader:
+        before = loader.state_dict()
+        with pytest.raises(LoaderError, match=message):
+            next(iter(loader))
+        assert loader.state_dict() == before
+
+
+def test_a_tokenizer_that_cannot_be_called_is_refused(texts: Path) -> None:
+    with pytest.raises(ConfigError, match="tokenizer='t5': expected a function that takes a list of texts"):
+        loader_of(texts, tokenizer="t5")
+    with pytest.raises(ConfigError, match="'text_mask' is what the tokenizer's result is called"):
+        loader_of(texts, tokenizer=len, columns=("text_mask",))
+
+
+# Datasets of texts alone.
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_texts_come_exactly_once_over_all_ranks(texts: Path, num_ranks: int) -> None:
+    """PLAN-2, PLAN-4: as clips do, with columns and a filter, and no picture in the batch."""
+    found: Counter[str] = Counter()
+    lengths = []
+    for rank in range(num_ranks):
+        options: dict[str, Any] = {"batch_size": 3, "columns": ("year",), "where": "motion > 5 and year < 2050"}
+        with loader_of(texts, rank, num_ranks, **options) as loader:
+            lengths.append(len(loader))
+            assert loader.shapes == [] and loader.ring_bytes < 2**21
+            for batch in loader:
+                assert {"video", "clips", "layout"}.isdisjoint(batch) and batch.bucket.is_text
+                assert bool(batch.fps.isnan().all()) and not loader.worker_pids
+                rows = zip(batch.text, batch.year.tolist(), batch.is_repeat.tolist(), strict=True)
+                for text, year, again in rows:
+                    assert int(text.split()[0]) == year - 2000
+                    found[str(int(year))] += not again
+    assert found == {str(2000 + number): 1 for number in range(50)} and len(set(lengths)) == 1
+
+
+def test_texts_and_videos_in_one_loader(texts: Path, tmp_path: Path) -> None:
+    """PLAN-3: each batch is of one kind, each kind with a batch size of its own."""
+    videos = build_dataset(tmp_path, {SMALL: [5, 4]})
+    sizes = {"text": 20, "*": 2}
+    mixed = [DatasetConfig(videos), DatasetConfig(texts, num_repeats=2, caption_prefix="T ")]
+    counts: Counter[str] = Counter()
+    for workers in (0, 1):
+        with loader_of(mixed, batch_size=sizes, tail="drop", num_workers=workers) as loader:
+            for batch in loader:
+                counts[batch.bucket.id] += len(batch.text)
+                assert (len(batch.text) == sizes.get(batch.bucket.id, 2) and "video" in batch) or batch.bucket.is_text
+                assert all(text.startswith("T ") for text in batch.text) == batch.bucket.is_text
+                assert isinstance(batch.digest(), int) and batch.to("cpu").text == batch.text
+    assert counts == {"text": 240, SMALL.id: 16}
+    with pytest.raises(ConfigError, match="counts tokens of videos, and bucket text has none; give batch_size"):
+        loader_of(mixed, batch_size=None, max_tokens_per_batch=1000)
+
+
+def test_texts_are_not_all_read_ahead(tmp_path: Path) -> None:
+    """Memory: a loader of texts holds some batches ready, and not the epoch."""
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": f"p {n}"}) for n in range(800)))
+    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", streamvid.ShardOptions(clips="text", workers=1))
+    with loader_of(tmp_path / "ds", batch_size=2) as loader:
+        for batch in loader:
+            assert loader.stats().queue_depth <= 64 and len(batch.text) == 2
+        assert loader.stats().num_steps == 400
