@@ -203,7 +203,8 @@ class _Columns:
         others = [name for name in metadata.names if name != video]
         asked = metadata.caption_column if options.caption_column is None else options.caption_column
         captions = find_caption_columns(others, asked, options.caption_weight_column)
-        taken = (video, *captions.all, *(medium.column for medium in options.media))
+        of_layout = (metadata.video_column, metadata.caption_column)
+        taken = (video, *captions.all, *of_layout, *(medium.column for medium in options.media))
         rows = [row for row in metadata.rows if isinstance(row, dict)]
         types = {
             name: common_type([cell_value(row.get(name)) for row in rows])

@@ -57,6 +57,8 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
     own: dict[str, str] = {}
     while True:
         block = read(offset, BLOCK_BYTES)
+        if not offset:
+            _check_packed(block)
         if len(block) < BLOCK_BYTES:
             raise Rejected(f"the tar ends at byte {offset + len(block)} without its closing blocks: is it cut short?")
         if not block.strip(b"\0"):
@@ -120,10 +122,13 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
         data = data[length:]
 
 
-def _parse(block: bytes, offset: int) -> _Header:
-    packer = next((name for magic, name in _PACKERS.items() if offset == 0 and block.startswith(magic)), None)
+def _check_packed(block: bytes) -> None:
+    packer = next((name for magic, name in _PACKERS.items() if block.startswith(magic)), None)
     if packer is not None:
         raise Rejected(f"the tar is compressed ({packer}), so that no part of it can be read alone; unpack it first")
+
+
+def _parse(block: bytes, offset: int) -> _Header:
     unsigned = sum(block[:148]) + 8 * 32 + sum(block[156:])
     try:
         stored = int(block[148:156].strip(b"\0 ") or b"0", 8)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamvid.errors import Rejected, SourceError
-from streamvid.sharder.columns import MAX_TEXT_BYTES, check_names
+from streamvid.sharder.columns import CAPTION_COLUMNS, MAX_TEXT_BYTES, check_names
 from streamvid.sharder.folder import IMAGE_EXTENSIONS, is_media_name
 from streamvid.sharder.media import Media, part_path
 from streamvid.sharder.metadata import BadRow, Metadata, Row, cell_text, read_metadata
@@ -68,6 +68,10 @@ def read_tars(place: Place, names: Sequence[str], wanted: Collection[str]) -> tu
     columns = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
     check_names(list(columns), f"source {place.url}")
     has_captions = CAPTION in columns
+    for row in rows:
+        if has_captions and isinstance(row, dict) and CAPTION not in row:
+            # Some have a .txt: those that have none may say it in their JSON.
+            row[CAPTION] = next((row[name] for name in CAPTION_COLUMNS if cell_text(row.get(name))), None)
     if reader.left_out:
         _log.warning("%d further media lie beside the clips in %s and are left out", reader.left_out, place.url)
     members = Members(place.url, reader.where, reader.states)
@@ -86,7 +90,7 @@ class _Reader:
 
     def rows(self, name: str) -> list[Row]:
         tar = self._scan(name)
-        notes = {**self._metas(name)}
+        notes = self._metas(name)
         listed = self._parquet(name)
         rows: list[Row] = []
         for key, sample in tar.samples.items():
