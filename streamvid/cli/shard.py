@@ -88,6 +88,7 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option("--metadata", type=click.Path(), help="CSV, JSON, JSONL or Parquet with a row a video.")
 @click.option("--base-path", type=click.Path(), help="What its relative paths start from.  [default: SOURCE]")
 @click.option("--video-column", metavar="C", help="Its column with paths.  [default: path, video, file_name, …]")
+@click.option("--where", metavar="TEXT", help="Take only rows that meet it, as 'aesthetic > 5 and fps >= 24'.")
 @caption_flags
 @media_flags
 @bucket_flags
@@ -125,6 +126,7 @@ buckets; several are put together. Stopped at any point, the same command goes o
 @click.option(
     "--encode-timeout", type=float, metavar="S", default=14400.0, show_default=True, help="For one clip, in seconds."
 )
+@click.option("--max-clip-bytes", type=ByteSize(), default="2GiB", show_default=True, help="Refuse larger files.")
 @click.option("--val-fraction", default=0.0, show_default=True, help="Share of videos kept for split 'val'.")
 @click.option("--shard-size", type=ByteSize(), default="512MB", show_default=True, help="Bytes a tar aims at.")
 @click.option("--seed", default=0, show_default=True, help="Which shuffle decides what lies beside what.")

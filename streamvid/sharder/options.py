@@ -54,6 +54,10 @@ class ShardOptions:
     media_columns: further media of each sample and the columns that name their files: {"control": "control_video"};
         "reference?" takes rows without one, "image:", "video:" or "mask:" before a name says what it is.
 
+    where: a condition that rows must meet, "aesthetic > 5 and motion > 0.2", as `where=` of a loader: on the metadata's
+        columns, text (the caption) and source, and on width, height, num_frames, fps, duration_seconds and aspect_ratio
+        of the source. Rows of which it is not true, or not known, are rejections; one on metadata alone saves probing.
+
     clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding;
         "text" takes metadata without any file: each row with a caption is a sample of a dataset of texts.
     hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
@@ -78,6 +82,7 @@ class ShardOptions:
     caption_weight_column: str | None = None
     caption_lines: bool = False
     media_columns: Mapping[str, str] = field(default_factory=dict)
+    where: str | None = None
     buckets: tuple[Bucket, ...] | None = None
     resolution: tuple[str, ...] = ()
     num_frames: tuple[int, ...] = ()
@@ -137,6 +142,10 @@ class ShardOptions:
             if not 0 < getattr(self, name) <= 7 * 86400:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
         check_caption_options(self.caption_column, self.caption_weight_column, self.caption_lines)
+        if self.where is not None and (not isinstance(self.where, str) or not self.where.strip()):
+            raise ConfigError(
+                f"where={self.where!r}: expected a condition, as 'aesthetic > 5 and motion > 0.2', or None"
+            )
         _ = self.media
         self._check_clips()
 
@@ -272,6 +281,8 @@ class ShardOptions:
         }
         if self.hdr != "refuse":
             value["hdr"] = self.hdr
+        if self.where is not None:
+            value["where"] = self.where
         if self.media:
             value["media"] = [str(medium) for medium in self.media]
         if not self.is_native:

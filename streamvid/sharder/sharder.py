@@ -26,6 +26,7 @@ from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.staging import Staging, locked_staging
 from streamvid.sharder.text_only import assign_texts
+from streamvid.sharder.where import where_metadata, where_probed
 from streamvid.storage import Store, open_store
 
 _REASONS_SHOWN = 5
@@ -51,7 +52,7 @@ def shard(
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
     _check_apart(source, place.store, options)
-    records = read_records(source, options)
+    records = where_metadata(read_records(source, options), options.where)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.overwrite)
@@ -108,11 +109,12 @@ def dry_run(
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
-    records = read_records(source, options)
+    records = where_metadata(read_records(source, options), options.where)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
         probes = {} if options.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
+    records = where_probed(records, options.where, probes)
     assignment = _assign(records, probes, options)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
     return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
@@ -139,6 +141,7 @@ def _build(
     probes: Mapping[FileState, Probe | str] = {}
     if not options.is_text:
         probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
+    records = where_probed(records, options.where, probes)
     assignment = _assign(records, probes, options)
     if options.is_native:
         assignment = encode_all(assignment, options, staging, progress)

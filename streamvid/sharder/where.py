@@ -1,0 +1,141 @@
+"""`where` when a dataset is built: rows that do not meet a condition become rejections, unprobed where that can be.
+
+The language and what missing values mean are those of `where=` at load time (dataset/expression.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from streamvid.dataset.column_groups import nearest
+from streamvid.dataset.expression import compile_condition
+from streamvid.dataset.nodes import Node
+from streamvid.sharder.journal import FileState
+from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.records import Record, RecordSet, Rejection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FACTS = {
+    "width": "int", "height": "int", "num_frames": "int", "fps": "float", "duration_seconds": "float",
+    "aspect_ratio": "float",
+}  # fmt: skip
+"""What probing finds of a source, whole: display size, width / height, frames, frames a second, seconds."""
+_OWN = {"text": "str", "source": "str"}
+_USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
+_ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
+_ROWS_AT_ONCE = 1 << 16
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Where:
+    """A condition on records: `text` as it was written, and the condition itself over `columns`, kinds by name.
+
+    columns: index names as `user.aesthetic` for the user's own, else those of FACTS, `text` and `source`.
+    """
+
+    text: str
+    node: Node
+    kinds: Mapping[str, str]
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether it asks for what only probing tells."""
+        return bool(self.node.columns & FACTS.keys())
+
+    def keep(self, records: RecordSet, probes: Mapping[FileState, Probe | str] | None = None) -> RecordSet:
+        """The records that meet the condition; the others are rejections of kind "where".
+
+        probes: of all records, where the condition needs them. A record whose probe is a reason stays: that is its own.
+        """
+        kept: list[Record] = []
+        rejections = list(records.rejections)
+        for start in range(0, len(records.records), _ROWS_AT_ONCE):
+            part = records.records[start : start + _ROWS_AT_ONCE]
+            found = [None if probes is None else probes[file_state(record)] for record in part]
+            table = self._table(part, found)
+            admitted = self._mask(table)
+            for number, record in enumerate(part):
+                if admitted[number] or isinstance(found[number], str):
+                    kept.append(record)
+                else:
+                    rejections.append(Rejection(record.row, record.source, self._reason(table, number), "where"))
+        return replace(records, records=tuple(kept), rejections=tuple(rejections))
+
+    def _mask(self, table: pa.Table) -> list[bool]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = pc.fill_null(self.node.run(table), False)
+        return [bool(value) for value in (found.to_pylist() if not isinstance(found, pa.Scalar) else [found.as_py()])]
+
+    def _table(self, records: Sequence[Record], probes: Sequence[Probe | str | None]) -> pa.Table:
+        import pyarrow as pa
+
+        columns = {}
+        for name in sorted(self.node.columns):
+            values = [_value(name, record, probe) for record, probe in zip(records, probes, strict=True)]
+            columns[name] = pa.array(values, pa.type_for_alias(_ARROW[self.kinds[name]]))
+        return pa.table(columns)
+
+    def _reason(self, table: pa.Table, number: int) -> str:
+        names = {name: name.removeprefix("user.") for name in table.column_names}
+        said = (f"{own}={_short(table.column(name)[number].as_py())}" for name, own in names.items())
+        return f"where={_short(self.text)} does not hold: {', '.join(said)}"
+
+
+def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
+    """The condition that `text` states on the user's columns, and on FACTS, `text` and `source`.
+
+    user_types: column → index type. Raises ConfigError naming the text, the place and the remedy.
+    """
+    kinds = {**FACTS, **_OWN, **{f"user.{name}": _USER_KINDS[kind] for name, kind in user_types.items()}}
+
+    def resolve(name: str) -> tuple[str, str]:
+        for candidate in (f"user.{name}", name):
+            if candidate in kinds:
+                return candidate, kinds[candidate]
+        known = [*user_types, *FACTS, *_OWN]
+        raise LookupError(f"{name!r} is no column of the metadata{nearest(name, known)}; there are {', '.join(known)}")
+
+    return Where(text, compile_condition(text, resolve), kinds)
+
+
+def where_metadata(records: RecordSet, text: str | None) -> RecordSet:
+    """Leaves out, before anything is probed, the rows that a condition on the metadata alone leaves out.
+
+    A condition that needs more is checked here all the same, and leaves nothing out yet.
+    """
+    if text is None:
+        return records
+    where = parse_where(text, records.user_types)
+    return records if where.needs_probe else where.keep(records)
+
+
+def where_probed(records: RecordSet, text: str | None, probes: Mapping[FileState, Probe | str]) -> RecordSet:
+    """Leaves out the rows that a condition on what was probed leaves out."""
+    if text is None:
+        return records
+    where = parse_where(text, records.user_types)
+    return where.keep(records, probes) if where.needs_probe else records
+
+
+def _value(name: str, record: Record, probe: Probe | str | None) -> Any:
+    if name in _OWN:
+        return record.caption if name == "text" else record.source
+    if name not in FACTS:
+        return record.columns.get(name.removeprefix("user."))
+    if not isinstance(probe, Probe):
+        return None
+    if name == "aspect_ratio":
+        return probe.width / probe.height if probe.height else None
+    return getattr(probe, name)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
