@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 
+_WAYS = frozenset(get_args(Way))
 _MAX_TICKS = (1 << 63) - 1
 _MAX_DENOMINATOR = 10**9  # of a time base: the finest that containers have is a nanosecond
 
@@ -46,7 +47,7 @@ class Pick:
     clip_fps: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.way not in get_args(Way) or self.count < 1 or self.start < 0 or self.stride < 1:
+        if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
             raise ConfigError(f"no such choice of frames: {self}; count and stride are 1 or more, start 0 or more")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
             raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, got {self.fps}")
@@ -62,20 +63,18 @@ class Pick:
         times: the frames' timestamps, ascending; needed where `needs_times`. time_base: seconds a tick; None: what
         follows from `clip_fps`. Raises ConfigError for frames that the clip does not have.
         """
-        found = self._numbers(num_frames, times, time_base)
+        is_step = self.way == "step"
+        found = self._places if is_step else self._numbers(num_frames, times, time_base)
         if not 0 <= found[0] <= found[-1] < num_frames:
             raise ConfigError(f"frames {found[0]} to {found[-1]} are wanted, the clip has {num_frames}")
         return found
 
     def _numbers(self, num_frames: int, times: Times | None, time_base: Fraction | None) -> Sequence[int]:
-        places = range(self.start, self.start + self.count * self.stride, self.stride)
-        if self.way == "step":
-            return places
         if self.way == "linspace":
             return linspace(self.start, self.start + self.count * self.stride - 1, self.count)
         if self.way == "number":
             assert self.fps is not None
-            return [min(round(place / float(self.fps) * self.clip_fps), num_frames - 1) for place in places]
+            return [min(round(place / float(self.fps) * self.clip_fps), num_frames - 1) for place in self._places]
         if times is None or len(times) != num_frames:
             raise ConfigError(f"frames are chosen by {self.way}, and the clip's timestamps are not known")
         if self.way == "spread":
@@ -84,7 +83,11 @@ class Pick:
             return nearest_frames(times, wanted if self.count > 1 else [Fraction(span, 2)])
         assert self.fps is not None
         base = time_base or time_base_of(times, self.clip_fps)
-        return nearest_frames(times, [Fraction(place) / self.fps / base for place in places])
+        return nearest_frames(times, [Fraction(place) / self.fps / base for place in self._places])
+
+    @property
+    def _places(self) -> range:
+        return range(self.start, self.start + self.count * self.stride, self.stride)
 
     @property
     def delivered_fps(self) -> float:
