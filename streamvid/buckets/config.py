@@ -29,6 +29,7 @@ from streamvid.buckets.table import BucketTable
 from streamvid.errors import ConfigError
 
 _DIFFSYNTH_RULE = FrameRule(4, 1)
+_MAX_KNOWN = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,21 @@ class BucketConfig:
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
         """`choices` of a clip that has so many frames at its target rate already."""
         clip = Shape(num_frames, height, width, is_image)
+        if clip not in self._known:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[clip] = self._find(clip)
+        return self._known[clip]
+
+    @cached_property
+    def _known(self) -> dict[Shape, Choices]:
+        """Most clips of a dataset are of a few shapes."""
+        return {}
+
+    def _find(self, clip: Shape) -> Choices:
         classes = self._classes_for(clip)
         if not classes:
-            return Choices((), f"{width}x{height} has a side below multiple={self.multiple}", "too-small")
+            return Choices((), f"{clip.width}x{clip.height} has a side below multiple={self.multiple}", "too-small")
         groups = tuple(candidates(classes, clip, self._policy))
         if not groups:
             kind, reason = why_none(classes, clip, self._policy)

@@ -87,3 +87,7 @@ class Reason(str):
         reason = super().__new__(cls, text)
         reason.kind = kind
         return reason
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        # A report is copied into plain fields, reasons with it.
+        return str(self), self.kind
