@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
 from streamvid.cli.plan_dataset import PlannedRun
@@ -161,13 +162,14 @@ class _Draws:
     def __call__(self, block: FactsBlock, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         import numpy as np
 
-        from streamvid.plan.hashing import hash_text, uniform, uniform_array
-        from streamvid.sharder.assign import record_key
+        from streamvid.plan.hashing import uniform_array
+        from streamvid.sharder.assign import record_key, stable_hash
 
         if block.sources is None:
             return uniform_array(self._seed, places + block.row)
-        keys = (record_key(block.source(place)) for place in places.tolist())
-        return np.array([uniform(self._seed, hash_text(key)) for key in keys], np.float64)
+        seed = str(self._seed)
+        keys = (record_key(normpath(block.source(place))) for place in places.tolist())
+        return np.array([stable_hash("bucket", seed, key) for key in keys], np.float64) * 2.0**-64
 
 
 def _metadata(found: MetadataForecast) -> dict[str, Any]:

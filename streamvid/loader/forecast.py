@@ -193,7 +193,10 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
     def job(item: tuple[str, int], stop: threading.Event) -> tuple[str, dict[str, Any]]:
         return item[0], _scan_shard(part, *item, columns)
 
-    for name, values in in_parallel(job, items, DEFAULT_WORKERS):
+    # What a local disk has at hand takes a processor, and threads would only share it.
+    is_local, never = part.dataset.store.is_local, threading.Event()
+    found = (job(item, never) for item in items) if is_local else in_parallel(job, items, DEFAULT_WORKERS)
+    for name, values in found:
         tables.setdefault(name, []).append(values)
     return {name: _scanned(part, setup.mix.buckets[name], found, stride == 1) for name, found in tables.items()}
 

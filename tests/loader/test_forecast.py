@@ -1,0 +1,161 @@
+"""What `streamvid plan` says beforehand is what loaders deliver: keys, counts, bytes, memory, requests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid
+from streamvid.cli.plan import PlannedRun, collect
+from streamvid.cli.plan_dataset import planned_keys, set_up_run
+from streamvid.errors import PlanError
+from streamvid.loader.forecast import memory_of, planned_batches, scan_buckets
+from streamvid.plan import PlanOptions, World
+from streamvid.plan.forecast import HostCosts
+from tests.conftest import Sharded
+
+TAILS = ("carry", "drop", "pad", "shrink", "uneven")
+SIZES = {"*": 2, "*-1f-*": 1}
+
+
+def run_of(num_ranks: int, tail: Any = "carry", *, epochs: int = 1, **others: Any) -> PlannedRun:
+    sync = others.pop("sync", "bucket")
+    return PlannedRun(num_ranks, SIZES, None, PlanOptions(seed=5, tail=tail, sync=sync), epochs, "train", **others)
+
+
+def delivered(root: Path, run: PlannedRun, rank: int) -> Iterator[dict[str, Any]]:
+    """What a real loader of that rank hands over."""
+    options = {name: getattr(run.options, name) for name in ("seed", "tail", "sync")}
+    with streamvid.VideoLoader(
+        root, batch_size=SIZES, world=World(rank, run.num_ranks), num_epochs=run.num_epochs, decode=False,
+        num_workers=0, where=run.where, **options,
+    ) as loader:  # fmt: skip
+        before = 0
+        for batch in loader:
+            fetched = loader.stats().num_bytes_fetched
+            yield {
+                "rank": rank,
+                "epoch": loader.epoch,
+                "bucket_id": batch.bucket.id,
+                "keys": tuple(batch.sample_keys),
+                "read_bytes": sum(clip.data.numel() for clip in batch.clips),
+                "num_repeats": int(batch.is_repeat.sum()),
+            }
+            assert fetched - before == sum(clip.data.numel() for clip in batch.clips)
+            before = fetched
+
+
+def members(root: Path) -> dict[str, int]:
+    """Key → bytes of its clip in the tars."""
+    table = streamvid.open_dataset(root).samples_table().select(["key", "clip_bytes"]).to_pydict()
+    return dict(zip(table["key"], table["clip_bytes"], strict=True))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int, tail: str) -> None:
+    """PLAN-4: counts, keys in their order, member bytes and bytes read, over all ranks of the demo's corpus."""
+    dataset = streamvid.open_dataset(sharded.root)
+    run = run_of(num_ranks, tail, epochs=2 if tail == "carry" else 1, details=True)
+    facts, failure = collect(dataset, run)
+    assert failure is None
+    said = list(planned_keys(dataset, run))
+    sizes = members(sharded.root)
+    found = [batch for rank in range(num_ranks) for batch in delivered(sharded.root, run, rank)]
+    assert [{name: batch[name] for name in found[0]} for batch in said] == found
+    assert [batch["member_bytes"] for batch in said] == [sum(sizes[key] for key in batch["keys"]) for batch in found]
+
+    counted: dict[str, int] = {}
+    repeats: dict[str, int] = {}
+    for batch in found:
+        counted[batch["bucket_id"]] = counted.get(batch["bucket_id"], 0) + len(batch["keys"])
+        repeats[batch["bucket_id"]] = repeats.get(batch["bucket_id"], 0) + batch["num_repeats"]
+    assert {row["bucket"]: row["num_delivered"] for row in facts["buckets"] if row["num_delivered"]} == counted
+    assert {row["bucket"]: row["num_repeated"] for row in facts["buckets"] if row["num_delivered"]} == repeats
+    first = [batch for batch in found if batch["epoch"] == 0]
+    by_rank = [sum(sizes[key] for batch in first if batch["rank"] == rank for key in batch["keys"])
+               for rank in range(num_ranks)]  # fmt: skip
+    assert facts["details"]["member_bytes_by_rank"] == by_rank
+    assert not facts["details"]["member_bytes_are_estimate"]
+
+
+def test_a_filter_and_classes_of_cost_are_foreseen_too(sharded: Sharded) -> None:
+    """PLAN-3 and PLAN-4: with --where and --sync cost the keys are those that loaders deliver, rank by rank."""
+    dataset = streamvid.open_dataset(sharded.root)
+    run = run_of(2, "pad", sync="cost", where="duration_seconds > 1", details=True)
+    facts, failure = collect(dataset, run)
+    assert failure is None and sum(row["samples"] for row in facts["buckets"]) < len(members(sharded.root))
+    found = [batch for rank in range(2) for batch in delivered(sharded.root, run, rank)]
+    assert [{name: batch[name] for name in found[0]} for batch in planned_keys(dataset, run)] == found
+
+
+def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
+    """RES-2: the ring that plan tells of is the one that a loader takes."""
+    dataset = streamvid.open_dataset(sharded.root)
+    for prefetch in (0, 256 * 2**20):
+        run = dataclasses.replace(run_of(2), prefetch_bytes=prefetch, details=True)
+        facts, _ = collect(dataset, run)
+        for pixels, name in (("rgb24", "ring_bytes"), ("yuv420p", "ring_bytes_yuv420p")):
+            with streamvid.VideoLoader(
+                sharded.root, batch_size=SIZES, world=World(0, 2), num_workers=0, prefetch_bytes=prefetch, pixels=pixels
+            ) as loader:
+                assert facts["details"]["memory"][name] == loader.ring_bytes
+    memory = memory_of(list(loader.buckets), loader.batch_sizes, 0, HostCosts(num_workers=3, worker_bytes=10), 0, 4)
+    assert memory["workers_bytes"] == 30
+    assert memory["per_node_bytes"] == 4 * memory["per_rank_bytes"]
+
+
+def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
+    """Crop, upscale and unused frames of each bucket are the means of what the index records."""
+    dataset = streamvid.open_dataset(sharded.root)
+    setup = set_up_run(dataset, run_of(1))
+    rows = dataset.samples_table().to_pylist()
+    scans = scan_buckets(setup)
+    assert set(scans) == {row["bucket_id"] for row in rows}
+    for name, scan in scans.items():
+        mine = [row for row in rows if row["bucket_id"] == name]
+        told = scan.to_json()
+        assert scan.num_samples == scan.num_all == len(mine)
+        for column, key in (("crop_fraction", "crop_mean"), ("upscale", "upscale_mean"), ("clip_bytes", "clip_bytes_mean")):
+            assert told[key] == pytest.approx(sum(row[column] for row in mine) / len(mine))
+        frames = sum(row["window_num_frames"] for row in mine)
+        assert told["frames_unused_share"] == pytest.approx(1 - len(mine) * scan.bucket.num_frames / frames)
+
+
+def test_some_shards_stand_for_all_and_that_is_said(sharded: Sharded) -> None:
+    dataset = streamvid.open_dataset(sharded.root)
+    setup = set_up_run(dataset, run_of(1))
+    whole, some = scan_buckets(setup), scan_buckets(setup, max_shards=4)
+    assert set(some) == set(whole)  # of each bucket one shard at least
+    assert any(scan.num_samples < scan.num_all for scan in some.values())
+    assert all(scan.first is None for scan in some.values())
+
+
+def test_a_run_without_a_step_has_counts_and_no_details(sharded: Sharded) -> None:
+    facts, failure = collect(streamvid.open_dataset(sharded.root), run_of(4096, "drop", details=True))
+    assert isinstance(failure, PlanError)
+    assert facts["details"] is None and facts["starved"]
+
+
+def test_requests_are_what_a_store_sees(sharded: Sharded) -> None:
+    """STORE-2: of clips that are read from an object store, the requests that plan tells of are those that it counts."""
+    url = "memory://streamvid-forecast"
+    streamvid.copy_dataset(sharded.root, url)
+    dataset = streamvid.open_dataset(url)
+    run = run_of(1, "uneven")
+    planned = sum(batch.num_requests for batch in planned_batches(set_up_run(dataset, run)))
+    with streamvid.VideoLoader(
+        url, batch_size=SIZES, world=World(0, 1), tail="uneven", seed=5, num_workers=0, decode=False
+    ) as loader:
+        num_shards = len(loader.dataset.shards)
+        before = loader.stats().store
+        for _ in loader:
+            pass
+        after = loader.stats().store
+    assert before is not None and after is not None
+    of_index = 2 * num_shards + 10
+    assert planned <= after.num_requests - before.num_requests <= planned + of_index
