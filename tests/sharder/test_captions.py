@@ -1,0 +1,300 @@
+"""Captions from the user's metadata to the index and the tars; datasets of texts alone."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+
+from streamvid.buckets import parse_buckets
+from streamvid.dataset.captions import captions_from_json
+from streamvid.dataset.reader import open_dataset
+from streamvid.errors import ConfigError, SealedError, SourceError
+from streamvid.sharder import ShardOptions, dry_run, shard
+from tests.clips import encode, frames_of
+from tests.conftest import run_streamvid
+from tests.sharder.conftest import write_metadata
+
+BUCKETS = parse_buckets("96x64@5")
+LISTS: list[Any] = [["a dog", "a brown dog runs"], [{"text": "sea", "weight": 3}, {"text": "waves"}], "alone", [], None]
+WEIGHTS = [[("a dog", 1.0), ("a brown dog runs", 1.0)], [("sea", 3.0), ("waves", 1.0)], [("alone", 1.0)], [], []]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five small clips, 0.mp4 to 4.mp4."""
+    folder = tmp_path_factory.mktemp("clips")
+    frames = frames_of("bikes", 96, 64, 14)
+    for number in range(5):
+        (folder / f"{number}.mp4").write_bytes(encode(frames[number : number + 10]))
+    return folder
+
+
+def built(source: Path, dest: Path, **options: Any) -> list[dict[str, Any]]:
+    """The index rows of the dataset that is made, in the order of their files."""
+    shard(source, dest, ShardOptions(buckets=BUCKETS, workers=1, **options))
+    return sorted(open_dataset(dest).samples_table().to_pylist(), key=lambda row: str(row["source"]))
+
+
+def captions_of(row: dict[str, Any]) -> list[tuple[str, float]]:
+    if row["captions"] is not None:
+        return list(captions_from_json(row["captions"]))
+    return [] if row["text"] is None else [(row["text"], 1.0)]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(map(json.dumps, rows)))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        cells = [{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+        write_metadata(path.parent, cells, path.name)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: Path, suffix: str) -> None:
+    """The first is `text`, and the tars' caption; a CSV cell holds a list as JSON."""
+    rows = [{"video": str(clips / f"{n}.mp4"), "caption": value} for n, value in enumerate(LISTS)]
+    found = built(write_rows(tmp_path / f"meta{suffix}", rows), tmp_path / "ds")
+    assert [captions_of(row) for row in found] == WEIGHTS
+    assert [row["text"] for row in found] == ["a dog", "sea", "alone", None, None]
+    assert [row["captions"] is None for row in found] == [False, False, True, True, True]
+    members = {row["key"]: row for row in found}
+    for tar in sorted((tmp_path / "ds").rglob("*.tar")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
+            gc.collect()
+        for sample in read:
+            row, about = members.pop(sample["__key__"]), json.loads(sample["json"])
+            assert sample["txt"].decode() == (row["text"] or "")
+            told = [(one["text"], one["weight"]) for one in about.get("captions", [])]
+            assert told == (captions_of(row) if row["captions"] else [])
+    assert not members
+
+
+def test_a_parquet_list_and_a_column_of_weights(clips: Path, tmp_path: Path) -> None:
+    """Neither becomes a column of the user's."""
+    rows = [
+        {"video": str(clips / f"{n}.mp4"), "caption": texts, "w": weights, "score": n}
+        for n, (texts, weights) in enumerate([(["a", "b"], [1.0, 0.5]), (["c"], [2.0]), (["d", "e"], None)])
+    ]
+    meta = write_rows(tmp_path / "meta.parquet", rows)
+    found = built(meta, tmp_path / "ds", caption_weight_column="w")
+    assert [captions_of(row) for row in found] == [[("a", 1.0), ("b", 0.5)], [("c", 1.0)], [("d", 1.0), ("e", 1.0)]]
+    assert open_dataset(tmp_path / "ds").user_columns == ("score",)
+
+
+def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path) -> None:
+    """By the command line, where the flag is given again; what is missing in a row is left out."""
+    values = [("short", "long one"), ("", "long two"), ("only short", "")]
+    rows = [{"video": f"{n}.mp4", "brief": a, "detailed": b, "score": n} for n, (a, b) in enumerate(values)]
+    source = tmp_path / "in"
+    source.mkdir()
+    for number in range(3):
+        (source / f"{number}.mp4").write_bytes((clips / f"{number}.mp4").read_bytes())
+    write_rows(source / "metadata.csv", rows)
+    flags = ("--caption-column", "brief", "--caption-column", "detailed", "--buckets", "96x64@5")
+    run_streamvid("shard", source, tmp_path / "ds", *flags)
+    found = sorted(open_dataset(tmp_path / "ds").samples_table().to_pylist(), key=lambda row: row["source"])
+    texts = [[text for text, _ in captions_of(row)] for row in found]
+    assert texts == [["short", "long one"], ["long two"], ["only short"]]
+    with pytest.raises(SourceError, match="caption_column='nope' is not a column of the metadata; it has brief"):
+        built(source, tmp_path / "no", caption_column=("brief", "nope"))
+
+
+def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
+    """One caption a line where it is asked for; else the file is one caption."""
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.mp4").write_bytes((clips / "0.mp4").read_bytes())
+    (source / "a.txt").write_text("first\n\n  second \nthird")
+    (row,) = built(source, tmp_path / "lines", caption_lines=True)
+    assert captions_of(row) == [("first", 1.0), ("second", 1.0), ("third", 1.0)]
+    (row,) = built(source, tmp_path / "whole")
+    assert captions_of(row) == [("first\n\n  second \nthird", 1.0)]
+
+
+REJECTED: list[tuple[Any, str]] = [
+    (["x"] * 257, "has 257 captions, 256 are allowed"),
+    ([["x"]], "the caption is a list, not text"),
+    ([{"text": "x", "score": 1}], "the caption is a dict, not text"),
+    ([{"text": "x", "weight": -1}], "the weight -1 of a caption is no number from 0"),
+    ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all its captions have the weight 0"),
+    (["x", "y" * 70_000], "has 70000 bytes"),
+    (["\ud800", "y"], "not valid UTF-8"),
+    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes together, 262144 are allowed"),
+]
+
+
+def test_captions_that_cannot_be_are_rejected(clips: Path, tmp_path: Path) -> None:
+    """SHARD-3."""
+    captions = ["good", *(caption for caption, _ in REJECTED)]
+    rows = [{"video": str(clips / "0.mp4"), "caption": caption} for caption in captions]
+    found = built(write_rows(tmp_path / "meta.json", rows), tmp_path / "ds")
+    assert [row["text"] for row in found] == ["good"]
+    rejected = open_dataset(tmp_path / "ds").rejections_table().to_pylist()
+    assert [row["row"] for row in rejected] == list(range(1, 9))
+    for row, (_, reason) in zip(rejected, REJECTED, strict=True):
+        assert reason in row["reason"]
+
+
+def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> None:
+    """SHARD-3."""
+    cases: list[tuple[Any, Any]] = [(["a", "b"], [1]), (["a"], "much"), ([{"text": "a", "weight": 1}], [1]), ("g", [2])]
+    rows = [{"video": str(clips / f"{n}.mp4"), "caption": a, "w": b} for n, (a, b) in enumerate(cases)]
+    found = built(write_rows(tmp_path / "meta.json", rows), tmp_path / "ds", caption_weight_column="w")
+    assert [row["text"] for row in found] == ["g"]
+    reasons = [row["reason"] for row in open_dataset(tmp_path / "ds").rejections_table().to_pylist()]
+    assert [reason.split(";")[0] for reason in reasons] == [
+        "has 2 captions and 1 weights", "the weight 'much' of a caption is no number from 0 to 1e12",
+        "has weights in its captions and in the column of weights",
+    ]  # fmt: skip
+
+
+def test_text_that_only_looks_like_a_list_is_a_caption(clips: Path, tmp_path: Path) -> None:
+    """Of a CSV: brackets of Open-Sora's score texts, numbers, quotes that never close."""
+    texts = ["[aesthetic score: 5.5]", "[1]", '["a', "[[1, 2]]"]
+    rows = [{"video": str(clips / f"{n}.mp4"), "caption": text} for n, text in enumerate(texts)]
+    assert [row["text"] for row in built(write_rows(tmp_path / "m.csv", rows), tmp_path / "ds")] == texts
+
+
+def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) -> None:
+    """SHARD-1: the same input is recognised, captions beyond the first are part of it."""
+    rows = [{"video": str(clips / "0.mp4"), "caption": ["a", "b"]}]
+    meta = write_rows(tmp_path / "meta.json", rows)
+    first = built(meta, tmp_path / "ds")
+    assert built(meta, tmp_path / "ds") == first
+    write_rows(meta, [{**rows[0], "caption": ["a", "c"]}])
+    with pytest.raises(SealedError, match="other files, sizes, captions or columns"):
+        built(meta, tmp_path / "ds")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"caption_column": ("a", "a")}, "name each column once"),
+        ({"caption_column": ("a", "")}, "'' alone for no captions"),
+        ({"caption_column": 3}, "expected a column's name"),
+        ({"caption_column": "a", "caption_weight_column": "a"}, "expected another column"),
+        ({"caption_lines": "yes"}, "caption_lines='yes'; allowed are True and False"),
+    ],
+)
+def test_caption_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardOptions(resolution=("128px",), num_frames=(5,), **options)
+
+
+PROMPTS = [
+    {"prompt": f'number {i % 17}, "quoted" é', "aesthetic": i / 4 if i % 3 else None, "style": "ab"[i % 2]}
+    for i in range(40)
+]
+
+
+def write_prompts(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with (folder / "prompts.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / "prompts.csv"
+
+
+def text_dataset(folder: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
+    shard(write_prompts(folder, rows), folder / "ds", ShardOptions(clips="text", workers=1, **options))
+    return folder / "ds"
+
+
+def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
+    """SHARD-3, TEXT: columns pass through, equal prompts are samples of their own, an empty one is rejected."""
+    source = write_prompts(tmp_path / "in", [*PROMPTS, {"prompt": " ", "aesthetic": 1, "style": "a"}])
+    root = tmp_path / "ds"
+    run_streamvid("shard", source, root, "--text-only")
+    dataset = open_dataset(root)
+    rows = dataset.samples_table().to_pylist()
+    assert sorted(row["text"] for row in rows) == sorted(str(row["prompt"]) for row in PROMPTS)
+    assert len({row["key"] for row in rows}) == 40 and len({row["record_key"] for row in rows}) == 17
+    told = {(row["text"], row["user.aesthetic"], row["user.style"]) for row in rows}
+    assert told == {(row["prompt"], row["aesthetic"], row["style"]) for row in PROMPTS}
+    (rejected,) = dataset.rejections_table().to_pylist()
+    assert (rejected["row"], rejected["reason"]) == (40, "has no text")
+    assert [bucket.id for bucket in dataset.manifest.buckets] == ["text"] and dataset.manifest.clips == "text"
+    run_streamvid("verify", root, "--deep")
+    run_streamvid("copy", root, tmp_path / "copied")
+    run_streamvid("verify", tmp_path / "copied", "--deep")
+    stats = json.loads(run_streamvid("stats", root, "--json").stdout)
+    assert (stats["samples"], stats["columns"]) == (40, ["aesthetic", "style"])
+    plan = json.loads(run_streamvid("plan", root, "--num-ranks", 2, "--batch-size", 4, "--json").stdout)
+    assert plan["steps"] == [5]
+
+
+def test_prompts_are_read_by_webdataset(tmp_path: Path) -> None:
+    """The caption is a member like that of a video, with its columns beside it."""
+    root = text_dataset(tmp_path / "in", PROMPTS)
+    (tar,) = sorted(root.rglob("*.tar"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
+        gc.collect()
+    told = sorted((s["txt"].decode(), json.loads(s["json"])["columns"]["style"]) for s in read)
+    assert told == sorted((str(row["prompt"]), str(row["style"])) for row in PROMPTS)
+    assert {name for sample in read for name in sample if not name.startswith("__")} == {"txt", "json"}
+
+
+def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
+    """Keys hang on the text; equal prompts are never on both sides of a split."""
+    found = []
+    for count in (30, 40):
+        root = text_dataset(tmp_path / str(count), PROMPTS[:count], val_fraction=0.3)
+        found.append(open_dataset(root).samples_table().to_pylist())
+    few, many = ({row["key"]: (row["text"], row["split"]) for row in rows} for rows in found)
+    assert few.items() <= many.items() and len({split for _, split in many.values()}) == 2
+    sides: dict[str, set[str]] = {}
+    for text, split in many.values():
+        sides.setdefault(text, set()).add(split)
+    assert all(len(side) == 1 for side in sides.values())
+
+
+def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path) -> None:
+    """PLAN-6: however large tars may be, a row group of texts stays small."""
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": f"prompt number {n}"} for n in range(8200)])
+    report = dry_run(path, tmp_path / "ds", ShardOptions(clips="text", workers=1))
+    assert (report.num_samples, report.num_shards) == (8200, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resolution": ("256px",)}, r"resolution=\('256px',\) stands beside clips='text'"),
+        ({"fps": 24}, "fps=24 stands beside clips='text'"),
+        ({"codec": "h264"}, "codec='h264' stands beside clips='text', which has no files"),
+        ({"video_column": "v"}, "video_column='v' stands beside clips='text'"),
+        ({"caption_column": ""}, "clips='text' makes samples of captions alone"),
+        ({"media_columns": {"control": "c"}}, "media_columns=.* stands beside clips='text'"),
+    ],
+)
+def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardOptions(clips="text", **options)
+
+
+def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
+    """A misspelt column of videos is no dataset of texts unasked."""
+    path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
+    with pytest.raises(SourceError, match="clips='text' .--text-only. makes a dataset of texts without videos"):
+        built(path, tmp_path / "ds")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SourceError, match="has no metadata"):
+        shard(tmp_path / "folder", tmp_path / "ds", ShardOptions(clips="text"))
