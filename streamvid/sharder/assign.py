@@ -85,7 +85,7 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
     for record in records:
         probe = probes[file_state(record)]
         if isinstance(probe, str):
-            rejected.append(Rejection(record.row, record.source, probe, getattr(probe, "kind", "")))
+            rejected.append(Rejection(record.row, record.source, str(probe), getattr(probe, "kind", "")))
             continue
         try:
             extra = fit_media(record, probe, probes, options.media, stills)

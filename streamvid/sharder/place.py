@@ -158,7 +158,8 @@ class Folder:
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise Rejected(f"cannot be read: {error.strerror or error}", kind="unreadable-file") from error
+            kind = "missing-file" if isinstance(error, FileNotFoundError) else "unreadable-file"
+            raise Rejected(f"cannot be read: {error.strerror or error}", kind=kind) from error
         if not stat.S_ISREG(status.st_mode):
             raise Rejected(
                 "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file", kind="unreadable-file"
