@@ -1,0 +1,243 @@
+"""Where clips go: real runs of the command with each kind of configuration, and the draws among several buckets."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid import VideoLoader, World, open_dataset
+from streamvid.buckets import Bucket
+from streamvid.buckets.choices import Choices, ClipFacts
+from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.errors import ConfigError
+from streamvid.sharder import ShardOptions
+from streamvid.sharder.assign import Assignment, assign
+from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.records import Record
+from tests.conftest import run_streamvid
+
+FORM = """
+bucket_config: {
+  "64px": {1: [1.0, 3]}, "80px": {9: [[0.5, 0.4], 2], 17: [0.75, 1], 5: [1.0, 4]},
+  "64px_ar2:1": {5: [0.5, 2]},
+}
+probabilities: opensora-v2
+frame_rate: {rule: cap, fps: 30}
+"""
+Z_AT_1E_6 = 4.892  # of a normal distribution, both tails
+CLIP_ROWS = 14
+
+
+@pytest.fixture(scope="session")
+def form(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "opensora.yaml"
+    path.write_text(FORM)
+    return path
+
+
+def sharded(source: Path, dest: Path, *arguments: object) -> dict[str, Any]:
+    done = run_streamvid("shard", source, dest, "--workers", 1, "--shard-size", "12KB", "--json", *arguments)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def delivered(dest: Path, batch_size: int | dict[str, int]) -> dict[str, Bucket]:
+    """Key → bucket of all that the loader gives in one pass, its pixels' shape checked against the bucket's."""
+    found: dict[str, Bucket] = {}
+    sizes = {"batch_size": batch_size, "tail": "pad", "num_workers": 0, "world": World(0, 1)}
+    with VideoLoader(dest, **sizes) as loader:  # type: ignore[arg-type]
+        for batch in loader:
+            assert tuple(batch.video.shape[1:]) == (3, *batch.bucket.shape)
+            keys = [key for key, again in zip(batch.sample_keys, batch.is_repeat, strict=True) if not again]
+            assert not set(keys) & set(found)
+            found |= dict.fromkeys(keys, batch.bucket)
+    return found
+
+
+def rows_of(dest: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = open_dataset(dest).samples_table().to_pylist()
+    return rows
+
+
+def choices_of(config: BucketConfig, row: dict[str, Any]) -> Choices:
+    is_image = row["clip_extension"] == "jpg"
+    facts = ClipFacts(row["window_num_frames"], row["source_height"], row["source_width"], row["fps"], None, is_image)
+    return config.choices(facts)
+
+
+def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: Path) -> None:
+    """Its checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the sizes that the form gives."""
+    report = sharded(source, tmp_path / "ds", "--bucket-config", form, "--seed", 1)
+    config, rows = load_bucket_config(form), rows_of(tmp_path / "ds")
+    drawn_out = [row for row in report["rejections"] if "drawn to be left out" in row["reason"]]
+    assert report["num_samples"] + report["num_rejected"] == report["num_records"] == 19
+    assert len(rows) + len(drawn_out) == CLIP_ROWS
+    there = {bucket.id for bucket in open_dataset(tmp_path / "ds").manifest.buckets}
+    buckets = delivered(tmp_path / "ds", {name: size for name, size in config.batch_sizes.items() if name in there})
+    assert set(buckets) == {row["key"] for row in rows}
+    for row in rows:
+        assert buckets[row["key"]] in choices_of(config, row).buckets
+        own = buckets[row["key"]]
+        scale = max(Fraction(own.height, row["source_height"]), Fraction(own.width, row["source_width"]))
+        kept = own.height * own.width / (scale**2 * row["source_height"] * row["source_width"])
+        assert row["upscale"] == float(scale)
+        assert row["crop_fraction"] == pytest.approx(float(1 - kept), abs=1e-12)
+    # What was drawn out is not what could not be in.
+    short = next(row for row in report["rejections"] if row["source"] == "bad/short.mp4")
+    assert short["reason"].startswith("has 3 frames, the shortest bucket takes 5")
+
+
+def test_a_draw_depends_on_seed_and_record_alone(source: Path, form: Path, tmp_path: Path) -> None:
+    """Checklist 13: the same clips go the same way beside others, in any order, under any name of the source folder."""
+    few = tmp_path / "few"
+    (few / "more").mkdir(parents=True)
+    for name in ("3", "1", "5"):
+        (few / f"more/{name}.mp4").write_bytes((source / f"more/{name}.mp4").read_bytes())
+    sharded(source, tmp_path / "all", "--bucket-config", form, "--seed", 1)
+    sharded(few, tmp_path / "ds", "--bucket-config", form, "--seed", 1, "--caption-column", "")
+    everything = {row["key"]: row["source"] for row in rows_of(tmp_path / "all")}
+    mine = {row["key"]: row["source"] for row in rows_of(tmp_path / "ds")}
+    assert mine == {key: name for key, name in everything.items() if name in ("more/1.mp4", "more/3.mp4", "more/5.mp4")}
+
+
+@pytest.mark.parametrize("clips", ["copy", "native"])
+def test_sizes_that_follow_the_clips(source: Path, tmp_path: Path, clips: str) -> None:
+    """DiffSynth's checklist 10 to 12: max_pixels, sides of 16, short clips by 4k+1, images as one frame."""
+    arguments = ("--max-pixels", 3000, "--max-frames", 17, "--frame-rule", "4k+1", "--clips", clips)
+    report = sharded(source, tmp_path / "ds", *arguments)
+    pixels = [bucket.num_pixels for bucket in open_dataset(tmp_path / "ds").manifest.buckets]
+    assert len(pixels) == len(report["buckets"]) >= 3 and pixels == sorted(pixels, reverse=True)
+    buckets = delivered(tmp_path / "ds", 2)
+    for row in rows_of(tmp_path / "ds"):
+        bucket = buckets[row["key"]]
+        scale = math.sqrt(row["source_height"] * row["source_width"] / 3000)
+        sides = [int(row[name] / scale) // 16 * 16 for name in ("source_height", "source_width")]
+        assert [bucket.height, bucket.width] == sides
+        frames = row["window_num_frames"]
+        is_image = row["source"].endswith(".jpg")
+        assert bucket.num_frames == (1 if is_image else min(17, frames - (frames - 1) % 4))
+    assert len(buckets) == CLIP_ROWS
+
+
+def test_one_fixed_size(source: Path, tmp_path: Path) -> None:
+    """DiffSynth's checklist 9: height and width as given, for every clip."""
+    sharded(source, tmp_path / "ds", "--height", 48, "--width", 80, "--max-frames", 9)
+    buckets = delivered(tmp_path / "ds", 3)
+    assert len(buckets) == CLIP_ROWS
+    assert {bucket.shape for bucket in buckets.values()} == {(1, 48, 80), (9, 48, 80)}
+
+
+def test_policies_reach_the_command(source: Path, tmp_path: Path) -> None:
+    """A limit on what is cut away keeps the upright clip and the square image out of wide buckets, and says so."""
+    arguments = ("--buckets", "96x64@9,64x48@1", "--max-crop", 0.2, "--ratio-policy", "log")
+    report = sharded(source, tmp_path / "ds", *arguments)
+    reasons = {row["source"]: row["reason"] for row in report["rejections"]}
+    assert reasons["c/still.jpg"] == "64x64 would lose 0.25 of its picture in 64x48-1f, max_crop=0.2 is allowed"
+    assert reasons["c/deep/tall.mkv"] == "64x96 would lose 0.556 of its picture in 96x64-9f, max_crop=0.2 is allowed"
+    assert report["num_samples"] == CLIP_ROWS - 2
+
+
+# ---------------------------------------------------------------- draws, over more records than there are files
+
+
+def made_up(count: int, options: ShardOptions) -> tuple[Assignment, Choices]:
+    """What becomes of records that are all alike but for their names."""
+    probe = Probe(1920, 1080, 40, 24.0, 40 / 24, "h264", "mp4", False)
+    records = [
+        Record(row, f"{row}.mp4", f"/none/{row}.mp4", 1000, "1", caption=None, columns={}) for row in range(count)
+    ]
+    probes: dict[Any, Probe | str] = {file_state(record): probe for record in records}
+    facts = ClipFacts(probe.num_frames, probe.height, probe.width, probe.fps)
+    return assign(records, probes, options), options.config.choices(facts)
+
+
+SEED = {"256px": {16: (0.9, 2)}, "512px": {16: (1.0, 1), 32: (0.8, 1)}}
+
+
+def test_clips_are_drawn_as_often_as_they_should() -> None:
+    """Checklist 6, at alpha = 1e-6 with a fixed seed; who is drawn out is a rejection and counted (SHARD-3)."""
+    options = ShardOptions(bucket_config=BucketConfig(bucket_config=SEED), seed=3)
+    found, choices = made_up(10_000, options)
+    counts: Counter[str | None] = Counter(sample.bucket.id for sample in found.samples)
+    counts[None] = len(found.rejections)
+    assert sum(counts.values()) == 10_000
+    assert {rejection.kind for rejection in found.rejections} == {"probability"}
+    expected: dict[str | None, Fraction] = {bucket.id: share for bucket, share in choices.options}
+    for name, share in {**expected, None: choices.rest}.items():
+        assert abs(counts[name] - 10_000 * share) <= Z_AT_1E_6 * math.sqrt(10_000 * share * (1 - share)) + 0.5
+    fewer, _ = made_up(100, options)
+    assert fewer.samples == found.samples[: len(fewer.samples)]
+    other, _ = made_up(100, ShardOptions(bucket_config=options.bucket_config, seed=4))
+    assert [sample.bucket for sample in other.samples] != [sample.bucket for sample in fewer.samples]
+
+
+def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
+    """Each sample names the set that it is drawn from, and the set has the exact probabilities."""
+    options = ShardOptions(bucket_config=BucketConfig(bucket_config=SEED), assign="all")
+    found, choices = made_up(50, options)
+    assert not found.rejections
+    assert len(found.samples) == 50 * len(choices.options) == 100
+    (name,) = found.draw_sets
+    assert {sample.draw_set for sample in found.samples} == {name}
+    assert dict(found.draw_sets[name]) == {bucket.id: share for bucket, share in choices.options}
+    assert len({sample.key for sample in found.samples}) == 100
+    # Where there is nothing to draw there is no set.
+    plain, _ = made_up(5, ShardOptions(resolution=("256px",), num_frames=(17,), assign="all"))
+    assert (plain.draw_sets, {sample.draw_set for sample in plain.samples}) == ({}, {""})
+
+
+# ---------------------------------------------------------------- options
+
+
+def test_what_was_sealed_before_is_still_the_same() -> None:
+    """SHARD-1: options that were there before say of themselves what they said."""
+    assert ShardOptions(resolution=("256px",), num_frames=(17,), multiple=32).to_json()["buckets"][:2] == [
+        "256px-17f-2.39x1 416x160@17",
+        "256px-17f-2x1 352x192@17",
+    ]
+    plain = ShardOptions(buckets=(Bucket(81, 480, 832),), workers=3).to_json()
+    assert plain == {
+        "buckets": ["832x480-81f 832x480@81"],
+        "clips": "copy",
+        "max_clip_bytes": 2 * 2**30,
+        "seed": 0,
+        "shard_size_bytes": 512 * 10**6,
+        "val_fraction": 0.0,
+    }
+
+
+def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
+    options = ShardOptions(bucket_config=form, policy={"max_crop": 0.2}, assign="all")
+    value = json.loads(json.dumps(options.to_json()))["bucket_config"]
+    assert BucketConfig.from_json(value) == options.config
+    assert (options.config.assign, options.config.policy.max_crop) == ("all", Fraction(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "no buckets: resolution="),
+        ({"buckets": ()}, "buckets is empty"),
+        ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets stands beside resolution"),
+        ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 stands beside bucket_config"),
+        ({"bucket_config": "wan2.1-481p"}, "no file and no preset; presets: "),
+        ({"height": 480, "max_frames": 81}, "height=480 stands without width"),
+        ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: allowed are the integers 1 to"),
+        ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
+        (
+            {"resolution": ("256px",), "num_frames": (18,), "frame_rule": "4k+1"},
+            r"18 frames do not keep the rule 4k\+1",
+        ),
+        ({"resolution": ("256px",), "num_frames": (17,), "assign": "some"}, "assign='some'"),
+        ({"resolution": ("256px",), "num_frames": (17,), "policy": {"crop": 1}}, "policy has no field 'crop'"),
+    ],
+)
+def test_options_that_cannot_be_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShardOptions(**given)
