@@ -60,7 +60,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if not offset:
             _check_packed(block)
         if len(block) < BLOCK_BYTES:
-            raise Rejected(f"the tar ends at byte {offset + len(block)} without its closing blocks: is it cut short?")
+            raise Rejected(f"the tar ends at byte {num_bytes} without its closing blocks: is it cut short?")
         if not block.strip(b"\0"):
             return
         header = _parse(block, offset)

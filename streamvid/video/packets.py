@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 _TAIL_BYTES = 4096
+_ASF_FILE = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
 _EBML, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 
 
@@ -160,6 +161,8 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
+    elif video.container_name == "asf":
+        promised = _asf_end(video.head)
     elif video.container_name == "avi":
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
@@ -195,6 +198,15 @@ def _matroska_end(video: VideoFile) -> int:
         return 0
     size, start = _ebml_size(head, segment + len(_SEGMENT))
     return start + size if size else 0
+
+
+def _asf_end(head: bytes) -> int:
+    """Where the file ends as its header says; 0 where it does not say (a live recording)."""
+    at = head.find(_ASF_FILE)
+    if not 0 <= at <= len(head) - 92:
+        return 0
+    is_live = head[at + 88] & 1
+    return 0 if is_live else int.from_bytes(head[at + 40 : at + 48], "little")
 
 
 def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
