@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ class BucketConfig:
     def choices(self, facts: ClipFacts) -> Choices:
         """Where a clip may go, with exact probabilities."""
         is_timed = self.frame_rate.rule not in ("native", "cap") and not facts.is_image
-        if is_timed and facts.fps is None and facts.seconds is None:
+        if is_timed and _rate(facts) is None and facts.seconds is None:
             reason = f"has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
             return Choices((), reason, "unknown-duration")
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
@@ -119,6 +120,8 @@ class BucketConfig:
         return {}
 
     def _find(self, clip: Shape) -> Choices:
+        if min(clip.height, clip.width) < 1:
+            return Choices((), f"{clip.width}x{clip.height} has no pixels", "too-small")
         classes = self._classes_for(clip)
         if not classes:
             return Choices((), f"{clip.width}x{clip.height} has a side below multiple={self.multiple}", "too-small")
@@ -162,9 +165,10 @@ class BucketConfig:
         if facts.is_image:
             return 1
         seconds = facts.seconds
-        if seconds is None and facts.fps:
-            seconds = facts.num_frames / Fraction(facts.fps)
-        return self.frame_rate.num_frames(facts.num_frames, facts.fps, seconds)
+        rate = _rate(facts)
+        if seconds is None and rate is not None:
+            seconds = facts.num_frames / Fraction(rate)
+        return self.frame_rate.num_frames(facts.num_frames, rate, seconds)
 
     def _candidates(self, clip: Shape) -> Iterator[Candidates]:
         return candidates(self._classes_for(clip), clip, self._policy)
@@ -173,8 +177,6 @@ class BucketConfig:
         """Empty where the clip is smaller than any size may be."""
         if self.max_pixels is None:
             return self._classes
-        if min(clip.height, clip.width) < 1:
-            return ()
         height, width = dynamic_size(clip.height, clip.width, self.max_pixels, self.multiple, None, None)
         return (_one_size(height, width, self.counts),) if min(height, width) else ()
 
@@ -226,6 +228,11 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
     from streamvid.buckets.document import read_file  # which is built on this one
 
     return read_file(path, overrides)
+
+
+def _rate(facts: ClipFacts) -> float | None:
+    """What is no rate, as metadata may have it, is not known."""
+    return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
 @lru_cache(maxsize=4096)

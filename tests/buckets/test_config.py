@@ -255,3 +255,6 @@ def test_why_a_clip_has_no_bucket_is_told_in_a_word() -> None:
     rated = BucketConfig(buckets=parse_buckets("832x480@17"), frame_rate=FrameRate("resample", Fraction(16)))
     assert kind(rated, 60, 1080, 1920) == "unknown-duration"
     assert rated.choices(ClipFacts(60, 1080, 1920, 30.0)).buckets == rated.table.buckets
+    assert rated.choices(ClipFacts(60, 1080, 1920, float("nan"))).kind == "unknown-duration"
+    for config in (wan, BucketConfig(max_pixels=1000, max_frames=5), BucketConfig(height=16, width=16, max_frames=5)):
+        assert kind(config, 60, 0, 1920) == "too-small"
