@@ -88,9 +88,6 @@ class Reason(str):
         reason.kind = kind
         return reason
 
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # copies and pickles keep the kind
-        return str(self), self.kind
-
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         # A report is copied into plain fields, reasons with it.
         return str(self), self.kind
