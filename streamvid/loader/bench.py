@@ -110,6 +110,8 @@ def bench(
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    if opened.manifest.clips == "text":
+        raise ConfigError(f"{opened.url} holds texts alone: no clip can be read or decoded")
     num_cores = usable_cores()
     selection = _select(opened, options)
     # A loader that cannot be is refused now, and not after the store was read.

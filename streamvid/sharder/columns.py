@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from streamvid.errors import Rejected, SourceError
@@ -33,7 +34,9 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
     if asked is not None:
         if asked in names:
             return asked
-        raise SourceError(f"{option}={asked!r} is not a column of the metadata; it has {listed}")
+        near = get_close_matches(asked, names, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise SourceError(f"{option}={asked!r} is not a column of the metadata{meant}; it has {listed}")
     folded = {name.strip().casefold(): name for name in reversed(names)}
     for name in usual:
         if name in folded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -217,6 +218,34 @@ def test_templates_give_exactly_these_texts(scored: Path, template: str, expecte
             found[batch.sample_keys[0][0]] = batch.text[0]
             assert batch.bucket.is_image or batch.fps.tolist() == [15.0]
     assert [found[name] for name in "abc"] == [f"sks {text}" for text in expected]
+
+
+AESTHETIC_WORDS = (
+    (4, "terrible"),
+    (4.5, "very poor"),
+    (5, "poor"),
+    (5.5, "fair"),
+    (6, "good"),
+    (math.inf, "excellent"),
+)
+
+
+def test_words_by_thresholds_are_columns_that_annotate_puts_there(scored: Path, tmp_path: Path) -> None:
+    """Open-Sora 1.3's words, each left out by chance: made offline, put into the sealed dataset, named in a template."""
+    root = tmp_path / "ds"
+    shutil.copytree(scored, root)
+    scores = {key: score for key, score in column(root, "user.aes").items() if score is not None}
+    words = {key: next(word for most, word in AESTHETIC_WORDS if score < most) for key, score in scores.items()}
+    lines = (json.dumps({"key": key, "aes_word": word}) for key, word in words.items())
+    (tmp_path / "words.jsonl").write_text("\n".join(lines))
+    streamvid.annotate(root, tmp_path / "words.jsonl")
+    template = "{text}.{? Aesthetics: {aes_word}.}"
+    plain = delivered(DatasetConfig(root, caption_template=template), batch_size=1)
+    assert sorted(plain.values()) == ["a lane.", "a still. Aesthetics: very poor.", "a street. Aesthetics: good."]
+    config = DatasetConfig(root, caption_template=template, caption_part_dropout=0.4)
+    found = delivered(config, batch_size=1, num_epochs=300, decode=False)
+    kept = [" Aesthetics" in text for (_, key), text in found.items() if key in words]
+    assert_share(sum(kept), len(kept), 0.6)
 
 
 def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:

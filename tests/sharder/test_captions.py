@@ -111,8 +111,8 @@ def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path)
     found = sorted(open_dataset(tmp_path / "ds").samples_table().to_pylist(), key=lambda row: row["source"])
     texts = [[text for text, _ in captions_of(row)] for row in found]
     assert texts == [["short", "long one"], ["long two"], ["only short"]]
-    with pytest.raises(SourceError, match="caption_column='nope' is not a column of the metadata; it has brief"):
-        built(source, tmp_path / "no", caption_column=("brief", "nope"))
+    with pytest.raises(SourceError, match=r"caption_column='breif' is not .* \(did you mean 'brief'\?\); it has brief"):
+        built(source, tmp_path / "no", caption_column=("detailed", "breif"))
 
 
 def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
