@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
+    from streamvid.buckets.config import BucketConfig, load_bucket_config
     from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
@@ -44,6 +45,7 @@ _HOMES = {
     "Batch": "streamvid.loader.batch",
     "BatchSizeSearch": "streamvid.loader.batch_search",
     "Bucket": "streamvid.buckets.bucket",
+    "BucketConfig": "streamvid.buckets.config",
     "BucketTable": "streamvid.buckets.table",
     "CostTable": "streamvid.plan.cost",
     "Dataset": "streamvid.dataset.reader",
@@ -62,6 +64,7 @@ _HOMES = {
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
     "fit_costs": "streamvid.plan.cost",
+    "load_bucket_config": "streamvid.buckets.config",
     "load_config": "streamvid.config",
     "open_dataset": "streamvid.dataset.reader",
     "probe": "streamvid.video",
@@ -76,6 +79,7 @@ __all__ = [
     "Batch",
     "BatchSizeSearch",
     "Bucket",
+    "BucketConfig",
     "BucketTable",
     "CostTable",
     "Dataset",
@@ -95,6 +99,7 @@ __all__ = [
     "detect_world",
     "dry_run",
     "fit_costs",
+    "load_bucket_config",
     "load_config",
     "open_dataset",
     "probe",
