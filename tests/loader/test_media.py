@@ -34,6 +34,7 @@ from tests.media_clips import (
     uneven_clip,
     write_rows,
 )
+from tests.servers import S3Env, S3Server
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -403,3 +404,17 @@ def test_stills_have_media(tmp_path: Path) -> None:
         shown = numbers(batch.video[0])
         assert numbers(batch.media["control"][0], 1.0) == [CONTROL + (number or 0) for number in shown]
     assert set(seen) == {1, 9}
+
+
+def test_a_bucket_gives_the_same_media(
+    roots: dict[str, Path], moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    """FETCH-2: several parts of a tar a sample, in few requests; through a cache as well."""
+    s3_env(moto_server)
+    url = f"s3://{moto_server.new_bucket()}/media"
+    streamvid.copy_dataset(roots["copy"], url)
+    expected = deliveries(roots["copy"])
+    assert deliveries(url) == expected
+    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    for num_workers in (0, 1):
+        assert deliveries(url, num_workers=num_workers, **cache) == expected
