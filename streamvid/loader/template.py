@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
@@ -105,7 +105,7 @@ class _Parser:
                 if not depth:
                     self._fail("a brace that closes nothing; write '}}' for the character")
                 self._at += 1
-                return Part(number, tuple(nodes))
+                return Part(number, _joined(nodes))
             elif character == "{":
                 nodes.append(self._braced(depth))
             else:
@@ -114,7 +114,7 @@ class _Parser:
         if depth:
             self._at = begin
             self._fail("a part that is never closed; end it with '}'")
-        return Part(number, tuple(nodes))
+        return Part(number, _joined(nodes))
 
     def _braced(self, depth: int) -> Node:
         if self._text.startswith("{?", self._at):
@@ -138,3 +138,14 @@ class _Parser:
 
     def _fail(self, message: str) -> NoReturn:
         raise ConfigError(f"caption_template={self._text!r}, column {self._at + 1}: {message}")
+
+
+def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Characters that stand together as one text."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, str) and found and isinstance(found[-1], str):
+            found[-1] += node
+        else:
+            found.append(node)
+    return tuple(found)
