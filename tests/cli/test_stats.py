@@ -16,7 +16,7 @@ def test_stats_show_buckets_columns_and_rejections(tiny: Tiny) -> None:
     before = files_of(tiny.dataset)
     text = run_streamvid("stats", tiny.dataset).stdout
     assert re.search(r"^96x64-5f +5 x 64 x 96 +train +1 +1 ", text, re.MULTILINE)
-    assert "2 samples in 2 shards" in text and "clips: copy; format 1.2" in text
+    assert "2 samples in 2 shards" in text and "clips: copy; format 1.3" in text
     assert "rejected: 1 of 3 input rows" in text
     assert re.search(r"^  row 0  broken\.mp4: .*no video", text, re.MULTILINE)
     assert files_of(tiny.dataset) == before
@@ -28,7 +28,7 @@ def test_stats_as_json_agree_with_the_dataset(tiny: Tiny) -> None:
     assert not done.stderr
     assert facts["plan_fingerprint"] == dataset.manifest.plan_fingerprint
     assert facts["content_fingerprint"] == dataset.manifest.content_fingerprint
-    assert facts["format_version"] == [1, 2]
+    assert facts["format_version"] == [1, 3]
     assert {(b["bucket"], b["split"], b["samples"], b["shards"]) for b in facts["buckets"]} == {
         ("96x64-5f", "train", 1, 1), ("64x96-5f", "train", 1, 1),
     }  # fmt: skip

@@ -24,6 +24,7 @@ from streamvid.dataset.filter import count_matches, parse_filter
 from streamvid.dataset.manifest import MANIFEST, columns_digest, manifest_checksum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, SourceError
 from tests.dataset.whole import DATA, flip, seal_whole
+from tests.servers import S3Env, S3Server
 
 KEYS = [f"s{shard}-{index}" for shard in range(6) for index in range(3)]
 
@@ -430,3 +431,21 @@ def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> 
         (root / MANIFEST).write_text(json.dumps(value))
         with pytest.raises(DatasetError, match=re.escape(str(root))):
             streamvid.open_dataset(root)
+
+
+def test_a_dataset_in_a_bucket_is_annotated_as_one_on_disk(
+    root: Path, tmp_path: Path, moto_server: S3Server, s3_env: S3Env
+) -> None:
+    """The same files and the same manifest; nothing else is left in the bucket."""
+    s3_env(moto_server)
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(root, bucket, "ds/")
+    url, file = f"s3://{bucket}/ds", write(tmp_path / "a.csv", ROWS)
+    for _ in range(2):
+        far = streamvid.annotate(url, file)
+    near = streamvid.annotate(root, file)
+    assert (far.state, far.content_fingerprint) == ("already annotated", near.content_fingerprint)
+    objects = {path.removeprefix("ds/"): moto_server.read(bucket, path) for path in moto_server.objects(bucket, "ds/")}
+    assert objects == tree(root)
+    assert streamvid.verify_dataset(url, deep=True).is_right
+    assert rows_of(Path(root)) == {r["key"]: r for r in streamvid.open_dataset(url).samples_table().to_pylist()}

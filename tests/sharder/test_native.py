@@ -436,7 +436,6 @@ def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_p
         ({"clips": "copy", "codec": "h264"}, "codec='h264' stands beside clips='copy'"),
         ({"clips": "copy", "crf": 20}, "crf=20 stands beside"),
         ({"clips": "copy", "gop": 8}, "gop=8 stands beside"),
-        ({"clips": "copy", "gop": 8}, "gop=8 stands beside"),
         ({"clips": "copy", "max_clip_seconds": 8}, "max_clip_seconds=8 stands beside"),
         ({"clips": "copy", "min_psnr": 30}, "min_psnr=30 stands beside"),
         ({"verify": "probe"}, "verify='probe' stands beside clips='native'"),
