@@ -11,6 +11,7 @@ from streamvid.buckets import Bucket
 from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.config import BucketConfig, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule, RateRule
+from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.buckets.policy import Policy, exact
 from streamvid.buckets.ratios import Ratios
 from streamvid.errors import ConfigError
@@ -41,6 +42,11 @@ def bucket_config_of(options: ShardOptions) -> BucketConfig:
                 "there are; write it there, or leave one of them out"
             )
         config = config if isinstance(config, BucketConfig) else load_bucket_config(config)
+        if options.multiple not in (DEFAULT_MULTIPLE, config.multiple):
+            raise ConfigError(
+                f"multiple={options.multiple} stands beside a bucket_config whose multiple is {config.multiple}; write "
+                "it there, or leave it out"
+            )
     else:
         config = _from_options(options, given)
     asked: dict[str, Any] = {}

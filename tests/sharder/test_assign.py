@@ -226,6 +226,10 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"buckets": ()}, "buckets is empty"),
         ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets stands beside resolution"),
         ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 stands beside bucket_config"),
+        (
+            {"bucket_config": "wan2.1-480p", "multiple": 32},
+            "multiple=32 stands beside a bucket_config whose multiple is 16",
+        ),
         ({"bucket_config": "wan2.1-481p"}, "no file and no preset; presets: "),
         ({"height": 480, "max_frames": 81}, "height=480 stands without width"),
         ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: allowed are the integers 1 to"),
