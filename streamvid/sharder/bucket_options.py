@@ -69,7 +69,8 @@ def _from_options(options: ShardOptions, given: list[str]) -> BucketConfig:
     if options.buckets is not None and not options.buckets:
         raise ConfigError("buckets is empty: give at least one, as '832x480@81'")
     if options.buckets and len(given) > 1:
-        raise ConfigError(f"buckets stands beside {given[1]}: explicit buckets say all that there is")
+        other = "the other two" if given[1] in ("resolution", "num_frames") else given[1]
+        raise ConfigError(f"buckets stands beside {given[1]}: give explicit buckets or {other}")
     is_sized = options.buckets is not None or {"max_pixels", "height", "width"} & set(given)
     if not is_sized and not (options.resolution and options.num_frames):
         raise ConfigError(
