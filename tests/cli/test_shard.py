@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import streamvid
+from streamvid.dataset.reader import open_dataset
 from tests.cli.conftest import OPTIONS, Tiny, files_of
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid

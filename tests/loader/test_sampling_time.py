@@ -296,6 +296,31 @@ def test_clips_that_are_not_decoded_have_the_same_frames(
             assert np.array_equal(out.reshape(item.frames.shape), item.frames)
 
 
+def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
+    clips: Path, tmp_path: Path, truth: Callable[[str], Truth]
+) -> None:
+    """BAD-1: a substitute is whole, decoded by way of its container or handed over; its frames are by its own times."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in INDEXED[:2]:
+        (source / name).write_bytes((clips / name).read_bytes())
+    path = make(source, tmp_path / "ds", f"{WIDTH}x{HEIGHT}@{COUNT}", fps=60)
+    (tar,) = path.rglob("*.tar")
+    bad = (clips / INDEXED[0]).read_bytes()
+    tar.write_bytes(tar.read_bytes().replace(bad, bytes(len(bad))))
+    its = truth(INDEXED[1])
+    expected = [nearest(its.times, its.times[-1] * i / (COUNT - 1)) for i in range(COUNT)]
+    given = {"batch_size": 1, "num_workers": 0, "tail": "uneven", "temporal": "uniform", "layout": "BTHWC"}
+    with VideoLoader(path, **given) as loader:  # type: ignore[arg-type]
+        for batch in loader:
+            assert its.shown(batch.video[0].numpy()) == expected
+        assert loader.stats().num_substituted == 1
+    with VideoLoader(path, **{**given, "layout": "BCTHW"}, decode=False) as loader:  # type: ignore[arg-type]
+        found = [batch.clips[0] for batch in loader]
+    assert [list(clip.numbers) for clip in found] == [expected] * 2
+    assert sorted(clip.packets is None for clip in found) == [False, True]
+
+
 def test_frames_by_time_without_a_packet_index_are_named_where_nothing_is_decoded(
     dataset: Callable[[str], Path],
 ) -> None:
