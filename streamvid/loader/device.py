@@ -123,10 +123,10 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
     """The torch device of that name; ConfigError where there is none such."""
-    import torch
-
     if device is None:
         return None
+    import torch  # which takes seconds: who only plans needs none
+
     cuda = _cuda()
     try:
         found = torch.device(device)

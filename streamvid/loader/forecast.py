@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.buckets.bucket import Bucket, is_named_by
+from streamvid.dataset.arrow import numbers_of
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
@@ -28,6 +29,9 @@ from streamvid.plan import Cursor, World
 from streamvid.plan.forecast import HostCosts
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
 from streamvid.video.picture import Pixels
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -206,7 +210,14 @@ def _scan_shard(part: MixPart, bucket_id: str, number: int, columns: Sequence[st
     table = part.dataset.samples(part.shard_info(bucket_id, number), wanted)
     if part.filter is not None:
         table = table.take(part.filter.matching(table))
-    return {name: table.column(name).to_numpy() for name in columns}
+    return {name: _numbers(table.column(name).combine_chunks()) for name in columns}
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """A column's numbers, NaN where one is missing."""
+    import pyarrow.compute as pc
+
+    return numbers_of(pc.fill_null(column, float("nan")) if column.null_count else column)
 
 
 def _scanned(part: MixPart, bucket: Bucket, found: Sequence[dict[str, Any]], is_whole: bool) -> BucketScan:

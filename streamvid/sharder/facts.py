@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.dataset.arrow import numbers_of
 from streamvid.errors import SourceError
 from streamvid.sharder.columns import VIDEO_COLUMNS, find_column
 from streamvid.sharder.metadata import READERS, read_metadata
@@ -282,8 +283,7 @@ def numbers(column: pa.Array) -> Float64Array:
             column = pc.cast(pc.if_else(is_number, trimmed, pa.scalar(None, trimmed.type)), pa.float64())
     elif pa.types.is_boolean(column.type) or not _is_numeric(column.type):
         return np.full(len(column), np.nan)
-    found: Float64Array = pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return found
+    return numbers_of(pc.fill_null(pc.cast(column, pa.float64(), safe=False), np.nan))
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

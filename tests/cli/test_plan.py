@@ -143,11 +143,11 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
         (("--batch-size", "1", "--num-ranks", "0"), 2, "num_ranks=0"),
         (("--batch-size", "1", "--split", "test"), 1, "split='test' has no samples"),
         (("--batch-size", "1", "--costs", "missing.json", "--sync", "cost"), 2, "--costs missing.json"),
-        (
-            ("--batch-size", "1", "--costs", "any.json"),
-            2,
-            "--costs any.json does nothing with --sync bucket; add --sync",
-        ),
+        (("--batch-size", "1", "--costs", "any.json", "--counts-only"), 2, "does nothing with --sync bucket"),
+        (("--batch-size", "1", "--cost-table", "missing.yaml"), 2, "missing.yaml"),
+        (("--batch-size", "1", "--where", "no_such > 1"), 2, "no_such"),
+        (("--batch-size", "1", "--resolution", "480p"), 2, "--resolution is for metadata"),
+        (("--batch-size", "1", "--preset", "wan9"), 2, "wan2.1-480p"),
         (("--batch-size", "1", "--tail", "cary"), 2, "'carry'"),
     ],
 )
@@ -163,3 +163,112 @@ def test_sizes_are_read_strictly() -> None:
     for bad in (["a="], ["a=1", "a=2"], ["-1"], ["1", "2"], ["٤"]):
         with pytest.raises(ConfigError):
             parse_sizes(bad)
+
+
+def test_details_come_from_the_samples_index() -> None:
+    """Waste, bytes and times beside the counts; what old datasets have not recorded says so; estimates are marked."""
+    told = facts("--batch-size", "1", "--num-ranks", "2")
+    assert told["kind"] == "dataset"
+    details = told["details"]
+    assert details["buckets"]["96x64-5f"]["crop_mean"] is None  # of format 1.0
+    assert len(details["member_bytes_by_rank"]) == 2 and not details["member_bytes_are_estimate"]
+    assert details["imbalance_tokens"] == 1.0
+    assert details["estimates"]["epoch"]["parts"]["gpu"] is None
+    assert facts("--batch-size", "1", "--num-ranks", "2", "--counts-only")["details"] is None
+    text = run_streamvid("plan", DATASET, "--batch-size", "1").stdout
+    assert "not recorded" in text and "host memory a rank: ring" in text
+    assert re.search(r"^  an epoch: ~[0-9.]+ s, bound by \w+ .*gpu not measured", text, re.MULTILINE)
+
+
+def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> None:
+    """Measured step costs give the GPU's time, a table of the host's the decoders'."""
+    (tmp_path / "host.yaml").write_text("decode_ms: {'*': 250}\nnum_workers: 1\n")
+    buckets = streamvid.open_dataset(DATASET).manifest.buckets
+    table = fit_costs([("96x64-5f", 1, 3.0)] * 3 + [("96x64-1f", 1, 2.0)] * 3, buckets)
+    (tmp_path / "costs.json").write_text(json.dumps(table.to_json()))
+    plain = facts("--batch-size", "1")
+    told = facts(
+        "--batch-size", "1", "--cost-table", str(tmp_path / "host.yaml"), "--costs", str(tmp_path / "costs.json")
+    )
+    epoch = told["details"]["estimates"]["epoch"]
+    assert epoch["parts"]["decode"] == pytest.approx(4 * 0.25)
+    assert epoch["parts"]["gpu"] == pytest.approx(3 * 3.0 + 2.0) == epoch["seconds"]
+    assert epoch["bound_by"] == "gpu"
+    assert told["tails"] == plain["tails"]
+    assert {name: value for name, value in told["details"].items() if name not in ("estimates", "memory")} == {
+        name: value for name, value in plain["details"].items() if name not in ("estimates", "memory")
+    }
+
+
+def test_a_filter_leaves_samples_out_as_the_loader_does(tmp_path: Path) -> None:
+    """PLAN-4: --where takes the same samples as VideoLoader(where=…)."""
+    root = build_dataset(tmp_path, {Bucket(5, 64, 96): [4, 4]})
+    told = facts_of(root, "--batch-size", "1", "--where", "score >= 1.5")
+    with streamvid.VideoLoader(root, batch_size=1, world=World(0, 1), where="score >= 1.5", num_workers=0) as loader:
+        assert told["steps"] == [len(loader)]
+        assert told["buckets"][0]["samples"] == loader.plan_report()[0].num_samples < 8
+
+
+def test_keys_are_written_in_the_order_of_delivery(tmp_path: Path) -> None:
+    """PLAN-1: a line a batch, rank by rank, with the keys that a loader of that rank hands over."""
+    run_streamvid("plan", DATASET, "--num-ranks", "2", "--batch-size", "1", "--tail", "pad", "--keys", tmp_path / "k")
+    lines = [json.loads(line) for line in (tmp_path / "k").read_text().splitlines()]
+    for rank in range(2):
+        with streamvid.VideoLoader(DATASET, batch_size=1, world=World(rank, 2), tail="pad", num_workers=0) as loader:
+            delivered = [batch.sample_keys for batch in loader]
+        assert [line["keys"] for line in lines if line["rank"] == rank] == delivered
+
+
+def test_a_preset_that_does_not_suit_fails_and_says_why() -> None:
+    done = run_streamvid("plan", DATASET, "--batch-size", "1", "--preset", "wan2.1-480p", check=False)
+    assert done.returncode == 2 and "wan2.1" in done.stderr and "Traceback" not in done.stderr
+    assert "All tails" in done.stdout
+
+
+METADATA = "path,num_frames,height,width,fps\n" + "".join(
+    f"v/{number}.mp4,{frames},{height},{width},16\n"
+    for number, (frames, height, width) in enumerate([(81, 480, 832)] * 6 + [(81, 832, 480)] * 2 + [(3, 480, 832)])
+)
+
+
+def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
+    """Buckets, tails and what is left out with reasons, of metadata alone: no media file is there."""
+    (tmp_path / "meta.csv").write_text(METADATA)
+    told = facts_of(tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--num-ranks", "2", "--batch-size", "1")
+    assert told["kind"] == "metadata"
+    assert {row["bucket"]: (row["samples"], row["steps"]) for row in told["buckets"]} == {
+        "832x480-81f": (6, 3), "480x832-81f": (2, 1),
+    }  # fmt: skip
+    (left,) = told["metadata"]["left_out"]
+    assert (left["kind"], left["rows"], left["examples"][0]["source"]) == ("too-few-frames", 1, "v/8.mp4")
+    assert told["metadata"]["buckets"]["832x480-81f"]["crop_mean"] == 0
+    text = run_streamvid("plan", tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--batch-size", "1").stdout
+    assert "9 rows, 8 with a bucket, 1 without" in text and "too-few-frames: 1 rows" in text
+    explicit = facts_of(
+        tmp_path / "meta.csv", "--buckets", "832x480@17", "--fps", "4", "--fps-rule", "cap", "--batch-size", "1"
+    )
+    assert [row["samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--batch-size", "1", "--keys", "k"), 2, "--keys and --where are for sealed datasets"),
+        (("--batch-size", "1", "--buckets", "832x480@81", "--resolution", "480p"), 2, "give one of them"),
+        (("--batch-size", "1", "--buckets", "4096x4096@81"), 1, "no row"),
+        (("--batch-size", "1", "--num-frames", "x"), 2, "--num-frames"),
+    ],
+)
+def test_what_is_wrong_with_metadata_is_named(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    (tmp_path / "meta.csv").write_text(METADATA)
+    done = run_streamvid("plan", tmp_path / "meta.csv", *arguments, check=False)
+    assert done.returncode == code and message in done.stderr, done.stderr
+    assert not done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_folder_of_videos_is_told_what_to_use(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"")
+    done = run_streamvid("plan", tmp_path, "--batch-size", "1", check=False)
+    assert done.returncode == 1 and "--dry-run" in done.stderr and "Traceback" not in done.stderr

@@ -120,7 +120,11 @@ def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
         mine = [row for row in rows if row["bucket_id"] == name]
         told = scan.to_json()
         assert scan.num_samples == scan.num_all == len(mine)
-        for column, key in (("crop_fraction", "crop_mean"), ("upscale", "upscale_mean"), ("clip_bytes", "clip_bytes_mean")):
+        for column, key in (
+            ("crop_fraction", "crop_mean"),
+            ("upscale", "upscale_mean"),
+            ("clip_bytes", "clip_bytes_mean"),
+        ):
             assert told[key] == pytest.approx(sum(row[column] for row in mine) / len(mine))
         frames = sum(row["window_num_frames"] for row in mine)
         assert told["frames_unused_share"] == pytest.approx(1 - len(mine) * scan.bucket.num_frames / frames)
