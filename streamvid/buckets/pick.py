@@ -74,7 +74,8 @@ class Pick:
             return linspace(self.start, self.start + self.count * self.stride - 1, self.count)
         if self.way == "number":
             assert self.fps is not None
-            return [min(round(place / float(self.fps) * self.clip_fps), num_frames - 1) for place in self._places]
+            fps, last = float(self.fps), num_frames - 1
+            return [round(min(min(place, _MAX_TICKS) / fps * self.clip_fps, last)) for place in self._places]
         if times is None or len(times) != num_frames:
             raise ConfigError(f"frames are chosen by {self.way}, and the clip's timestamps are not known")
         if self.way == "spread":
@@ -135,7 +136,8 @@ def time_base_of(times: Times, fps: float) -> Fraction:
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:
         return Fraction(1)
-    return Fraction((len(times) - 1) / (fps * span)).limit_denominator(_MAX_DENOMINATOR) or Fraction(1)
+    # In fractions: an index may say any number.
+    return Fraction(len(times) - 1, span * Fraction(fps)).limit_denominator(_MAX_DENOMINATOR) or Fraction(1)
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from streamvid.buckets.pick import Pick, exact_seconds, linspace, nearest_frames
 from streamvid.errors import ConfigError
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "data" / "diffsynth_frames.json").read_text())["frames"]
+
+WAYS: dict[str, Any] = {"cap": "step", "resample": "time", "fix_frame_rate": "number"}
 
 steps = st.lists(st.integers(1, 2000), max_size=60)
 rates = st.fractions(Fraction(1, 2), 120, max_denominator=1001)
@@ -92,6 +95,18 @@ def test_the_time_base_follows_from_the_average_rate(gaps: list[int], base: Frac
 def test_a_duration_is_the_fraction_it_was(ticks: int, base: Fraction) -> None:
     """Up to rates at which a tick is a microsecond, so that counts at a rate are the same wherever they are made."""
     assert exact_seconds(float(ticks * base)) == ticks * base
+
+
+@given(st.floats(0, exclude_min=True, allow_infinity=False), st.floats(0, 1e300), st.sampled_from(list(WAYS)))
+def test_an_index_may_say_any_rate_and_duration(fps: float, seconds: float, rule: Any) -> None:
+    """SAFE-1: no number that an index can hold ends in anything but frames of the clip, or too few of them."""
+    rate = FrameRate(rule, Fraction(24))
+    there = num_places(rate, 5, fps, seconds)
+    if there < 3:
+        return
+    start, target = (0, None) if rule == "cap" else (there - 3, rate.fps)
+    numbers = Pick(3, start, 1, WAYS[rule], target, fps).numbers(5, [0, 1, 2, 3, 1 << 60])
+    assert all(0 <= number < 5 for number in numbers)
 
 
 def test_images_have_their_one_frame_at_any_rate() -> None:
