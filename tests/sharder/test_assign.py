@@ -192,6 +192,32 @@ def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
     assert (plain.draw_sets, {sample.draw_set for sample in plain.samples}) == ({}, {""})
 
 
+def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, form: Path, tmp_path: Path) -> None:
+    """Its checklist 13, from the command on: a clip comes once a pass, or not where it may be in none."""
+    sharded(source, tmp_path / "ds", "--bucket-config", form, "--assign", "all")
+    config, rows = load_bucket_config(form), {row["key"]: row for row in rows_of(tmp_path / "ds")}
+    by_record: dict[str, list[dict[str, Any]]] = {}
+    for row in rows.values():
+        by_record.setdefault(row["record_key"], []).append(row)
+    assert len(by_record) == CLIP_ROWS
+    for several in by_record.values():
+        assert len(several) == len(choices_of(config, several[0]).options)
+    num_passes, counts = 6, Counter[str]()
+    went: dict[str, set[str]] = {}
+    sizes = {"batch_size": 1, "num_epochs": num_passes, "tail": "pad", "num_workers": 0, "world": World(0, 1)}
+    with VideoLoader(tmp_path / "ds", **sizes) as loader:  # type: ignore[arg-type]
+        for batch in loader:
+            assert tuple(batch.video.shape[1:]) == (3, *batch.bucket.shape)
+            if not batch.is_repeat[0]:
+                record = rows[batch.sample_keys[0]]["record_key"]
+                counts[record] += 1
+                went.setdefault(record, set()).add(batch.bucket.id)
+    for name, several in by_record.items():
+        always = choices_of(config, several[0]).rest == 0
+        assert counts[name] == num_passes if always else counts[name] <= num_passes
+    assert any(len(buckets) > 1 for buckets in went.values())
+
+
 # ---------------------------------------------------------------- options
 
 
