@@ -314,7 +314,8 @@ def _extent(row_group: Any, columns: Sequence[str] | None) -> tuple[int, int]:
     places = []
     for number in range(row_group.num_columns):
         column = row_group.column(number)
-        if columns is None or column.path_in_schema.split(".")[0] in columns:
+        path = column.path_in_schema  # of a list its parts' too; names may hold dots
+        if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns):
             start = column.dictionary_page_offset or column.data_page_offset
             places.append((min(start, column.data_page_offset), start + column.total_compressed_size))
     return min((start for start, _ in places), default=0), max((end for _, end in places), default=0)
