@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -136,7 +137,7 @@ def command(
 def _facts(
     source: str, run: PlannedRun, storage: StorageOptions, metadata: Mapping[str, Any], keys: str | None
 ) -> tuple[dict[str, Any], Exception | None]:
-    from streamvid.cli.plan_metadata import check_dataset_options, check_preset, collect_metadata, is_metadata_source
+    from streamvid.cli.plan_metadata import check_dataset_options, collect_metadata, is_metadata_source
     from streamvid.dataset.reader import open_dataset
 
     if is_metadata_source(source):
@@ -145,11 +146,8 @@ def _facts(
         return collect_metadata(source, run, metadata)
     check_dataset_options(metadata)
     dataset = open_dataset(source, storage=storage)
+    run = replace(run, preset=metadata["preset"])
     facts, failure = collect(dataset, run)
-    facts["preset"] = None
-    if metadata["preset"] is not None:
-        facts["preset"], misfit = check_preset(metadata["preset"], dataset.manifest)
-        failure = failure or misfit
     if keys is not None:
         facts["keys"] = keys
         with Path(keys).open("w", encoding="utf-8") as file:

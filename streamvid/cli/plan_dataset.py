@@ -38,6 +38,7 @@ class PlannedRun:
     host: HostCosts = field(default_factory=HostCosts)
     prefetch_bytes: int = 256 * 2**20
     details: bool = False
+    preset: str | None = None
 
 
 def collect(dataset: Dataset, run: PlannedRun) -> tuple[dict[str, Any], StreamvidError | None]:
@@ -58,6 +59,7 @@ def collect(dataset: Dataset, run: PlannedRun) -> tuple[dict[str, Any], Streamvi
         "plan_fingerprint": dataset.manifest.plan_fingerprint,
         "split": run.split,
         "where": run.where,
+        "preset": run.preset,
     }
     costs = {
         "cost_classes": cost_classes(selection.costs) if run.options.sync == "cost" else None,
@@ -74,7 +76,7 @@ def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
     options = {name: getattr(run.options, name) for name in run.options.__slots__}
     return open_run(
         dataset, run.num_ranks, rank, **options, split=run.split, where=run.where, batch_size=run.batch_size,
-        max_tokens_per_batch=run.max_tokens_per_batch, prefetch_bytes=run.prefetch_bytes,
+        max_tokens_per_batch=run.max_tokens_per_batch, preset=run.preset, prefetch_bytes=run.prefetch_bytes,
         costs=_measured(run) if run.options.sync == "cost" else None,
     )  # fmt: skip
 
@@ -98,6 +100,8 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 def _details(setup: Setup, run: PlannedRun, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Of the first epoch, by the samples index: waste, loads of ranks, memory, requests and time."""
     from streamvid.loader.forecast import memory_of, sample_reads, scan_buckets
+    from streamvid.loader.model_rule import rule_of, token_rule
+    from streamvid.plan.cost import default_costs
 
     selection = setup.selection
     scans = scan_buckets(setup)
@@ -105,7 +109,7 @@ def _details(setup: Setup, run: PlannedRun, facts: Mapping[str, Any]) -> dict[st
     loads = rank_loads(
         selection.plan(Cursor()),
         selection.batch_sizes,
-        {name: bucket.tokens for name, bucket in setup.mix.buckets.items()},
+        default_costs(setup.buckets, token_rule(rule_of(run.preset), setup.mix)).tokens,
         selection.costs if measured is None else measured.costs(selection.batch_sizes),
         lambda name, shards, places: scans[name].sizes(shards, places),
     )

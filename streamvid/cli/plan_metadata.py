@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.cli.plan_dataset import PlannedRun
 from streamvid.errors import ConfigError, SourceError, StreamvidError
-from streamvid.plan.forecast import forecast_counts, rank_loads
+from streamvid.plan.forecast import Loads, forecast_counts, rank_loads
+from streamvid.plan.options import PlanOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from streamvid.buckets import Bucket
     from streamvid.buckets.config import BucketConfig
-    from streamvid.dataset.manifest import Manifest
     from streamvid.sharder.facts import FactsBlock
     from streamvid.sharder.forecast import MetadataForecast
 
@@ -50,21 +50,6 @@ def check_dataset_options(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard anew")
 
 
-def check_preset(name: str, manifest: Manifest) -> tuple[dict[str, Any], ConfigError | None]:
-    """(what a preset's model says of a dataset, the error where it does not take it)."""
-    from streamvid.buckets.config import load_bucket_config
-    from streamvid.buckets.frames import FrameRate
-
-    model = load_bucket_config(name).model
-    if model is None:
-        raise ConfigError(f"--preset {name} has no rule of a model to check a dataset by; leave it out")
-    try:
-        model.check_all(manifest.buckets, FrameRate.from_json(manifest.frame_rate))
-    except ConfigError as error:
-        return {"name": name, "model": model.name, "fits": False, "problem": str(error)}, error
-    return {"name": name, "model": model.name, "fits": True, "problem": None}, None
-
-
 def collect_metadata(
     source: str, run: PlannedRun, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], StreamvidError | None]:
@@ -81,14 +66,17 @@ def collect_metadata(
     buckets = {name: found.buckets[name].bucket for name in found.counts}
     if not buckets:
         raise SourceError(f"no row of {source} has a bucket: {_why(found)}")
+    model = config.model
+    sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, model)
     measured = None if run.costs is None else CostTable.from_json(run.costs)
-    sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch)
-    costs = (measured or default_costs(buckets.values())).costs(sizes)
+    table = default_costs(buckets.values(), model)
+    costs = (measured or table).costs(sizes)
     counts = {name: [count] for name, count in found.counts.items()}
-    planned, failure = forecast_counts(
-        lambda options: EpochPlan(counts, sizes, options, run.num_ranks, costs=costs),
-        sizes, run.options, run.num_epochs,
-    )  # fmt: skip
+
+    def plan_of(options: PlanOptions) -> EpochPlan:
+        return EpochPlan(counts, sizes, options, run.num_ranks, costs=costs)
+
+    planned, failure = forecast_counts(plan_of, sizes, run.options, run.num_epochs)
     about = {
         "kind": "metadata",
         "source": source,
@@ -96,24 +84,20 @@ def collect_metadata(
         "bucket_config": config.to_json(),
         "metadata": _metadata(found),
         "notes": _notes(found),
-    }
-    of_costs = {
         "cost_classes": cost_classes(costs) if run.options.sync == "cost" else None,
         "costs_are_measured": measured is not None,
     }
     details = None
     if run.details and failure is None:
-        plan = EpochPlan(counts, sizes, run.options, run.num_ranks, costs=costs)
-        tokens = {name: bucket.tokens for name, bucket in buckets.items()}
-        loads = rank_loads(plan, sizes, tokens, costs)
-        details = {
-            **loads.to_json(),
-            "samples_by_rank": loads.samples_by_rank(),
-            "member_bytes_by_rank": None,
-            "memory": _memory(found, list(buckets.values()), sizes, run),
-            "estimates": None,
-        }
-    return about | planned | of_costs | {"details": details}, failure
+        details = _details(rank_loads(plan_of(run.options), sizes, table.tokens, costs))
+        details["memory"] = _memory(found, list(buckets.values()), sizes, run)
+    return about | planned | {"details": details}, failure
+
+
+def _details(loads: Loads) -> dict[str, Any]:
+    """Of the first epoch; which bytes a rank reads is not known before there are shards."""
+    by_rank = {"samples_by_rank": loads.samples_by_rank(), "member_bytes_by_rank": None}
+    return {**loads.to_json(), **by_rank, "estimates": None}
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:

@@ -6,7 +6,6 @@ import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -259,15 +258,20 @@ class ReadSample:
 
 def sample_reads(setup: Setup) -> ReadSample:
     """Look at some batches of the run's rank at five places of its first epoch, their index rows and packet tables."""
-    rows, found = IndexRows(), list[PlannedBatch]()
+    rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
-        plan = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES))
-        seen = 0
-        for request in islice(setup.selection.requests(plan, 1), _SAMPLES_A_PLACE):
-            found.append(_batch(request, rows))
+        plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
+        for request in setup.selection.requests(plan, 1):
+            step = plan.cursor.step + request.position[1]
+            if step not in found:  # of a short epoch all of it is looked at, each batch once
+                found[step] = _batch(request, rows)
             seen += len(request.samples)
             if seen >= _SAMPLES_A_PLACE:
                 break
+    return _read_sample(list(found.values()))
+
+
+def _read_sample(found: Sequence[PlannedBatch]) -> ReadSample:
     num_samples = sum(len(batch.keys) for batch in found)
     decoded: dict[str, list[int]] = {}
     for batch in found:
