@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -167,10 +166,6 @@ def check_row(row: dict[str, Any], shard: ShardInfo, least_frames: int) -> None:
             raise IntegrityError(
                 f"the index says {name}={row[name]!r}, allowed are {least} to {most} ({why}); copy the dataset again"
             )
-    for name in ("fps", "duration_seconds"):
-        value = row.get(name)
-        if value is not None and not (isinstance(value, float) and 0 <= value < math.inf):
-            raise IntegrityError(f"the index says {name}={value!r}, which is no such number; copy the dataset again")
     if not isinstance(row["key"], str):
         raise IntegrityError(f"the index says key={row['key']!r}, which is no text; copy the dataset again")
     checksum = row["clip_sha256"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -101,8 +102,10 @@ def view_of(
     row: an index row with "key", "fps", "window_num_frames" and, where the rate needs it, "duration_seconds". Raises
     ConfigError where the clip has too few frames, or under temporal="full" too many.
     """
-    num_frames, fps, key = row["window_num_frames"], float(row["fps"] or 0.0), row["key"]
-    there = num_frames if rate.fps is None else num_places(rate, num_frames, fps, row.get("duration_seconds") or 0.0)
+    num_frames, fps, key = row["window_num_frames"], _known(row["fps"]), row["key"]
+    there = num_frames
+    if rate.fps is not None:
+        there = num_places(rate, num_frames, fps, _known(row.get("duration_seconds")))
     if there < count or (options.temporal == "full" and there != count):
         raise ConfigError(_wrong_length(options, rate, num_frames, there, count))
     if rate.fps is None and options.is_plain:  # what nearly every delivery is: spelled out, as it is half as much work
@@ -110,6 +113,11 @@ def view_of(
         return View(Pick(count, start, 1, "step", None, fps))
     draw = {"seed": seed, "key": key, "visit": visit}
     return View(_pick(options, rate, num_frames, there, count, fps, draw), _crop(options, draw))
+
+
+def _known(value: float | None) -> float:
+    """A rate or a duration, 0.0 where the index has none."""
+    return float(value) if value is not None and 0 < value < math.inf else 0.0
 
 
 def _pick(
