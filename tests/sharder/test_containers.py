@@ -129,6 +129,7 @@ def test_pictures_are_delivered_upright(kind: str, orientation: int) -> None:
     np.testing.assert_array_equal(still(data, info.height, info.width), upright)
 
 
+@pytest.mark.slow
 def test_a_gif_has_its_own_times(tmp_path: Path) -> None:
     """Uneven delays are kept: a native clip at a fixed rate has the frames that are nearest in time."""
     frames = frames_of("bikes", 96, 64, 5)

@@ -79,6 +79,7 @@ def test_datasets_are_merged(tmp_path: Path) -> None:
     assert [(row["user.a"], row["user.b"]) for row in both] == [("x", None)] * 3 + [(None, "x")] * 2
 
 
+@pytest.mark.slow
 def test_a_damaged_clip_of_a_dataset_is_noticed(tmp_path: Path) -> None:
     """SAFE-1: what was sealed is proved when it is sealed again."""
     videos(tmp_path, 1)
@@ -102,6 +103,7 @@ def test_a_dataset_is_not_built_over_its_source(tmp_path: Path) -> None:
             shard(tmp_path / source, tmp_path / "ds", "--overwrite", buckets="64x64@5")
 
 
+@pytest.mark.slow
 def test_a_dataset_below_the_source_is_no_part_of_it(tmp_path: Path) -> None:
     """SHARD-1: a folder of tars is read the same while, and after, a dataset is built inside it."""
     write(tmp_path, {"0.tar": tar_of({"a.mp4": clip(0), "a.txt": b"x"})})
