@@ -29,7 +29,7 @@ def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> N
             for (shard, place), expected in zip(places, everything, strict=True):
                 row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False))
                 assert row.pop("columns") == {"score": expected["user.score"], "where": expected["user.place"]}
-                assert row.pop("place") is None and row.pop("row") == place
+                assert row.pop("place") is None and row.pop("row") == place and not row.pop("media")
                 assert row == {name: expected[name] for name in row} and "clip_sha256" in row
                 largest = max(largest, rows.num_bytes)
         assert 0 < largest <= max(cached_bytes, 4 * 200), (cached_bytes, largest)
@@ -44,13 +44,13 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     row = IndexRows().row(sample)
     part = clip_part(row, None, Pick(1))
     block = memoryview(bytearray(part.block_bytes))
-    good = read_parts(source, shard, [(row, part, block)])
+    good = read_parts(source, shard, [(row["clip_offset"], part, block)])
     assert good.problem is None and good.num_bytes == len(block) == row["clip_bytes"]
     path = tmp_path / shard.path
     data = path.read_bytes()
     path.write_bytes(data[: row["clip_offset"] + row["clip_bytes"] - 1])
-    short = read_parts(source, shard, [(row, part, block)])
+    short = read_parts(source, shard, [(row["clip_offset"], part, block)])
     assert short.problem is not None and f"ends at byte {path.stat().st_size}" in short.problem
     path.unlink()
     with pytest.raises(StorageError, match="No such file"):
-        read_parts(source, shard, [(row, part, block)])
+        read_parts(source, shard, [(row["clip_offset"], part, block)])
