@@ -119,7 +119,7 @@ def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) 
 
 
 @pytest.mark.parametrize("temporal", ["head", "middle", "uniform", "chunk", "opensora"])
-@pytest.mark.parametrize("name", ["copy", "resampled"])
+@pytest.mark.parametrize("name", [pytest.param("copy", marks=pytest.mark.slow), "resampled"])
 def test_however_frames_are_chosen(roots: dict[str, Path], name: str, temporal: str) -> None:
     """SAMPLE-2: even where two frames are as near to a time: the clip's choice is the medium's."""
     found = [check_sample(batch, slot) for batch in batches(roots[name], temporal=temporal) for slot in range(2)]
@@ -178,7 +178,7 @@ def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
         assert first + digests(loader) == whole
 
 
-@pytest.mark.parametrize("name", ["copy", "native"])
+@pytest.mark.parametrize("name", ["copy", pytest.param("native", marks=pytest.mark.slow)])
 def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> None:
     """YUV-1: media too, and what a sample has not stays black; in every layout."""
     exact = {key: batch for batch in batches(roots[name], accuracy="exact", batch_size=1) for key in batch.sample_keys}
@@ -242,7 +242,9 @@ def damage(root: Path, key: str, name: str) -> None:
     raise AssertionError(key)
 
 
-@pytest.mark.parametrize("medium", ["control", "matte", "reference"])
+@pytest.mark.parametrize(
+    "medium", ["control", *(pytest.param(name, marks=pytest.mark.slow) for name in ("matte", "reference"))]
+)
 def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Path, medium: str) -> None:
     """BAD-1: clip, media, key and caption are the substitute's; without that medium the sample is good."""
     root = tmp_path / "dataset"
