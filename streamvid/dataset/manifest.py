@@ -17,8 +17,8 @@ from streamvid.storage import Store, check_relative
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
 FORMAT_VERSION = (1, 3)
-DRAWN_VERSION = (2, 0)
-"""Of a dataset with `draws`, and of no other."""
+STRICT_VERSION = (2, 0)
+"""Of a dataset with `draws`, or of copies with a `frame_rate`: older readers would deliver something else of them."""
 MAX_MANIFEST_BYTES = 256 * 2**20
 _CHECKSUM = "manifest_sha256"
 _CHECKSUM_SINCE = (1, 1)
@@ -86,7 +86,7 @@ class Manifest:
     encoding, quality: how native clips were encoded, and how well; None where clips are copies.
     From 1.3 on, each None where there is none: frame_rate, the rate that clips are read at (a FrameRate's fields);
     model, the rule of the model that the buckets are for (a ModelRule's); media, what else samples hold, by name;
-    draws, the clips that several buckets store (draws.py): who does not know of it must refuse it, so that it is 2.0.
+    draws, the clips that several buckets store (draws.py).
     columns: groups of columns put there later, of which the last that has a column counts; their files are among
     `other_files`. base_fingerprint: the content fingerprint without them, "" where there are none.
     """
@@ -265,9 +265,9 @@ def _check_content(value: Mapping[str, Any], version: tuple[int, int], where: st
 
 def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
     major, minor = (int(part) for part in value["format_version"])
-    if major > DRAWN_VERSION[0]:
+    if major > STRICT_VERSION[0]:
         raise DatasetError(
-            f"{where}: format_version {[major, minor]} is newer than {list(DRAWN_VERSION)}; "
+            f"{where}: format_version {[major, minor]} is newer than {list(STRICT_VERSION)}; "
             "update streamvid (pip install -U streamvid)"
         )
     if major < 1 or minor < 0:

@@ -43,6 +43,8 @@ class Field:
             return str(value)
         if self.format.endswith("d"):
             return format(math.floor(value), self.format) if math.isfinite(value) else None
+        if "." in self.format:
+            value = float(value)  # of an integer without a letter Python writes no digits
         return format(value, self.format)
 
 

@@ -28,9 +28,9 @@ from streamvid.dataset.index import (
 )
 from streamvid.dataset.interop import energon_files
 from streamvid.dataset.manifest import (
-    DRAWN_VERSION,
     FORMAT_VERSION,
     MANIFEST,
+    STRICT_VERSION,
     FileInfo,
     Manifest,
     ShardInfo,
@@ -262,10 +262,12 @@ def _manifest(
     # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     draws = sets_to_json(plan.draws) if plan.draws else None
+    clips, frame_rate = str(plan.build["options"]["clips"]), _frame_rate(plan.build["options"])
+    is_read_otherwise = draws is not None or (frame_rate is not None and clips == "copy")
     return Manifest(
         buckets=buckets,
-        clips=str(plan.build["options"]["clips"]),
-        frame_rate=_frame_rate(plan.build["options"]),
+        clips=clips,
+        frame_rate=frame_rate,
         model=plan.build["options"].get("bucket_config", {}).get("model"),
         counts={
             "records": plan.num_records,
@@ -283,7 +285,7 @@ def _manifest(
         content_fingerprint=content_fingerprint(index.shards, index.sample_files),
         build=plan.build,
         draws=draws,
-        format_version=DRAWN_VERSION if draws else FORMAT_VERSION,
+        format_version=STRICT_VERSION if is_read_otherwise else FORMAT_VERSION,
     )
 
 

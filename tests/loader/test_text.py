@@ -287,6 +287,19 @@ def test_templates_that_cannot_be_are_refused_at_once(texts: Path, template: str
     assert all(part in str(told.value) for part in message.split(r"\.\*"))
 
 
+@given(st.from_regex(r"[+ ]?0?[0-9]{0,2},?(\.[0-9]{1,2})?[dfeg%]?", fullmatch=True))
+@example(".3")
+def test_any_number_is_written_in_any_format(form: str) -> None:
+    try:
+        parsed = parse_template(f"{{a:{form}}}")
+    except ConfigError:
+        return
+    for value in (0, 3, True, -(2**63), 1.5, float("inf"), -1e308):
+        written = parsed.written({"a": value}, lambda part: True)
+        assert written is None or isinstance(written, str)
+    assert form != ".3" or parsed.written({"a": 3}, lambda part: True) == "3.0"
+
+
 @given(st.text("{}?:.[]!abc01fd% ", max_size=30))
 def test_any_template_is_refused_or_gives_a_text(template: str) -> None:
     """SAFE-1."""
