@@ -172,11 +172,11 @@ def _python_form(path: Path) -> dict[str, Any]:
     """The literal that a Python file assigns to bucket_config. Nothing of the file is run."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+        for node in reversed(tree.body):  # what is assigned last holds
             if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["bucket_config"]:
                 form = ast.literal_eval(node.value)
                 # Their configs may replace the one that they build on, and say so in a key of its own.
-                return {name: value for name, value in form.items() if name != "_delete_"}
-    except (OSError, SyntaxError, ValueError, AttributeError) as error:
+                return {str(name): value for name, value in form.items() if name != "_delete_"}
+    except (OSError, SyntaxError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read bucket_config of {path}: {error}; write it as YAML") from None
     raise ConfigError(f"{path} assigns no bucket_config; write the configuration as YAML")

@@ -129,5 +129,5 @@ class FrameRate:
         try:
             rate = fields.get("fps")
             return cls(fields["rule"], None if rate is None else Fraction(rate))
-        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"frame_rate={fields!r}: expected rule and fps ({error})") from error

@@ -127,7 +127,9 @@ class ModelRule:
             rule = FrameRule.parse(known["frame_rule"])
             rates = {name: None if known.get(name) is None else Fraction(known[name]) for name in ("fps", "max_fps")}
             return cls(**{**known, "frame_rule": rule, **rates})
-        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        except KeyError as error:
+            raise ConfigError(f"model={fields!r}: expected the field {error} too") from error
+        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise ConfigError(f"model={fields!r}: {error}") from error
 
 

@@ -63,6 +63,24 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     assert all(bucket.width % 32 == 0 for bucket in config.table.buckets)
     with pytest.raises(ConfigError, match="assigns no bucket_config"):
         load_bucket_config(written(tmp_path, "x = 1\n", "other.py"))
+    # As Python has it: what is assigned last holds, and nothing that a function has of its own.
+    text = "bucket_config = {'144px': {9: (1.0, 1)}}\n" + text + "def f():\n    bucket_config = {}\n"
+    config = load_bucket_config(written(tmp_path, text, "twice.py"), ["probabilities=opensora-v1.2"])
+    assert {bucket.num_frames for bucket in config.table.buckets} == {17, 33}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bucket_config = {256: {1: (1.0, 4)}}", "resolution='256' is no resolution name"),
+        ("bucket_config = " + "-" * 100_000 + "1", "cannot read bucket_config"),
+        ("bucket_config = {'256px': {1, 2}}", "expected frame counts"),
+    ],
+)
+def test_python_configs_that_cannot_be_read_are_named(tmp_path: Path, text: str, message: str) -> None:
+    """SAFE-1."""
+    with pytest.raises(ConfigError, match=message):
+        load_bucket_config(written(tmp_path, text, "stage1.py"))
 
 
 @pytest.mark.parametrize("multiple", [8, 16, 32, 64])
@@ -167,6 +185,9 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
         ('{buckets: [832x480@81], assign: any}', "assign='any': allowed are draw, all"),
         ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "expected rule and fps"),
+        ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "expected rule and fps"),
+        ('{buckets: [832x480@81], model: {multiple: 16}}', "expected the field 'frame_rule' too"),
+        ('{buckets: [832x480@81], model: {frame_rule: 4k+1, multiple: 16, fps: .inf}}', "model="),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, rate: 16}}', "frame_rate has no field 'rate'"),
         ('{resolution: [480p], num_frames: [17], min_ar: 2, max_ar: 1}', "min_ar=2 is above max_ar=1"),
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
