@@ -118,7 +118,8 @@ def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
     """What the options mean for a dataset. Raises ConfigError for columns that it does not have, or of another type."""
     columns = []
     for name, weight in options.weights.items():
-        column = dataset.column(name, "caption_column")
+        # A column of the user's by that name, beside the one that was given for captions, is `user.text`.
+        column = _TEXT if name == _TEXT else dataset.column(name, "caption_column")
         if not _is_text(dataset, column):
             raise ConfigError(
                 f"caption_column: {name!r} of {dataset.url} holds {_kind(dataset, column)}, not text"

@@ -97,8 +97,10 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
     rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
         raise ValueError(f"gave {name} that is no list of lists of numbers")
-    length = max(map(len, rows))
-    out = np.full((num_samples, length), filler, np.result_type(*rows))
+    length, kind = max(map(len, rows)), np.result_type(*rows)
+    if name == TOKENS and kind.kind in "iu":
+        kind = np.dtype(np.int64)  # what holds the tokens may not hold the padding, as -100
+    out = np.full((num_samples, length), filler, kind)
     mask = np.zeros((num_samples, length), np.bool_)
     for number, row in enumerate(rows):
         out[number, : len(row)] = row

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -312,6 +312,17 @@ def test_any_template_is_refused_or_gives_a_text(template: str) -> None:
         assert written is None or (isinstance(written, str) and len(written) < 4000)
 
 
+def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
+    """Found by trial: metadata with `caption` and `text`, and an annotation with `text`, emptied what had captions."""
+    rows = [{"caption": [f"{i} one", f"{i} two"], "text": "other" if i % 2 else None} for i in range(4)]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", streamvid.ShardOptions(clips="text"))
+    texts = delivered(tmp_path / "ds", num_epochs=8).values()
+    assert set(texts) == {f"{i} {word}" for i in range(4) for word in ("one", "two")}
+    own = delivered(DatasetConfig(tmp_path / "ds", caption_column="user.text"))
+    assert sorted(own.values()) == ["", "", "other", "other"]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -436,6 +447,19 @@ def test_tokens_beside_video(tmp_path: Path) -> None:
             (batch,) = loader
             assert batch.text_tokens.tolist() == [[1, 1, 1]] * 4 and bool(batch.text_mask.all())
             assert ("video" in batch) != bool(options)
+
+
+def test_small_integers_are_padded_with_any(texts: Path) -> None:
+    class Bytes(Counted):
+        pad_token_id = -100
+
+        def __call__(self, batch: list[str]) -> Any:
+            return [np.frombuffer(text.encode(), np.uint8) for text in batch]
+
+    with loader_of(texts, tokenizer=Bytes()) as loader:
+        for batch in loader:
+            assert batch["text_tokens"].dtype == torch.int64
+            assert ((batch["text_tokens"] == -100) == ~batch["text_mask"]).all()
 
 
 @pytest.mark.parametrize(
