@@ -52,7 +52,7 @@ def shard(
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
     _check_apart(source, place.store, options)
-    records = where_metadata(read_records(source, options), options.where)
+    records = where_metadata(read_records(source, options), options.where, options.is_text)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.overwrite)
@@ -109,7 +109,7 @@ def dry_run(
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
-    records = where_metadata(read_records(source, options), options.where)
+    records = where_metadata(read_records(source, options), options.where, options.is_text)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from streamvid.dataset.column_groups import nearest
 from streamvid.dataset.expression import compile_condition
 from streamvid.dataset.nodes import Node
+from streamvid.errors import ConfigError
 from streamvid.sharder.journal import FileState
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.records import Record, RecordSet, Rejection
@@ -105,14 +106,21 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     return Where(text, compile_condition(text, resolve), kinds)
 
 
-def where_metadata(records: RecordSet, text: str | None) -> RecordSet:
+def where_metadata(records: RecordSet, text: str | None, is_text: bool = False) -> RecordSet:
     """Leaves out, before anything is probed, the rows that a condition on the metadata alone leaves out.
 
-    A condition that needs more is checked here all the same, and leaves nothing out yet.
+    A condition that needs more is checked here all the same, and leaves nothing out yet; of rows that are texts alone
+    (is_text) there is nothing more, and it is a ConfigError.
     """
     if text is None:
         return records
     where = parse_where(text, records.user_types)
+    if is_text and where.needs_probe:
+        names = sorted(where.node.columns & FACTS.keys())
+        raise ConfigError(
+            f"where={text!r}: {names[0]!r} is a fact of videos, and rows of clips='text' have none; name columns of "
+            f"the metadata{''.join(f', {name}' for name in records.user_types)}, text or source"
+        )
     return records if where.needs_probe else where.keep(records)
 
 

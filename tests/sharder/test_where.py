@@ -111,6 +111,16 @@ def test_what_is_no_condition_is_refused_before_anything_is_built(
     assert not (tmp_path / "dest").exists() or not any((tmp_path / "dest").iterdir())
 
 
+def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
+    """Not a KeyError; what the metadata says of the texts decides as ever."""
+    (tmp_path / "texts.jsonl").write_text('{"caption": "a", "score": 1}\n{"caption": "b", "score": 3}\n')
+    for build in (shard, dry_run):
+        with pytest.raises(ConfigError, match="'width' is a fact of videos.*name columns of the metadata, score, text"):
+            build(tmp_path / "texts.jsonl", tmp_path / "ds", ShardOptions(clips="text", where="width > 3 or score > 2"))
+    report = shard(tmp_path / "texts.jsonl", tmp_path / "ds", ShardOptions(clips="text", where="score > 2"))
+    assert (report.num_samples, report.num_rejected) == (1, 1)
+
+
 def test_wrong_names_at_load_time_get_the_nearest(built: Built) -> None:
     dataset = streamvid.open_dataset(built.dest)
     with pytest.raises(ConfigError, match="'scoer' is not in the dataset.*did you mean 'score'.*clip_width"):
