@@ -30,7 +30,7 @@ def test_shards_samples_and_rejections(tmp_path: Path) -> None:
     assert table.to_pydict() == {"key": ["a-0", "a-1", "a-2"], "shard": [1, 1, 1], "user.score": [0.0, 1.0, 2.0]}
     assert dataset.samples_table().num_rows == 6
     assert dataset.shards_table().num_rows == 3
-    assert dataset.rejections_table().to_pylist() == [{"row": 7, "source": "b.mp4", "reason": "no video"}]
+    assert dataset.rejections_table().to_pylist() == [{"row": 7, "source": "b.mp4", "reason": "no video", "kind": None}]
     assert dataset.url == str(tmp_path)
 
 
