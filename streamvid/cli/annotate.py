@@ -16,7 +16,7 @@ _EPILOG = """\b
 Examples:
   streamvid annotate ds/ scores.parquet
   streamvid annotate ds/ scores.csv --columns aesthetic,motion --overwrite
-  streamvid annotate s3://bucket/ds captions.jsonl --caption-column caption --key-column source
+  streamvid annotate s3://bucket/ds captions.jsonl --key-column source
 
 FILE is a CSV, JSON, JSON lines or parquet file with a column `key`, `record_key` or `source` (or path, video,
 file_name) that says which sample a row is of. Tars and index files stay as they are, and so do plans and saved states;
@@ -38,7 +38,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
 @click.option("--columns", metavar="LIST", callback=_names, help="Columns to take, as a,b.  [default: all but the key]")
-@click.option("--caption-column", metavar="C", help="Column with captions: a text, or a list of them.")
+@click.option(
+    "--caption-column",
+    metavar="C",
+    help="Column with captions: a text, or a list of them; '' for none.  [default: caption, text, …]",
+)
 @click.option("--overwrite", is_flag=True, help="Give columns that DATASET has new values too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags

@@ -29,6 +29,11 @@ _SHOWN = 10
 _OURS = re.compile(r"index/(\.?columns-\d{5}-[0-9a-f]{12}\.parquet|\.annotate\.lock)(\..*tmp)?")
 
 
+_CHANGED = (
+    "somebody else has changed the dataset meanwhile; nothing of this annotation was put: run the same command again"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AnnotateReport:
     """What an annotation did.
@@ -74,8 +79,9 @@ def annotate(
 
     key_column: which column of the index a row's key is of: "key" (a sample), "record_key" or "source" (all samples of
     a file); None: the first of these that the file has.   columns: those to take; None: all but keys and captions.
-    caption_column: the file's column of captions, each a text or a list of texts, None for none.   overwrite: columns
-    that the dataset has get new values too.   A sample keeps what it had where the file has no row or no value for it.
+    caption_column: the file's column of captions, each a text or a list of texts, "" for none; None: where `columns` is
+    None too, the first that is called as captions are (caption, text, prompt, …).   overwrite: columns that the dataset
+    has get new values too.   A sample keeps what it had where the file has no row or no value for it.
     Memory: of the columns that are taken of `file`, and of a million samples' keys.
 
     Raises ConfigError (columns that are not there, or there already), SourceError (a file that cannot be read, a key
@@ -87,9 +93,7 @@ def annotate(
     old = opened.manifest
     is_done = bool(old.columns) and old.columns[-1].source_sha256 == found.sha256
     join = Join(opened, found, overwrite or is_done, str(file))
-    new = old if is_done else _write(store, old, join, found.sha256, progress or _no_progress)
-    if not is_done:
-        _seal(store, old, new)
+    new = old if is_done else _put_columns(store, old, join, found.sha256, progress or _no_progress)
     return AnnotateReport(
         dataset=store.url,
         state="already annotated" if is_done else "annotated",
@@ -103,6 +107,18 @@ def annotate(
         num_bytes=0 if is_done else sum(file.num_bytes for file in new.columns[-1].files),
         content_fingerprint=new.content_fingerprint,
     )
+
+
+def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
+    try:
+        new = _write(store, old, join, source_sha256, progress)
+        _seal(store, old, new)
+    except StorageError as error:
+        # Who was first removes what lies half written beside its own: files of ours may go while we write them.
+        if read_manifest(store) == old:
+            raise
+        raise DatasetError(f"{store.url}: {_CHANGED}") from error
+    return new
 
 
 def _write(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
@@ -132,10 +148,7 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
         mine = new.columns[-1].files
         if now not in (old, new):
             _remove(store, now, {file.path for file in mine})
-            raise DatasetError(
-                f"{store.url}: somebody else has changed the dataset meanwhile; nothing of this annotation was put: "
-                "run the same command again"
-            )
+            raise DatasetError(f"{store.url}: {_CHANGED}")
         if any(store.size(file.path) != file.num_bytes for file in mine):
             raise DatasetError(f"{store.url}: somebody else has removed files of this annotation; run it again")
         store.put(MANIFEST, data)

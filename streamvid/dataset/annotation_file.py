@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.annotation_types import captions_of, common_type, from_csv, from_values, normal
+from streamvid.dataset.captions import CAPTION_COLUMNS
 from streamvid.dataset.column_groups import nearest
 from streamvid.errors import ConfigError, SourceError
 
@@ -53,6 +54,8 @@ def read_annotation(
     try:
         names = _checked_names(path, reader.names(path))
         key, own = _key_column(path, names, key_column)
+        if caption_column is None and columns is None:
+            caption_column = next((name for name in CAPTION_COLUMNS if name in names and name != own), None)
         wanted = _wanted(path, names, own, columns, caption_column)
         taken = list(dict.fromkeys([own, *wanted, *([caption_column] if caption_column else [])]))
         found = reader.columns(path, taken, caption_column)
@@ -110,7 +113,7 @@ def _wanted(
                 raise ConfigError(f"{option}: {name!r} says which sample a row is of; leave it out")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
-    if not columns and caption_column is None:
+    if not columns and not caption_column:
         raise ConfigError(f"annotation {path} has nothing but keys, or columns=() took nothing of it; name columns")
     return list(dict.fromkeys(columns))
 

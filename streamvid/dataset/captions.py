@@ -17,6 +17,9 @@ Captions: TypeAlias = tuple[tuple[str, float], ...]
 
 _TEXTS = ("text", "caption")
 
+CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sentence", "cap")
+"""What a column of captions is called, where nobody says."""
+
 
 def parse_captions(value: object, weights: object = None) -> Captions:
     """The captions that a user's value holds: a text, or a list of texts and of `{"text": ..., "weight": ...}`.

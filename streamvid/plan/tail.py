@@ -35,6 +35,11 @@ class BucketReport:
     num_dropped: int
     num_repeated: int
 
+    @property
+    def num_available(self) -> int:
+        """Samples that the rest of the epoch may take, what an epoch before carried among them."""
+        return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
+
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:

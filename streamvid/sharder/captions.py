@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamvid.dataset.captions import Captions, captions_to_json, parse_captions
+from streamvid.dataset.captions import CAPTION_COLUMNS, Captions, captions_to_json, parse_captions
 from streamvid.errors import ConfigError, Rejected, SourceError
-from streamvid.sharder.columns import CAPTION_COLUMNS, check_text, find_column
+from streamvid.sharder.columns import check_text, find_column
 from streamvid.sharder.metadata import Cell, cell_text
 
 _SLUG_CHARS = 40

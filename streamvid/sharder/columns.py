@@ -15,7 +15,6 @@ VIDEO_COLUMNS = (
     *("path", "video", "video_path", "file_name", "filename", "file", "file_path", "filepath", "media", "media_path"),
     *("clip", "clip_path", "video_file", "image", "image_path", "image_file"),
 )
-CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sentence", "cap")
 MAX_COLUMNS = 1000
 MAX_TEXT_BYTES = 64 * 2**10
 MAX_NAME_BYTES = 256

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamvid.dataset.captions import CAPTION_COLUMNS
 from streamvid.errors import Rejected, SourceError
-from streamvid.sharder.columns import CAPTION_COLUMNS, MAX_TEXT_BYTES, check_names
+from streamvid.sharder.columns import MAX_TEXT_BYTES, check_names
 from streamvid.sharder.folder import IMAGE_EXTENSIONS, is_media_name
 from streamvid.sharder.media import Media, part_path
 from streamvid.sharder.metadata import BadRow, Metadata, Row, cell_text, read_metadata

@@ -23,7 +23,7 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     """Item 5: one command, a report, the same again changes nothing, and what cannot be is one line."""
     file = tmp_path / "more.csv"
     file.write_text("source,motion,caption\nwide.mp4,0.5,a wide road\ntall.mp4,,\nnone.mp4,1,gone\n")
-    arguments = ("annotate", dataset, file, "--caption-column", "caption")
+    arguments = ("annotate", dataset, file)
     done = run_streamvid(*arguments)
     assert "2 of 2 samples have a row of the file's 3; put: captions, motion" in done.stdout
     assert "1 rows are of no sample: none.mp4" in done.stdout and f"next: streamvid stats {dataset}" in done.stdout

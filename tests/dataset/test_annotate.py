@@ -105,6 +105,12 @@ def test_a_shard_and_the_whole_table_say_the_same(root: Path, tmp_path: Path) ->
         )
 
 
+def test_a_caption_column_may_be_a_column_like_others(root: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", [{"key": KEYS[0], "caption": "one"}])
+    report = streamvid.annotate(root, file, caption_column="")
+    assert not report.has_captions and report.columns == ("caption",)
+
+
 def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> None:
     """Samples without a row, or with an empty cell, keep theirs; checksums go with the captions."""
     file = write(
@@ -117,7 +123,7 @@ def test_captions_change_where_the_file_has_one(root: Path, tmp_path: Path) -> N
         ],
     )
     before = rows_of(root)
-    report = streamvid.annotate(root, file, caption_column="caption")
+    report = streamvid.annotate(root, file)  # a column called so holds captions
     assert report.has_captions and report.columns == ()
     after = rows_of(root)
     assert [after[key]["text"] for key in KEYS[:5]] == ["one", "first", "words s0-2", "a", "words s1-1"]
