@@ -65,9 +65,7 @@ def drawn_groups(
     found = []
     for (buckets, split, _), members in sorted(groups.items(), key=lambda item: item[0]):
         shards = list(_cut(_shuffled(members, seed), shard_size_bytes))
-        by_bucket = tuple(
-            tuple([clip[number] for clip in shard] for shard in shards) for number in range(len(buckets))
-        )
+        by_bucket = tuple(tuple([clip[number] for clip in shard] for shard in shards) for number in range(len(buckets)))
         found.append(DrawnGroup(buckets, split, by_bucket))
     return found
 
@@ -76,6 +74,9 @@ def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
     """Bucket id → probability in parts of UNIT, to the nearest; all together what their sum is, to the nearest."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
+    # What is too rare for a part takes one all the same, of the most probable.
+    for _ in range(sum(weights.values()) - UNIT):
+        weights[max(weights, key=lambda name: (weights[name], name))] -= 1
     missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())
     for name, _ in sorted(exact, key=lambda item: (-(item[1] - int(item[1])), item[0]))[: max(0, missing)]:
         weights[name] += 1

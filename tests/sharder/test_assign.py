@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from streamvid import VideoLoader, World, open_dataset
 from streamvid.buckets import Bucket
 from streamvid.buckets.choices import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.dataset.draws import UNIT
 from streamvid.errors import ConfigError
 from streamvid.sharder import ShardOptions
 from streamvid.sharder.assign import Assignment, assign
+from streamvid.sharder.drawn import weights_of
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.records import Record
 from tests.conftest import run_streamvid
@@ -271,3 +275,14 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
 def test_options_that_cannot_be_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ShardOptions(**given)
+
+
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=20), st.integers(0, 10**8))
+@example([10**8 - 2, 1, 1], 0)
+def test_probabilities_of_a_draw_set_fit_their_unit(parts: list[int], rest: int) -> None:
+    """However rare some are, each has a part, and each but the most probable its own to the nearest parts."""
+    whole = sum(parts) + rest
+    weights = weights_of([(f"b{number:02d}", Fraction(part, whole)) for number, part in enumerate(parts)])
+    assert min(weights.values()) >= 1 and sum(weights.values()) <= UNIT
+    for weight, part in zip(weights.values(), parts, strict=True):
+        assert abs(Fraction(weight, UNIT) - Fraction(part, whole)) <= Fraction(len(parts), UNIT)
