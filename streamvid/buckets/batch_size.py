@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from streamvid.buckets.bucket import Bucket, is_named_by, match_buckets
+from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
 
@@ -15,13 +16,14 @@ _DEFAULT_KEY = "*"
 
 def batch_sizes(
     buckets: Sequence[Bucket],
-    batch_size: int | Mapping[str, int] | None,
+    batch_size: int | Mapping[str, int] | BucketConfig | None,
     max_tokens_per_batch: int | None = None,
     model: ModelRule | None = None,
 ) -> dict[str, int]:
     """Bucket id → samples a rank and step, for every bucket.
 
-    Exactly one of the two is given: `batch_size`, one number for all or a mapping from ids, WxH@F or globs; or
+    Exactly one of the two is given: `batch_size`, one number for all, a mapping from ids, WxH@F or globs, or a
+    configuration of Open-Sora's form, which gives them by id, and to a bucket of another name by its shape; or
     `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / tokens of a sample), as `model` makes
     them with its VAE and patches, or `bucket.tokens` without one.
     In a mapping a bucket's own id goes first, then its WxH@F, then the globs; "*" is for what no other key matches.
@@ -34,6 +36,8 @@ def batch_sizes(
         )
     if max_tokens_per_batch is not None:
         return _from_tokens(buckets, max_tokens_per_batch, model)
+    if isinstance(batch_size, BucketConfig):
+        return _from_config(buckets, batch_size)
     if isinstance(batch_size, Mapping):
         return _from_mapping(buckets, batch_size)
     return dict.fromkeys((bucket.id for bucket in buckets), _validated("batch_size", batch_size))
@@ -67,6 +71,26 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
                 f"raise it to at least {of_sample}, or leave the bucket out of the dataset"
             )
     return {name: max_tokens // of_sample for name, of_sample in tokens.items()}
+
+
+def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, int]:
+    sizes = config.batch_sizes
+    known = {bucket.id: bucket for bucket in config.table.buckets if bucket.id in sizes} if sizes else {}
+    by_shape: dict[tuple[int, int, int], set[int]] = {}
+    for name, bucket in known.items():
+        by_shape.setdefault(bucket.shape, set()).add(sizes[name])
+    found = {}
+    for bucket in buckets:
+        same = known.get(bucket.id)
+        candidates = {sizes[bucket.id]} if same and same.shape == bucket.shape else by_shape.get(bucket.shape, set())
+        if len(candidates) != 1:
+            several = f"the sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "none"
+            raise ConfigError(
+                f"batch_size: of bucket {bucket.id} ({bucket.size_at_frames}) the bucket configuration has {several}; "
+                "add it to its bucket_config with a batch size, as 33: [1.0, 12], or give batch sizes by bucket"
+            )
+        (found[bucket.id],) = candidates
+    return found
 
 
 def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from streamvid.plan.forecast import HostCosts, Loads, RankWork, epoch_seconds, f
 from streamvid.plan.options import PlanOptions
 
 if TYPE_CHECKING:
+    from streamvid.buckets.config import BucketConfig
     from streamvid.dataset.reader import Dataset
     from streamvid.loader.forecast import BucketScan, ReadSample
     from streamvid.loader.setup import Setup
@@ -28,7 +29,7 @@ class PlannedRun:
     """
 
     num_ranks: int
-    batch_size: int | Mapping[str, int] | None
+    batch_size: int | Mapping[str, int] | BucketConfig | None
     max_tokens_per_batch: int | None
     options: PlanOptions
     num_epochs: int

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
@@ -47,7 +48,7 @@ class VideoLoader:
     dataset: a local path, a file:// or s3:// URL, an open Dataset, a DatasetConfig; or a list of them, which are mixed.
     storage: StorageOptions, or a mapping of their fields: how object stores are reached.   cache_dir, cache_bytes: a
         local folder for what is read from them, and its limit; shared by all ranks and jobs of a machine.
-    batch_size: samples a rank and step, for all buckets or by bucket (id, WxH@F or glob, "*" for the rest); or
+    batch_size: samples a rank and step, for all or by bucket (id, WxH@F, glob, "*" for the rest), or a BucketConfig; or
     max_tokens_per_batch: give each bucket as many samples as fit: tokens of `preset`'s model, else of the one that the
         dataset was sealed for, else of 4 x 16 x 16 (T, H, W) of a clip.
     preset: the model to train, "wan2.1-480p", a file or a ModelRule: a dataset that it does not take is refused.
@@ -100,7 +101,7 @@ class VideoLoader:
         self,
         dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig],
         *,
-        batch_size: int | Mapping[str, int] | None = None,
+        batch_size: int | Mapping[str, int] | BucketConfig | None = None,
         max_tokens_per_batch: int | None = None,
         preset: str | Path | ModelRule | None = None,
         world: World | None = None,

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.buckets.batch_size import tokens_of
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.model import ModelRule
 from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
@@ -20,6 +22,7 @@ from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.media import Medium
+from streamvid.loader.model_rule import common_rule
 from streamvid.loader.text import CaptionChoice, TextOptions, TextRule, text_rule
 from streamvid.loader.view import ViewOptions, rate_of
 from streamvid.plan import hash64, hash_text
@@ -234,8 +237,9 @@ def open_mix(
     by: MixBy,
     open_url: Callable[[str | Path], Dataset] = open_dataset,
     view: ViewOptions | None = None,
+    model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets. `where` holds for each of them, besides its own condition."""
+    """Open all datasets. `where` holds for each, besides its own condition. model: whose tokens weights count."""
     buckets: dict[str, Bucket] = {}
     parts = []
     for number, config in enumerate(configs):
@@ -257,17 +261,30 @@ def open_mix(
                 rate, shown,
             )
         )  # fmt: skip
-    repeats = [exact_fraction("num_repeats", config.num_repeats) for config in configs]
+    repeats = _repeats(configs, parts, buckets, samples_per_epoch, by, model)
+    return Mix(tuple(parts), tuple(repeats), dict(sorted(buckets.items())))
+
+
+def _repeats(
+    configs: Sequence[DatasetConfig],
+    parts: Sequence[MixPart],
+    buckets: Mapping[str, Bucket],
+    samples_per_epoch: int | None,
+    by: MixBy,
+    model: ModelRule | None,
+) -> list[Fraction]:
+    """How often an epoch takes each dataset's samples."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
-        repeats = repeats_of_weights(
-            weights, [p.num_samples for p in parts], [_tokens(p, buckets) for p in parts], samples_per_epoch, by
-        )
-    elif samples_per_epoch is not None:
+        if by == "tokens":  # else datasets of different models may be mixed
+            model = model or common_rule(part.dataset.manifest for part in parts)
+        tokens = [_tokens(part, buckets, model) for part in parts]
+        return repeats_of_weights(weights, [part.num_samples for part in parts], tokens, samples_per_epoch, by)
+    if samples_per_epoch is not None:
         raise ConfigError(
             f"samples_per_epoch={samples_per_epoch!r} goes with weights: give each DatasetConfig one, or leave it out"
         )
-    return Mix(tuple(parts), tuple(repeats), dict(sorted(buckets.items())))
+    return [exact_fraction("num_repeats", config.num_repeats) for config in configs]
 
 
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
@@ -299,8 +316,10 @@ def _both(general: str | None, own: str | None) -> str | None:
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
 
 
-def _tokens(part: MixPart, buckets: Mapping[str, Bucket]) -> int:
-    return round(sum((part.samples_a_pass(name) * buckets[name].tokens for name in part.counts), Fraction(0)))
+def _tokens(part: MixPart, buckets: Mapping[str, Bucket], model: ModelRule | None) -> int:
+    """Of a pass."""
+    counts = (part.samples_a_pass(name) * tokens_of(buckets[name], model) for name in part.counts)
+    return round(sum(counts, Fraction(0)))
 
 
 def _draws(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamvid.buckets.config import load_bucket_config
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import ConfigError
-from streamvid.loader.mix import Mix
+
+if TYPE_CHECKING:
+    from streamvid.loader.mix import Mix
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:

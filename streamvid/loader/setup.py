@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.loader import arguments
@@ -40,7 +41,7 @@ class Given:
     """VideoLoader's arguments as the caller gave them, by their names there; not checked yet."""
 
     dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig]
-    batch_size: int | Mapping[str, int] | None
+    batch_size: int | Mapping[str, int] | BucketConfig | None
     max_tokens_per_batch: int | None
     preset: str | Path | ModelRule | None
     world: World | None
@@ -128,8 +129,9 @@ def set_up(given: Given) -> Setup:
     num_workers, columns = arguments.check_workers(given.num_workers), tuple(arguments.check_columns(given.columns))
     check_tokenizer(given.tokenizer, columns)
     stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
-    mix = with_media(_open(given, columns, stores), given.media)
-    selection = _select(given, mix, options, world)
+    rule = rule_of(given.preset)
+    mix = with_media(_open(given, columns, stores, rule), given.media)
+    selection = _select(given, mix, options, world, rule)
     if all(bucket.is_text for bucket in mix.buckets.values()):
         num_workers = 0  # nothing is decoded
     stage = DeviceStage(given.device)
@@ -146,16 +148,16 @@ def set_up(given: Given) -> Setup:
     )  # fmt: skip
 
 
-def _open(given: Given, columns: Sequence[str], stores: Stores) -> Mix:
+def _open(given: Given, columns: Sequence[str], stores: Stores, rule: ModelRule | None) -> Mix:
     return open_mix(
         as_configs(given.dataset), split=given.split, where=given.where, columns=columns, seed=given.seed,
         samples_per_epoch=given.samples_per_epoch, by=given.mix_by, open_url=stores.open, view=given.view,
+        model=rule,
     )  # fmt: skip
 
 
-def _select(given: Given, mix: Mix, options: PlanOptions, world: World) -> Selection:
+def _select(given: Given, mix: Mix, options: PlanOptions, world: World, rule: ModelRule | None) -> Selection:
     buckets = tuple(mix.buckets.values())
-    rule = rule_of(given.preset)
     if rule is not None:
         check_datasets(rule, mix)
     # Datasets of different models may be mixed as long as nobody asks how many tokens they are.

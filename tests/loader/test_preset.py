@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from streamvid import ModelRule, ShardOptions, VideoLoader, World, shard
+from streamvid import DatasetConfig, ModelRule, ShardOptions, VideoLoader, World, shard
 from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.dataset.manifest import Manifest, read_manifest
 from streamvid.errors import ConfigError
 from streamvid.loader.model_rule import common_rule, stored_rate
+from streamvid.plan.shares import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset
@@ -150,3 +151,52 @@ def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
         BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
     assert ShardOptions(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
     assert ShardOptions(bucket_config="wan2.1-480p", clips="native").rate == 16
+
+
+FORM = {"ratios": {"64px": {"3:2": "96x64"}}, "bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, 2]}}}
+
+
+def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
+    """A bucket of another name has those of its shape; one that the form gives none is named."""
+    assert delivered(sealed, batch_size=BucketConfig.from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
+    lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
+    for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
+        with pytest.raises(ConfigError, match=r"of bucket 96x64-9f \(96x64@9\) the bucket configuration has none; add"):
+            VideoLoader(sealed, batch_size=BucketConfig.from_json(config), world=ONE, num_workers=0)
+    with pytest.raises(ConfigError, match="of bucket 96x64-5f .* has none"):
+        VideoLoader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE, num_workers=0)
+
+
+def test_batch_sizes_of_a_dataset_cut_by_the_form(sealed: Path, tmp_path: Path) -> None:
+    """Open-Sora's row 15: one configuration gives buckets to the sharder and batch sizes to the loader, by id."""
+    config = BucketConfig.from_json(FORM)
+    options = ShardOptions(bucket_config=config, workers=1, clips="native")
+    shard(sealed.parent / "videos", tmp_path / "ds", options)
+    assert set(delivered(tmp_path / "ds", batch_size=config).items()) <= {("64px-5f-3x2", 3), ("64px-9f-3x2", 2)}
+
+
+def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> None:
+    """mix_by="tokens": by the datasets' own model, or the preset's, as max_tokens_per_batch."""
+    images = DatasetConfig(sealed, weight=1, where="window_num_frames < 17", name="short")
+    longer = DatasetConfig(sealed, weight=1, name="all")
+
+    def repeats(preset: ModelRule | None, by: MixBy) -> Fraction:
+        with VideoLoader(
+            [images, longer], batch_size=1, world=ONE, num_workers=0, mix_by=by, preset=preset, samples_per_epoch=100
+        ) as loader:
+            told = loader.state_dict()["datasets"]
+        first, second = (Fraction(one["num_repeats"]) for one in told)
+        return first / second
+
+    in_short, in_all = buckets_of(sealed, "window_num_frames < 17"), buckets_of(sealed, None)
+    for model in (None, replace(RULE, name="flat", vae_time=8, frame_rule=FrameRule(4))):
+        rule = model or RULE
+        tokens = [sum(rule.tokens(bucket) for bucket in several) for several in (in_short, in_all)]
+        assert repeats(model, "tokens") == Fraction(tokens[1], tokens[0])
+    assert repeats(None, "samples") == Fraction(len(in_all), len(in_short))
+
+
+def buckets_of(root: Path, where: str | None) -> list[Bucket]:
+    """The bucket of each sample that passes."""
+    with VideoLoader(root, batch_size=1, world=ONE, num_workers=0, where=where, tail="uneven") as loader:
+        return [batch.bucket for batch in loader]
