@@ -28,6 +28,8 @@ def print_report(report: ShardReport, dest: str) -> None:
     is_cut = report.num_windows != report.num_records
     cut = f", cut into {report.num_windows} windows" if is_cut else ""
     click.echo(f"{report.num_records} input rows{cut} = {shards} + {report.num_rejected} rejected")
+    if report.stored_clips[0]:
+        click.echo(stored_line(report.stored_clips))
     if report.encode_seconds is not None:
         click.echo(
             f"encoded: {size(report.source_bytes)} of sources as {size(report.num_bytes)} of clips, "
@@ -40,6 +42,14 @@ def print_report(report: ShardReport, dest: str) -> None:
     else:
         done = "sealed there before, left as it is" if report.state == "already sealed" else "sealed"
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
+
+
+def stored_line(stored_clips: tuple[int, int]) -> str:
+    """What `--assign all` made of clips."""
+    return (
+        f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch draws "
+        "each for one of them at most"
+    )
 
 
 def _shards(report: ShardReport) -> str:

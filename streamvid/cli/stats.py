@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json, printable, size, table
+from streamvid.cli.report import stored_line
 from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     click.echo(f"columns: {', '.join(facts['columns']) or 'none'}")
     for group in facts["annotations"]:
         click.echo(printable(f"annotated later: {', '.join(group['columns'])} ({size(group['bytes'])})"))
-    windows = facts["samples"] + len(facts["rejections"])
+    clips, stored = facts["stored_clips"]
+    if clips:
+        click.echo(stored_line((clips, stored)))
+    windows = facts["samples"] - stored + clips + len(facts["rejections"])
     cut = "" if windows == facts["records"] else f"{windows} windows of "
     click.echo(f"rejected: {len(facts['rejections'])} of {cut}{facts['records']} input rows")
     for rejection in facts["rejections"]:
@@ -117,6 +121,7 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "quality": dataset.manifest.quality,
         "records": dataset.manifest.counts["records"],
         "samples": sum(row["samples"] for row in buckets),
+        "stored_clips": list(dataset.stored_clips),
         "shards": len(shards),
         "bytes": sum(row["bytes"] for row in buckets),
         "buckets": buckets,

@@ -70,6 +70,16 @@ def sets_from_json(value: Mapping[str, Any] | None) -> tuple[StoredSet, ...]:
         raise DatasetError(f"draws of the manifest are damaged ({error}); copy the dataset again") from error
 
 
+def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
+    """(clips that several buckets store, samples that these are). num_samples: (bucket id, shard's number) → samples."""
+    several = [one for one in sets if len(one.buckets) > 1]
+    clips = [
+        sum(num_samples[one.buckets[0][0], one.buckets[0][2] + number] for number in range(one.num_shards))
+        for one in several
+    ]
+    return sum(clips), sum(count * len(one.buckets) for count, one in zip(clips, several, strict=True))
+
+
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
     """DatasetError unless the shards of each set are there, alike in all its buckets, and in no other set."""
     numbers: dict[str, dict[int, int]] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.column_groups import ColumnGroups, join, nearest
-from streamvid.dataset.draws import StoredSet, check_sets, sets_from_json
+from streamvid.dataset.draws import StoredSet, check_sets, sets_from_json, stored_clips
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import (
     Manifest,
@@ -91,6 +91,13 @@ class Dataset:
     def draws(self) -> tuple[StoredSet, ...]:
         """The clips that several buckets store, of which a pass takes each for one at most."""
         return sets_from_json(self.manifest.draws)
+
+    @property
+    def stored_clips(self) -> tuple[int, int]:
+        """(clips that several buckets store, samples that these are)."""
+        if not self.draws:
+            return 0, 0
+        return stored_clips(self.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
 
     def _check_count(self, name: str, found: int, where: str) -> None:
         said = self.manifest.counts.get(name, found)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamvid.buckets import Bucket
+from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.plan import ShardPlan
 from streamvid.sharder.records import Rejection
@@ -42,9 +43,10 @@ class ShardReport:
     """`state` is "built", "already sealed" or "dry run".
 
     num_records counts input rows, num_windows what they were cut into: as many, unless sources were longer than
-    max_clip_seconds. num_windows = num_samples + num_rejected (SHARD-3). clips: "copy" or "native". encode_seconds: of
-    CPU, earlier unfinished runs among it; None where nothing was encoded. probe_bytes_read: of objects, to find out
-    what they are; None where no source is in a bucket.
+    max_clip_seconds. stored_clips: (clips that several buckets store, samples that these are), of assign="all".
+    num_windows = num_samples + num_rejected, each clip counted once (SHARD-3). clips: "copy" or "native".
+    encode_seconds: of CPU, earlier unfinished runs among it; None where nothing was encoded. probe_bytes_read: of
+    objects, to find out what they are; None where no source is in a bucket.
     """
 
     state: str
@@ -57,6 +59,7 @@ class ShardReport:
     clips: str = "copy"
     encode_seconds: float | None = None
     probe_bytes_read: int | None = None
+    stored_clips: tuple[int, int] = (0, 0)
 
     @property
     def num_rejected(self) -> int:
@@ -69,7 +72,8 @@ class ShardReport:
 
     @property
     def num_windows(self) -> int:
-        return self.num_samples + self.num_rejected
+        clips, samples = self.stored_clips
+        return self.num_samples - samples + clips + self.num_rejected
 
     @property
     def source_bytes(self) -> int:
@@ -117,7 +121,10 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
             found.append(_Clip(clip.num_bytes, clip.duration_seconds, clip.psnr_y, *source))
             seconds[clip.path] = clip.encode_seconds
     rows = tuple(_row(bucket, shards[bucket], found) for bucket, found in clips.items())
-    report = _report(state, rows, plan.rejections, plan.num_records, stored)
+    counts = {(shard.bucket.id, shard.number): len(shard.samples) for shard in plan.shards}
+    report = replace(
+        _report(state, rows, plan.rejections, plan.num_records, stored), stored_clips=stored_clips(plan.draws, counts)
+    )
     return replace(report, encode_seconds=sum(seconds.values())) if stored == "native" and not is_unknown else report
 
 
@@ -133,7 +140,8 @@ def report_dataset(dataset: Dataset) -> ShardReport:
     found = ({**row, "kind": row.get("kind") or ""} for row in dataset.rejections_table().to_pylist())
     rejections = tuple(Rejection(**row) for row in found)
     num_records = dataset.manifest.counts.get("records", sum(row.num_samples for row in rows) + len(rejections))
-    return _report(ALREADY_SEALED, rows, rejections, num_records, dataset.manifest.clips)
+    report = _report(ALREADY_SEALED, rows, rejections, num_records, dataset.manifest.clips)
+    return replace(report, stored_clips=dataset.stored_clips)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
 
 def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, form: Path, tmp_path: Path) -> None:
     """Its checklist 13, from the command on: a clip comes once a pass, or not where it may be in none."""
-    sharded(source, tmp_path / "ds", "--bucket-config", form, "--assign", "all")
+    told = sharded(source, tmp_path / "ds", "--bucket-config", form, "--assign", "all")
     config, rows = load_bucket_config(form), {row["key"]: row for row in rows_of(tmp_path / "ds")}
     by_record: dict[str, list[dict[str, Any]]] = {}
     for row in rows.values():
@@ -206,6 +206,14 @@ def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, 
     assert len(by_record) == CLIP_ROWS
     for several in by_record.values():
         assert len(several) == len(choices_of(config, several[0]).options)
+    several_times = [len(several) for several in by_record.values() if len(several) > 1]
+    assert told["stored_clips"] == [len(several_times), sum(several_times)]
+    assert told["num_windows"] == told["num_records"] == CLIP_ROWS + told["num_rejected"]
+    line = f"{len(several_times)} clips stored {sum(several_times)} times, in every bucket that may take them"
+    stats, again = run_streamvid("stats", tmp_path / "ds").stdout, [source, tmp_path / "ds", "--bucket-config", form]
+    assert line in stats and " windows " not in stats
+    text = run_streamvid("shard", *again, "--assign", "all", "--shard-size", "12KB", "--workers", 1).stdout
+    assert line in text and " windows " not in text and "sealed there before" in text
     num_passes, counts = 6, Counter[str]()
     went: dict[str, set[str]] = {}
     sizes = {"batch_size": 1, "num_epochs": num_passes, "tail": "pad", "num_workers": 0, "world": World(0, 1)}
