@@ -71,7 +71,7 @@ def sets_from_json(value: Mapping[str, Any] | None) -> tuple[StoredSet, ...]:
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """(clips that several buckets store, samples that these are). num_samples: (bucket id, shard's number) → samples."""
+    """(clips that several buckets store, their samples). num_samples: (bucket id, shard's number) → its samples."""
     several = [one for one in sets if len(one.buckets) > 1]
     clips = [
         sum(num_samples[one.buckets[0][0], one.buckets[0][2] + number] for number in range(one.num_shards))
