@@ -94,6 +94,7 @@ def check_numbers(dest: Path, entry: dict, buckets=BUCKETS) -> None:
         assert numbers == expected, (entry["path"], width, height)
 
 
+@pytest.mark.slow
 def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
     dest, corpus = built
     burned = entries_of(corpus, burned=True, expect="keep")

@@ -36,6 +36,12 @@ class Join:
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
         """name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
+        if dataset.draws and annotation.key_column == "key":
+            # Values of one copy alone would let a filter tell it from the others, and a clip come twice in an epoch.
+            raise ConfigError(
+                f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of one need the same "
+                "values; give record_key or source (--key-column source) instead"
+            )
         self.types = {USER_PREFIX + column: self._type(column, overwrite) for column in annotation.columns}
         if annotation.text is not None:
             self.types |= _CAPTIONS

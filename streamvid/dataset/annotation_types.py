@@ -168,6 +168,10 @@ def _captions(value: Any, path: Path, row: int) -> tuple[str | None, str | None]
         return None, None
     try:
         found = parse_captions(_listed(value))
+        for text, _ in found:
+            text.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"annotation {path}, row {row}: a caption is not valid UTF-8; mend the row") from None
     except Rejected as error:
         raise SourceError(f"annotation {path}, row {row}: {error}; mend the row, or leave its caption empty") from None
     if not found:

@@ -193,6 +193,7 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
         ("key,a,a\ns0-0,1,2\n", {}, SourceError, "one twice"),
         ("key,a\ns0-0\n", {}, SourceError, "no valid CSV"),
         ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),
+        ('key,t\ns0-0,"[""\\ud800"", ""b""]"\n', {"caption_column": "t"}, SourceError, "not valid UTF-8"),
         ("", {}, SourceError, "no valid CSV|no rows"),
     ],
 )  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from streamvid.buckets.config import BucketConfig
+from streamvid.dataset.annotate import annotate
+from streamvid.dataset.copy import copy_dataset
 from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.verify import verify_dataset
 from streamvid.errors import ConfigError
@@ -131,3 +134,24 @@ def test_the_order_of_the_input_changes_nothing(dataset: str, tmp_path: Path) ->
             mine = [row for row in table if row["bucket_id"] == bucket_id and row["shard"] in numbers]
             orders.append([(row["shard"] - first, row["index"], row["source"]) for row in mine])
         assert all(order == orders[0] for order in orders)
+
+
+def test_copies_of_a_clip_are_annotated_alike(dataset: str, tmp_path: Path) -> None:
+    """PLAN-4: values of one copy alone would let a filter tell it from the others, and a clip come twice."""
+    copied = tmp_path / "ds"
+    copy_dataset(dataset, copied)
+    rows = open_dataset(copied).samples_table().to_pylist()
+    by_key, by_source = tmp_path / "key.jsonl", tmp_path / "source.jsonl"
+    by_key.write_text(
+        "".join(json.dumps({"key": row["key"], "good": number % 2}) + "\n" for number, row in enumerate(rows))
+    )
+    with pytest.raises(ConfigError, match="give record_key or source"):
+        annotate(copied, by_key)
+    sources = sorted({row["source"] for row in rows})
+    by_source.write_text(
+        "".join(json.dumps({"source": name, "good": number % 2}) + "\n" for number, name in enumerate(sources))
+    )
+    assert annotate(copied, by_source).num_annotated == len(rows)
+    for epoch in epochs(str(copied), 4, where="good == 1"):
+        texts = [name.split("@")[0] for name in epoch]
+        assert len(set(texts)) == len(texts) <= NUM_CLIPS // 2

@@ -325,6 +325,7 @@ def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
     assert len(parts) >= 14  # the parts differ
 
 
+@pytest.mark.slow
 def test_uneven_frame_rates(tmp_path: Path) -> None:
     """SAMPLE-2: a control video whose times are rounded otherwise shows the frames that the clip shows."""
     steps = [40, 10, 70, 40, 33, 55, 21, 90, 40, 40, 5, 75, 40, 40, 120, 40, 40, 17, 63, 40]
