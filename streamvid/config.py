@@ -53,7 +53,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str] 
     Raises ConfigError with every unknown key (and the nearest known one), wrong type and refused value at once.
     """
     source = "overrides" if path is None else str(path)
-    tree: dict[str, Any] = {} if path is None else _read_file(Path(path))
+    tree: dict[str, Any] = {} if path is None else read_yaml(Path(path))
     for override in overrides:
         _apply_override(tree, override)
     _check_size(tree, source)
@@ -135,7 +135,8 @@ def _parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file of at most 1 MiB holds; ConfigError for anything else."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

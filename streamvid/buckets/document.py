@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -16,11 +18,12 @@ from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.buckets.model import ModelRule
 from streamvid.buckets.policy import Policy, exact
 from streamvid.buckets.ratios import Ratios
-from streamvid.config import load_config
+from streamvid.config import load_config, read_yaml
 from streamvid.errors import ConfigError
 from streamvid.shipped import shipped_config
 
 _AS_THEY_ARE = ("max_pixels", "height", "width", "max_frames", "probabilities", "assign", "name", "source", "notes")
+_RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
 _TUPLES = ("resolution", "num_frames", "own_choice")
 _RATIOS = ("multiple", "min_ar", "max_ar", "num_ar_buckets")
 
@@ -82,10 +85,18 @@ def read_file(path: str | Path, overrides: Sequence[str]) -> BucketConfig:
         return document.to_config() if not overrides else _overridden(document, overrides)
     place = shipped_config("buckets", path)
     try:
-        return load_config(Document, place, overrides).to_config()
+        return load_config(Document, *_form_alone(place, overrides)).to_config()
     except ConfigError as error:
         message = str(error)
         raise ConfigError(message if str(place) in message else f"{place}: {message}") from None
+
+
+def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """What `load_config` takes: Open-Sora's mapping alone, without a field around it, is its `bucket_config`."""
+    tree = read_yaml(place)
+    if not tree or not all(isinstance(name, str) and _RESOLUTION_NAME.fullmatch(name) for name in tree):
+        return place, overrides
+    return None, [f"bucket_config={json.dumps(tree)}", *overrides]
 
 
 def to_fields(config: BucketConfig) -> dict[str, Any]:

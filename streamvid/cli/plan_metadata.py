@@ -103,6 +103,7 @@ def _details(loads: Loads) -> dict[str, Any]:
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
     """The run's batch sizes, else those of the bucket configuration."""
     if run.batch_size is not None or run.max_tokens_per_batch is not None:
+        assert run.batch_size is None or isinstance(run.batch_size, int | Mapping)  # the command line gives no other
         return run.batch_size
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
 

@@ -44,6 +44,9 @@ def _print_counts(facts: Mapping[str, Any]) -> None:
         f"\n{facts['num_ranks']} ranks, tail {facts['tail']}, sync {facts['sync']}: {sum(steps)} steps in "
         f"{facts['num_epochs']} epoch(s): {shown}"
     )
+    stored, due = (sum(b[name] for b in facts["buckets"]) for name in ("samples", "due"))
+    if due != stored * facts["num_epochs"]:
+        click.echo(f"{stored} samples are stored; {facts['num_epochs']} epoch(s) have {due}")
     for starved in facts["starved"][:_MAX_SHOWN]:
         click.echo(
             f"starved: {starved['bucket']} has {starved['samples']} sample(s), a step takes "

@@ -42,8 +42,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Batch sizes that this gives.")
 @click.option("--all", "every", is_flag=True, help="All buckets, where there are many.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Its text alone, for --bucket-config with a changed copy.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
-def show(name: str, max_tokens_per_batch: int | None, every: bool, as_json: bool) -> None:
+def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
     """Show the preset NAME, or the YAML file of that path: its text, then tokens and host memory by bucket."""
     from streamvid.buckets.presets import bucket_costs, load_preset, preset_text
 
@@ -52,7 +53,9 @@ def show(name: str, max_tokens_per_batch: int | None, every: bool, as_json: bool
     if as_json:
         print_json({**config.to_json(), "costs": [_cost_json(cost) for cost in costs]})
         return
-    click.echo(preset_text(name))
+    click.echo(preset_text(name), nl=not as_yaml)
+    if as_yaml:
+        return
     _print_costs(costs, every)
 
 

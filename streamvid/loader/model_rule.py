@@ -12,6 +12,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import ConfigError
+from streamvid.loader.view import ViewOptions
 
 if TYPE_CHECKING:
     from streamvid.loader.mix import Mix
@@ -42,6 +43,16 @@ def check_datasets(rule: ModelRule, mix: Mix) -> None:
             rule.check_all(buckets, stored_rate(manifest))
         except ConfigError as error:
             raise ConfigError(f"{part.dataset.url}: {error}") from error
+
+
+def check_view(rule: ModelRule, view: ViewOptions) -> None:
+    """ConfigError for frames that would come at another rate than the model's."""
+    named = f"max_interval={view.max_interval}" if view.max_interval > 1 else f"temporal={view.temporal!r}"
+    if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
+        raise ConfigError(
+            f"{named} delivers frames at other rates than {float(rule.fps):g} a second, which {rule.name} is for; "
+            "take temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
+        )
 
 
 def token_rule(rule: ModelRule | None, mix: Mix) -> ModelRule | None:

@@ -40,7 +40,8 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
             row.bucket_id, row.num_samples, row.num_steps_left, row.global_batch,
             row.num_delivered, row.num_carried, row.num_dropped, row.num_repeated,
         )  # fmt: skip
-    starved = [f"{row.bucket_id} ({row.num_available} of {row.global_batch})" for row in plan.starved]
+    few = [row for row in plan.starved if row.num_available]  # an epoch may draw none of a bucket
+    starved = [f"{row.bucket_id} ({row.num_available} of {row.global_batch})" for row in few]
     if starved:
         named = ", ".join(starved[:_NUM_NAMED]) + (", …" if len(starved) > _NUM_NAMED else "")
         _log.warning(

@@ -18,7 +18,7 @@ from streamvid.loader.device import DeviceStage
 from streamvid.loader.exchange import SharedBatchCheck
 from streamvid.loader.media import with_media
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
-from streamvid.loader.model_rule import check_datasets, rule_of, token_rule
+from streamvid.loader.model_rule import check_datasets, check_view, rule_of, token_rule
 from streamvid.loader.requests import Selection
 from streamvid.loader.stores import Stores
 from streamvid.loader.tokens import Tokenizer, check_tokenizer
@@ -160,6 +160,7 @@ def _select(given: Given, mix: Mix, options: PlanOptions, world: World, rule: Mo
     buckets = tuple(mix.buckets.values())
     if rule is not None:
         check_datasets(rule, mix)
+        check_view(rule, given.view)
     # Datasets of different models may be mixed as long as nobody asks how many tokens they are.
     counts_tokens = given.max_tokens_per_batch is not None or arguments.uses_costs(options)
     model = token_rule(rule, mix) if counts_tokens else rule

@@ -36,19 +36,23 @@ def run_epochs(plan: EpochPlan, num_epochs: int) -> list[dict[str, Any]]:
 
 
 def bucket_rows(epochs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a bucket, summed over the epochs; what is carried is what the last one carries, none being left for it."""
+    """A row a bucket, summed over the epochs; what is carried is what the last one carries, none being left for it.
+
+    samples: stored. due: what the epochs take of them all together: more or fewer where samples are repeated, or drawn.
+    """
     rows = []
     for of_epochs in zip(*(epoch["report"] for epoch in epochs), strict=True):
         last = of_epochs[-1]
         sums = {name: sum(getattr(report, name) for report in of_epochs) for name in COUNTS}
+        sums["num_carried"] = last.num_carried
         rows.append(
             {
                 "bucket": last.bucket_id,
                 "samples": last.num_samples,
+                "due": sums["num_delivered"] - sums["num_repeated"] + sums["num_carried"] + sums["num_dropped"],
                 "global_batch": last.global_batch,
                 "steps": sum(report.num_steps_left for report in of_epochs),
                 **sums,
-                "num_carried": last.num_carried,
             }
         )
     return rows
@@ -57,22 +61,28 @@ def bucket_rows(epochs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def tail_row(tail: str, epochs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a tail policy makes of all buckets together."""
     rows = bucket_rows(epochs)
-    totals = {name: sum(row[name] for row in rows) for name in ("samples", *COUNTS)}
-    asked = totals["samples"] * len(epochs)
+    totals = {name: sum(row[name] for row in rows) for name in ("due", *COUNTS)}
     left_out = totals["num_dropped"] + totals["num_carried"]
     return {
         "tail": tail,
         "steps": sum(epoch["steps"] for epoch in epochs),
         **{name: totals[name] for name in COUNTS},
-        "share_left_out": left_out / max(1, asked),
+        "share_left_out": left_out / max(1, totals["due"]),
         "share_repeated": totals["num_repeated"] / max(1, totals["num_delivered"]),
-        "starved_buckets": sum(not row["num_delivered"] for row in rows),
+        "starved_buckets": sum(is_starved(row) for row in rows),
     }
 
 
-def starved_row(row: Mapping[str, Any], batch_size: int, options: PlanOptions, num_ranks: int) -> dict[str, Any]:
-    """A bucket (of `bucket_rows`) of which nothing is delivered, and what would change that."""
-    samples, remedies = row["samples"], []
+def is_starved(row: Mapping[str, Any]) -> bool:
+    """Whether nothing is delivered of a bucket (of `bucket_rows`) that has samples in these epochs."""
+    return bool(row["due"]) and not row["num_delivered"]
+
+
+def starved_row(
+    row: Mapping[str, Any], batch_size: int, options: PlanOptions, num_ranks: int, num_epochs: int
+) -> dict[str, Any]:
+    """A starved bucket, what an epoch has of it, and what would change that."""
+    samples, remedies = -(-row["due"] // num_epochs), []
     if options.sync == "bucket" and samples >= num_ranks:
         remedies.append(f"batch size {samples // num_ranks}")
     if options.sync == "bucket" and samples >= batch_size:
@@ -106,9 +116,9 @@ def forecast_counts(
         "steps": [epoch["steps"] for epoch in epochs[options.tail]],
         "buckets": [{**row, "batch_size": batch_sizes[row["bucket"]]} for row in rows],
         "starved": [
-            starved_row(row, batch_sizes[row["bucket"]], options, plan.num_ranks)
+            starved_row(row, batch_sizes[row["bucket"]], options, plan.num_ranks, num_epochs)
             for row in rows
-            if not row["num_delivered"]
+            if is_starved(row)
         ],
         "tails": [tail_row(tail, of_tail) for tail, of_tail in epochs.items()],
     }

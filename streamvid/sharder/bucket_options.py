@@ -38,8 +38,9 @@ def bucket_config_of(options: ShardOptions) -> BucketConfig:
     if config is not None:
         if given:
             raise ConfigError(
-                f"{given[0]}={getattr(options, given[0])!r} stands beside bucket_config, which says which buckets "
-                "there are; write it there, or leave one of them out"
+                f"{given[0]}={getattr(options, given[0])!r} stands beside bucket_config (a preset, or a file), which "
+                "says which buckets there are; leave one of them out, or change a copy of it: `streamvid presets show "
+                "NAME --yaml > my.yaml`, then --bucket-config my.yaml"
             )
         config = config if isinstance(config, BucketConfig) else load_bucket_config(config)
         if options.multiple not in (DEFAULT_MULTIPLE, config.multiple):

@@ -53,6 +53,13 @@ def test_opensoras_form_is_read_as_it_is(tmp_path: Path) -> None:
     assert [bucket.num_frames for bucket in config.choices(ClipFacts(66, 720, 1280, 30.0)).buckets] == [33, 16]
 
 
+def test_opensoras_mapping_alone_is_its_bucket_config(tmp_path: Path) -> None:
+    alone = load_bucket_config(
+        written(tmp_path, '"256px": {1: [1.0, 45], 33: [1.0, 12]}\n768px_ar16:9: {1: [0.5, 3]}\n')
+    )
+    assert alone.batch_sizes["256px-33f-1x1"] == 12 and alone.batch_sizes["768px-1f-16x9"] == 3
+
+
 def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     text = "import os\nos.abort()\nbucket_config = {'_delete_': True, '256px': {33: ((1.0, 0.5), 12), 17: (1.0, 4)}}\n"
     path = written(tmp_path, text, "stage1.py")

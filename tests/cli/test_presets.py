@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from streamvid.buckets.config import load_bucket_config
 from streamvid.buckets.presets import preset_names
 from streamvid.cli.main import cli
 from streamvid.errors import ConfigError
@@ -34,6 +36,15 @@ def test_show_prints_the_file_with_its_sources_then_what_each_bucket_takes() -> 
     row = next(line for line in shown.splitlines() if line.startswith("832x480-81f "))
     assert row.split() == ["832x480-81f", "832x480@81", "32760", "97.0", "MB", "2", "194.1", "MB"]
     assert next(line for line in shown.splitlines() if line.startswith("624x624-81f ")).endswith("ours")
+
+
+def test_a_copy_of_a_preset_can_be_changed(tmp_path: Path) -> None:
+    """--yaml is a file that --bucket-config takes."""
+    (tmp_path / "my.yaml").write_text(
+        run("show", "wan2.1-480p", "--yaml").replace("buckets: [", "buckets: [832x480@1,")
+    )
+    mine, theirs = load_bucket_config(tmp_path / "my.yaml"), load_bucket_config("wan2.1-480p")
+    assert {bucket.id for bucket in mine.buckets} == {bucket.id for bucket in theirs.buckets} | {"832x480-1f"}
 
 
 def test_of_many_buckets_the_largest_of_each_count_is_shown_unless_all_are_asked_for() -> None:

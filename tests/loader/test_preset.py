@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: 
     assert delivered(sealed, max_tokens_per_batch=150) == {"96x64-5f": 3, "96x64-9f": 2}
     finer = replace(RULE, name="finer", patch_space=1)
     assert delivered(sealed, max_tokens_per_batch=300, preset=finer) == {"96x64-5f": 1, "96x64-9f": 1}
+
+
+@pytest.mark.parametrize("view", [{"temporal": "uniform"}, {"max_interval": 2}])
+def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="at other rates than 12 a second"):
+        delivered(sealed, batch_size=1, preset=RULE, **view)
+    assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 
 
 def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) -> None:

@@ -50,7 +50,12 @@ def by_packets(data: bytes, index: ClipIndex, start: int, num_frames: int) -> np
     part = memoryview(data[window.first_byte : window.first_byte + window.num_bytes])
     out = np.zeros((num_frames, HEIGHT, WIDTH, 3), np.uint8)
     StoredDecoder().decode(
-        index.info, window.packets, part, window.key_time, out.reshape(num_frames, -1), picture,
+        index.info,
+        window.packets,
+        part,
+        window.key_time,
+        out.reshape(num_frames, -1),
+        picture,
         numbers=range(start, start + num_frames),
     )
     return out
