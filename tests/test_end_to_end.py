@@ -266,6 +266,7 @@ def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
     assert found[-1]["samples"] == 2 * len(losses(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_wheel_runs_the_demo_outside_the_checkout(tmp_path: Path) -> None:
     """Presets and the corpus builder travel inside the wheel."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]

@@ -114,7 +114,7 @@ def notes(output: Path, first: int, after: int, until: float) -> list[dict[str, 
     return [note for note in found if after < note["step"] <= until]
 
 
-@pytest.mark.parametrize("num_ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [pytest.param(count, marks=pytest.mark.slow) for count in (3, 2)])
 def test_a_torchrun_rank_is_killed_and_others_go_on(
     sharded: Sharded, tmp_path: Path, keys: list[str], num_ranks: int
 ) -> None:

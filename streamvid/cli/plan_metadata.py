@@ -8,6 +8,7 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
+from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.cli.plan_dataset import PlannedRun
 from streamvid.errors import ConfigError, SourceError, StreamvidError
 from streamvid.plan.forecast import Loads, forecast_counts, rank_loads
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from streamvid.sharder.facts import FactsBlock
     from streamvid.sharder.forecast import MetadataForecast
 
-_ONLY_METADATA = ("bucket_config", "buckets", "resolution", "num_frames", "fps", "fps_rule", "video_column")
+_OF_DATASETS = ("preset", "bucket_config")  # which say something of a sealed dataset too
+_UNASKED = (None, (), DEFAULT_MULTIPLE)
 
 
 def is_metadata_source(source: str) -> bool:
@@ -44,8 +46,8 @@ def is_metadata_source(source: str) -> bool:
 
 def check_dataset_options(given: Mapping[str, Any]) -> None:
     """ConfigError for options that say how metadata becomes buckets, which a sealed dataset is already."""
-    for name in _ONLY_METADATA:
-        if given[name] is not None:
+    for name, value in given.items():
+        if name not in _OF_DATASETS and value not in _UNASKED:
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard anew")
 
@@ -83,7 +85,7 @@ def collect_metadata(
         "columns": dict(facts_file.columns),
         "bucket_config": config.to_json(),
         "metadata": _metadata(found),
-        "notes": _notes(found),
+        "notes": [*_notes(found), *_stored_notes(config)],
         "cost_classes": cost_classes(costs) if run.options.sync == "cost" else None,
         "costs_are_measured": measured is not None,
     }
@@ -109,33 +111,14 @@ def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket])
 
 
 def _config(given: Mapping[str, Any]) -> BucketConfig:
-    from streamvid.buckets.bucket import parse_buckets
-    from streamvid.buckets.config import BucketConfig, load_bucket_config
-    from streamvid.buckets.frames import FrameRate
-    from streamvid.buckets.ratios import Ratios
+    """What `streamvid shard` would make of the same flags, for copies."""
+    from streamvid.cli.bucket_flags import bucket_options
+    from streamvid.sharder.options import ShardOptions
 
-    named = [name for name in ("preset", "bucket_config", "buckets") if given[name] is not None]
-    by_resolution = given["resolution"] is not None or given["num_frames"] is not None
-    if len(named) + by_resolution > 1:
-        others = ["--" + name.replace("_", "-") for name in named] + ["--resolution or --num-frames"] * by_resolution
-        raise ConfigError(f"{' and '.join(others)} both say which buckets there are; give one of them")
-    if named and named[0] != "buckets":
-        config = load_bucket_config(given[named[0]])
-    elif named:
-        config = BucketConfig(buckets=parse_buckets(given["buckets"], given["multiple"]))
-    else:
-        resolution, counts = _words(given["resolution"] or "256px"), _words(given["num_frames"] or "1,17,33")
-        if not all(count.isascii() and count.isdigit() for count in counts):
-            raise ConfigError(f"--num-frames {given['num_frames']!r}: expected frame counts, as 1,17,33")
-        ratios = Ratios(given["multiple"])
-        config = BucketConfig(resolution=resolution, num_frames=tuple(map(int, counts)), ratios=ratios)
-    if given["fps"] is None:
-        return config
-    return replace(config, frame_rate=FrameRate(given["fps_rule"] or "resample", given["fps"]))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    asked = {name: value for name, value in given.items() if name != "video_column"} | {"clips": "copy"}
+    bucket_options(asked)
+    options = ShardOptions(**asked)
+    return replace(options.config, frame_rate=options.frame_rate)
 
 
 class _Draws:
@@ -165,6 +148,12 @@ def _metadata(found: MetadataForecast) -> dict[str, Any]:
         "buckets": {name: row.to_json() for name, row in sorted(found.buckets.items())},
         "left_out": [left.to_json() for left in sorted(found.left_out.values(), key=lambda left: -left.expected)],
     }
+
+
+def _stored_notes(config: BucketConfig) -> list[str]:
+    if config.assign != "all":
+        return []
+    return ["--assign all stores a clip in each bucket that may take it; counts are of what one epoch draws"]
 
 
 def _notes(found: MetadataForecast) -> list[str]:

@@ -251,11 +251,29 @@ def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
     assert [row["samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
 
 
+def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
+    """Sizes that follow clips, policies and --assign, as `streamvid shard` has them."""
+    (tmp_path / "meta.csv").write_text(METADATA)
+    sizes = facts_of(tmp_path / "meta.csv", "--max-pixels", "399360", "--max-frames", "81", "--batch-size", "1")
+    assert {row["bucket"]: row["samples"] for row in sizes["buckets"]} == {"832x480-81f": 6, "480x832-81f": 2}
+    small = ("--resolution", "720p", "--num-frames", "3,81", "--batch-size", "1", "--counts-only")
+    assert facts_of(tmp_path / "meta.csv", *small, "--min-area", "0.3")["metadata"]["left_out"] == []
+    config = tmp_path / "buckets.yaml"
+    config.write_text("bucket_config: {480p: {17: [0.5, 2], 81: [0.5, 1]}}\nprobabilities: opensora-v2\n")
+    every = facts_of(tmp_path / "meta.csv", "--bucket-config", config, "--assign", "all")
+    assert any("--assign all stores a clip in each bucket" in note for note in every["notes"])
+    assert {row["batch_size"] for row in every["buckets"]} <= {1, 2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--batch-size", "1", "--keys", "k"), 2, "--keys and --where are for sealed datasets"),
-        (("--batch-size", "1", "--buckets", "832x480@81", "--resolution", "480p"), 2, "give one of them"),
+        (
+            ("--batch-size", "1", "--buckets", "832x480@81", "--resolution", "480p"),
+            2,
+            "buckets stands beside resolution",
+        ),
         (("--batch-size", "1", "--buckets", "4096x4096@81"), 1, "no row"),
         (("--batch-size", "1", "--num-frames", "x"), 2, "--num-frames"),
     ],

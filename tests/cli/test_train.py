@@ -17,10 +17,10 @@ TINY = ROOT / "configs" / "train" / "tiny.yaml"
     ("override", "says"),
     [
         ("datset=ds", "did you mean 'dataset'?"),
-        ("optimizer.learning_rate=1", "optimizer.learning_rate"),
+        pytest.param("optimizer.learning_rate=1", "optimizer.learning_rate", marks=pytest.mark.slow),
         ("num_steps=many", 'num_steps is "many"'),
-        ("num_steps", "num_steps"),
-        ("num_steps=0", "1 and up"),
+        pytest.param("num_steps", "num_steps", marks=pytest.mark.slow),
+        pytest.param("num_steps=0", "1 and up", marks=pytest.mark.slow),
     ],
 )
 def test_a_bad_key_or_value_is_exit_code_2(tiny: Tiny, tmp_path: Path, override: str, says: str) -> None:

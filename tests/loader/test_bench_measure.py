@@ -72,6 +72,7 @@ def test_one_sample_is_enough(tmp_path: Path) -> None:
     assert report.batch_sizes == {SMALL.id: 4} and report.runs[0].num_samples % 4 == 0
 
 
+@pytest.mark.slow
 def test_bad_samples_are_counted_and_told(tmp_path: Path) -> None:
     """BAD-1: neither the pass over the store nor the loader stops at one."""
     root = build_dataset(tmp_path, {SMALL: [6]})

@@ -373,6 +373,7 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
         streamvid.VideoLoader([roots["copy"], tmp_path / "mask"], batch_size=2, media=("control",))
 
 
+@pytest.mark.slow
 def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
     """Lists of a mix are as long as the longest of its datasets."""
     rows = make_rows(tmp_path, 3)[:2]
@@ -387,6 +388,7 @@ def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp
             check_sample(batch, slot)
 
 
+@pytest.mark.slow
 def test_stills_have_media(tmp_path: Path) -> None:
     """An image whose control is an image, beside clips whose control is a video; both kinds are T frames of the bucket."""
     rows = make_rows(tmp_path, 2)

@@ -103,7 +103,7 @@ def one_run(
 
 def test_a_campaign_of_faults(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
     """FETCH-1, PLAN-5: a fault of any kind on 20 % of requests; no wrong byte, none lost, none twice, and no hang."""
-    for seed in range(25):
+    for seed in range(12):
         one_run(seed, sources, proxy, tmp_path)
     counts = proxy.counts()
     assert sum(counts.faults.values()) > 0.1 * sum(counts.requests.values()) > 50
@@ -129,6 +129,7 @@ def test_a_long_campaign_of_faults(
     assert len(faults) >= 10
 
 
+@pytest.mark.slow
 def test_ranks_that_are_processes_go_through_faults(
     sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path
 ) -> None:
@@ -386,7 +387,7 @@ def ended(batches: Iterator[Any]) -> None:
             pass
 
 
-@pytest.mark.parametrize("settings", [DEAD, STALLED], ids=["dead", "stalled"])
+@pytest.mark.parametrize("settings", [pytest.param(DEAD, marks=pytest.mark.slow), STALLED], ids=["dead", "stalled"])
 @pytest.mark.parametrize(
     "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "decode": False}], ids=str
 )
@@ -425,7 +426,7 @@ def test_closing_does_not_wait_for_a_store(
     assert own_threads() == [] and me.num_fds() <= files
 
 
-@pytest.mark.parametrize("settings", [DEAD, STALLED], ids=["dead", "stalled"])
+@pytest.mark.parametrize("settings", [DEAD, pytest.param(STALLED, marks=pytest.mark.slow)], ids=["dead", "stalled"])
 @pytest.mark.parametrize(("number", "num_workers"), [(signal.SIGINT, 0), (signal.SIGINT, 1), (signal.SIGKILL, 1)])
 def test_a_process_that_waits_for_a_store_ends_when_told(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], number: signal.Signals, num_workers: int

@@ -115,6 +115,7 @@ def test_several_columns_are_captions_of_one_sample(clips: Path, tmp_path: Path)
         built(source, tmp_path / "no", caption_column=("detailed", "breif"))
 
 
+@pytest.mark.slow
 def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
     """One caption a line where it is asked for; else the file is one caption."""
     source = tmp_path / "in"
@@ -171,6 +172,7 @@ def test_text_that_only_looks_like_a_list_is_a_caption(clips: Path, tmp_path: Pa
     assert [row["text"] for row in built(write_rows(tmp_path / "m.csv", rows), tmp_path / "ds")] == texts
 
 
+@pytest.mark.slow
 def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) -> None:
     """SHARD-1: the same input is recognised, captions beyond the first are part of it."""
     rows = [{"video": str(clips / "0.mp4"), "caption": ["a", "b"]}]
@@ -253,6 +255,7 @@ def test_prompts_are_read_by_webdataset(tmp_path: Path) -> None:
     assert {name for sample in read for name in sample if not name.startswith("__")} == {"txt", "json"}
 
 
+@pytest.mark.slow
 def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
     """Keys hang on the text; equal prompts are never on both sides of a split."""
     found = []
@@ -267,6 +270,7 @@ def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
     assert all(len(side) == 1 for side in sides.values())
 
 
+@pytest.mark.slow
 def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path) -> None:
     """PLAN-6: however large tars may be, a row group of texts stays small."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": f"prompt number {n}"} for n in range(8200)])

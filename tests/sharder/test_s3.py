@@ -324,7 +324,7 @@ def test_killed_against_moto_it_ends_with_the_same_bytes(
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_against_ceph_it_ends_with_the_same_bytes(
     built: Built, rgw: S3Server, s3_env: S3Env, tmp_path: Path, work: Path, count: int
 ) -> None:

@@ -240,6 +240,7 @@ def test_a_caption_edited_between_runs_rebuilds_its_shard(own: Path, tmp_path: P
     assert tree_of(tmp_path / "out") == tree_of(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 def test_a_damaged_staging_folder_costs_only_work(built: Built, tmp_path: Path) -> None:
     dest = tmp_path / "out"
     with pytest.raises(Stop):

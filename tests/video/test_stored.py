@@ -381,7 +381,10 @@ print(states[1][0] - states[0][0], (states[1][1] - states[0][1]) / 300)
 """
 
 
-@pytest.mark.parametrize(("environment", "most_pages"), [({"MALLOC_TRIM_THRESHOLD_": str(1 << 30)}, 4), ({}, 200)])
+@pytest.mark.parametrize(
+    ("environment", "most_pages"),
+    [({"MALLOC_TRIM_THRESHOLD_": str(1 << 30)}, 4), pytest.param({}, 200, marks=pytest.mark.slow)],
+)
 def test_no_fresh_pages_in_steady_state(tmp_path: Path, environment: dict[str, str], most_pages: int) -> None:
     """MEM: 300 windows of 24 frames on three clips in turn, whose pictures are some 3000 pages a window.
 
