@@ -62,7 +62,7 @@ class Model:
         return {base: of_base} | {name: largest(name, limit) for name in shapes if name != base}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     memory=st.integers(32_760, 2_000_000), constant=st.integers(0, 10**9), per_pair=st.integers(0, 5),
     most=st.integers(1, 300), base=st.sampled_from([None, "832x480-17f"]),

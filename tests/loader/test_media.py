@@ -349,6 +349,7 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
             ]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
     """Errors name the medium and what there is."""
     for media, message in (
@@ -411,6 +412,7 @@ def test_stills_have_media(tmp_path: Path) -> None:
     assert set(seen) == {1, 9}
 
 
+@pytest.mark.slow
 def test_a_bucket_gives_the_same_media(
     roots: dict[str, Path], moto_server: S3Server, s3_env: S3Env, tmp_path: Path
 ) -> None:

@@ -323,6 +323,7 @@ def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers:
         deliveries(root, num_workers=num_workers)
 
 
+@pytest.mark.slow
 def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: Path) -> None:
     """BAD-1, PLAN-5: a clip with damage in one place is delivered wherever the window lies elsewhere, resumed or not."""
     root = tmp_path / "dataset"

@@ -265,6 +265,7 @@ def test_media_of_a_tar_can_be_named_as_columns(tmp_path: Path) -> None:
     assert turned.source == "t.tar/k.control.mp4" and turned.columns == {}
 
 
+@pytest.mark.slow
 def test_tars_in_a_bucket_are_read_by_range(moto_server: S3Server, s3_env: S3Env, tmp_path: Path) -> None:
     """The same dataset as of local tars, of which no more is read than headers, captions and clips."""
     s3_env(moto_server)
