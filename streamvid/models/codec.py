@@ -1,0 +1,72 @@
+"""Video ↔ latents by cutting space-time patches: exact, invertible, for any size, dtype and bucket.
+
+    (B, C, T, H, W)  ── patchify ──►  (B, N, C·pt·ph·pw)  ── unpatchify ──►  (B, C, T, H, W)
+                                       N = ⌈T/pt⌉ · ⌈H/ph⌉ · ⌈W/pw⌉, in order t, h, w
+
+B batch, C channel, T frames, H height, W width. A size that the patch does not divide is filled up by repeating the
+last frame, row or column; `unpatchify` cuts that off again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+Size = tuple[int, int, int]
+
+
+def grid_size(size: Size, patch: Size) -> Size:
+    """How many patches (t, h, w) cover a video of (T, H, W)."""
+    return (-(-size[0] // patch[0]), -(-size[1] // patch[1]), -(-size[2] // patch[2]))
+
+
+def fill_up(video: Tensor, size: Size) -> Tensor:
+    """(B, C, T, H, W) with its last frame, row and column repeated until it is of `size`."""
+    for dim, length in enumerate(size, start=2):
+        if length > video.shape[dim]:
+            fill = list(video.shape)
+            fill[dim] = length - video.shape[dim]
+            video = torch.cat([video, video.narrow(dim, video.shape[dim] - 1, 1).expand(fill)], dim=dim)
+    return video
+
+
+def patchify(video: Tensor, patch: Size) -> Tensor:
+    """(B, C, T, H, W) of any dtype → (B, N, C·pt·ph·pw) of the same."""
+    pt, ph, pw = patch
+    t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), patch)
+    video = fill_up(video, (t * pt, h * ph, w * pw))
+    cells = video.reshape(video.shape[0], video.shape[1], t, pt, h, ph, w, pw)
+    return cells.permute(0, 2, 4, 6, 1, 3, 5, 7).reshape(video.shape[0], t * h * w, -1)
+
+
+def unpatchify(tokens: Tensor, size: Size, patch: Size) -> Tensor:
+    """(B, N, C·pt·ph·pw) → (B, C, T, H, W), the inverse of `patchify` for a video of `size` (T, H, W)."""
+    t, h, w = grid_size(size, patch)
+    pt, ph, pw = patch
+    cells = tokens.reshape(tokens.shape[0], t, h, w, -1, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7)
+    video = cells.reshape(cells.shape[0], cells.shape[1], t * pt, h * ph, w * pw)
+    return video[:, :, : size[0], : size[1], : size[2]]
+
+
+class PatchCodec(nn.Module):
+    """The codec without weights: a latent's channels are the pixels of one patch. Nothing is lost."""
+
+    def __init__(self, patch: Size, channels: int = 3) -> None:
+        super().__init__()
+        self.patch = patch
+        self.channels = channels
+
+    def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
+        """The shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+        return (self.channels * math.prod(self.patch), *grid_size(size, self.patch))
+
+    def encode(self, video: Tensor) -> Tensor:
+        """(B, C, T, H, W) → (B, C·pt·ph·pw, t, h, w), a view of its patches: the copy is made where it is used."""
+        t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), self.patch)
+        return patchify(video, self.patch).reshape(video.shape[0], t, h, w, -1).permute(0, 4, 1, 2, 3)
+
+    def decode(self, latents: Tensor, size: Size) -> Tensor:
+        """(B, C·pt·ph·pw, t, h, w) → (B, C, T, H, W) of `size` (T, H, W), every value as it was."""
+        return unpatchify(latents.permute(0, 2, 3, 4, 1).flatten(1, 3), size, self.patch)
