@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +88,14 @@ class Dataset:
                 )
 
         check_sets(self.draws, shards, self.url)
+
+    def only(self, shard: ShardInfo) -> Dataset:
+        """The same dataset, of the same fingerprints, as if it had one of its shards alone, whose samples a pass takes
+        all of. What is counted over all shards is not to be asked of it: filters, `samples_table`."""
+        view = copy.copy(self)
+        view._shards = self.shards.only(shard)
+        view.manifest = replace(self.manifest, draws=None)
+        return view
 
     @property
     def draws(self) -> tuple[StoredSet, ...]:

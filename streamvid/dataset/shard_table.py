@@ -102,6 +102,16 @@ class ShardTable(Sequence[ShardInfo]):
         groups = sorted(np.split(rows[order], ends), key=lambda group: int(group[0]))
         return {self.bucket_id[int(group[0])]: group for group in groups}
 
+    def only(self, shard: ShardInfo) -> ShardTable:
+        """The table of one of its shards; KeyError where it has no such shard."""
+        mine = np.flatnonzero((self.number == shard.number) & (self.index_row_group == shard.index_row_group))
+        rows = [row for row in mine.tolist() if self[row] == shard]
+        if not rows:
+            raise KeyError(shard.path)
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
+        columns |= {name: Names((getattr(shard, name),), np.zeros(1, np.int32)) for name in _NAMES}
+        return ShardTable(**columns)
+
     def plan_lines(self) -> Iterator[bytes]:
         """What `plan_fingerprint` hashes of the shards, some thousands of lines at a time."""
         for rows in self._blocks():
