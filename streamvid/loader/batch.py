@@ -25,7 +25,7 @@ Layout = Literal["BCTHW", "BTCHW", "BTHWC"]
 RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
 STANDARD_FIELDS = (
     *("video", "clips", "media", "media_present", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight"),
-    "layout",
+    *("sample_seeds", "layout"),
 )
 
 _CHUNK_ELEMENTS = 1 << 19
@@ -82,6 +82,8 @@ class Batch(Mapping[str, Any]):
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that takes the place of a bad one.
     - `loss_weight`: float, the weight of this batch's mean loss: its share of the samples that all ranks take in one
       step of the optimizer, times that step's number of batches (ranks x `accumulate`); 1.0 where they are equal.
+    - `sample_seeds`: B ints, 0 … 2**63 - 1, drawn from (seed, dataset, key, visit) as every other choice is (SAMPLE-1):
+      noise and timesteps that are drawn from these are the same whatever rank, batch or resume they come in.
     - with the loader's `tokenizer`: `text_tokens`, int64 (B, L), and `text_mask`, bool (B, L), True where it is no
       padding; anything else that it gives under the name x as `text_x`.
     - and one entry for each of the loader's `columns`: float64 (B,) where numeric (NaN where missing), else a list.
@@ -107,6 +109,7 @@ class Batch(Mapping[str, Any]):
         fps: torch.Tensor
         is_repeat: torch.Tensor
         loss_weight: float
+        sample_seeds: list[int]
         text_tokens: torch.Tensor
         text_mask: torch.Tensor
 
@@ -207,6 +210,10 @@ class Batch(Mapping[str, Any]):
                 object.__setattr__(moved, "_on_copy", self._on_copy)
             self._on_copy(theirs.device)
         return moved
+
+    def with_fields(self, fields: Mapping[str, Any]) -> Batch:
+        """The batch with more fields, or others in the place of those of the same names; over the same memory."""
+        return Batch({**self._fields, **fields}, self._on_copy)
 
     def clone(self) -> Batch:
         """The batch in memory of its own: what to keep when batches are kept, so that the ring's is free again."""

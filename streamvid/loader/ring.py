@@ -14,6 +14,7 @@ from streamvid.loader.color import color_table
 from streamvid.loader.encoded import EncodedClip
 from streamvid.loader.media import ABSENT_COLORS, BatchMedia, MediaRoom, Medium
 from streamvid.loader.pending import PendingBatch, PictureColors, StoredClip, sample_error
+from streamvid.loader.sampling import sample_seed
 from streamvid.loader.tokens import MASK, TOKENS, Tokenizer, tokenize
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def make_batch(
             "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
             "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
             "loss_weight": request.loss_weight,
+            "sample_seeds": _seeds(pending),
         }
         if "video" in fields:
             fields["layout"] = layout
@@ -142,6 +144,11 @@ def _texts(pending: PendingBatch) -> list[str]:
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
     return texts
+
+
+def _seeds(pending: PendingBatch) -> list[int]:
+    samples = zip(pending.request.samples, pending.rows, strict=True)
+    return [sample_seed(seed=one.part.seed, key=row["key"], visit=one.visit) for one, row in samples]
 
 
 def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:

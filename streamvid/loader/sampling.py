@@ -14,6 +14,7 @@ _INTERVAL = 7
 _CHUNK = 8
 _PLACE_LEFT, _PLACE_TOP, _SCALE = 9, 10, 11
 CAPTION_COLUMN, CAPTION, CAPTION_PART = 12, 13, 14
+_SAMPLE_SEED = 15
 
 FULL_SCALE = 1 << 16
 """A scale of 1."""
@@ -45,6 +46,11 @@ def crop_place(*, seed: int, key: str, visit: int) -> tuple[int, int]:
 def crop_scale(least: int, most: int, *, seed: int, key: str, visit: int) -> int:
     """How large a crop's sides are, uniform in `least` … `most`, all in 1 / FULL_SCALE of the largest crop's."""
     return least + hash_below(most - least + 1, seed, _SCALE, hash_text(key), visit)
+
+
+def sample_seed(*, seed: int, key: str, visit: int) -> int:
+    """What a training step may draw a delivery's noise and timestep from: 0 to 2**63 - 1."""
+    return hash64(seed, _SAMPLE_SEED, hash_text(key), visit) >> 1
 
 
 def substitute_visit(key: str, visit: int) -> int:

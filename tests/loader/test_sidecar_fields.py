@@ -1,0 +1,51 @@
+"""What a step of training finds in a batch besides what the loader reads: seeds of its samples, fields put there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import streamvid
+from streamvid import World
+from streamvid.errors import ConfigError
+
+
+def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, str], int]:
+    """(epoch, key) → seed, of two epochs."""
+    found = {}
+    with streamvid.VideoLoader(dataset, world=world, num_workers=0, num_epochs=None, **options) as loader:  # type: ignore[arg-type]
+        for batch in loader:
+            assert len(batch.sample_seeds) == len(batch.sample_keys)
+            assert all(type(seed) is int and 0 <= seed < 1 << 63 for seed in batch.sample_seeds)
+            if loader.epoch == 2:
+                break
+            found |= {(loader.epoch, k): s for k, s in zip(batch.sample_keys, batch.sample_seeds, strict=True)}
+    return found
+
+
+def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
+    """SAMPLE-1: the same on 1 and 2 ranks, at any batch size, decoded or not; another at each visit and each seed."""
+    options = {"tail": "uneven", "shuffle": "window"}
+    alone = seeds_of(dataset, World(0, 1), batch_size=2, **options)
+    assert len(set(alone.values())) == len(alone) == 2 * 23
+    two = [seeds_of(dataset, World(rank, 2), batch_size=3, decode=False, **options) for rank in range(2)]
+    assert two[0] | two[1] == alone
+    other = seeds_of(dataset, World(0, 1), batch_size=2, seed=1, **options)
+    assert other.keys() == alone.keys() and not set(other.values()) & set(alone.values())
+
+
+def test_a_batch_with_more_fields(dataset: Path) -> None:
+    """BATCH-1: over the same memory, which is the caller's as long as one of both lives."""
+    with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0) as loader:
+        batch = next(iter(loader))
+        more = batch.with_fields({"latents": torch.ones(3, 2), "text": ["", "", ""]})
+        assert more.video.data_ptr() == batch.video.data_ptr() and "latents" not in batch and batch.text != more.text
+        assert more.sample_seeds == batch.sample_seeds and more.to("meta").latents.device.type == "meta"
+        assert torch.equal(more.clone().latents, torch.ones(3, 2))
+
+
+def test_no_column_is_called_like_the_seeds(dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="sample_seeds.* is a field of every batch"):
+        streamvid.VideoLoader(dataset, batch_size=1, columns=("sample_seeds",))
