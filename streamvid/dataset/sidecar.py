@@ -6,28 +6,23 @@ each, and its manifest says what it was made of and with, so that a stale one is
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from streamvid.dataset.arrow import numbers_of
-from streamvid.dataset.index import schema
 from streamvid.dataset.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileInfo, ShardInfo, manifest_checksum
-from streamvid.dataset.proof import read_table
+from streamvid.dataset.proof import until_right
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sidecar_tables import Members, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.sidecar_tensors import DTYPES, RawTensor, check_name, decode_tensors
-from streamvid.dataset.tar import BLOCK_BYTES
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import CachedStore, StorageOptions, Store, open_store
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store, read_content
 
 FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = (1, 0)
@@ -36,19 +31,6 @@ MAX_NULL_BYTES = 2**30
 REMEDY = "make it again with `streamvid encode`, or give the sidecar that belongs to this"
 _CHECKSUM = "manifest_sha256"
 _MAX_VISITS = 1 << 20
-
-SHARD_TYPES = {
-    "bucket_id": "string",
-    "number": "int32",
-    "base_sha256": "sha256",
-    "num_bytes": "int64",
-    "sha256": "sha256",
-    "max_member_bytes": "int64",
-    "index_num_bytes": "int64",
-    "index_sha256": "sha256",
-    "num_missing": "int64",
-}
-MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_bytes": "int64", "sha256": "sha256"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,133 +114,93 @@ def _file_json(file: FileInfo) -> dict[str, Any]:
     return {"path": file.path, "num_bytes": file.num_bytes, "sha256": file.sha256}
 
 
-@dataclass(frozen=True, slots=True)
-class SidecarShard:
-    """A shard of a sidecar: that of the same bucket and number of its dataset, whose tar had `base_sha256`.
-
-    num_missing: of its samples' visits, those that could not be made.
-    """
-
-    bucket_id: str
-    number: int
-    base_sha256: str
-    num_bytes: int
-    sha256: str
-    max_member_bytes: int
-    index_num_bytes: int
-    index_sha256: str
-    num_missing: int = 0
-
-    @property
-    def index_file(self) -> FileInfo:
-        """Where its members stand."""
-        return FileInfo(index_path(self.bucket_id, self.number), self.index_num_bytes, self.index_sha256)
-
-
-def index_path(bucket_id: str, number: int) -> str:
-    return f"index/{bucket_id}-{number:06d}.parquet"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Members:
-    """Where a shard's members lie in its tar: arrays of num_samples * num_visits values, a sample's visits in a row.
-
-    offsets: -1 for one that could not be made. sha256: uint8 (…, 32).
-    """
-
-    num_visits: int
-    offsets: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    sha256: npt.NDArray[np.uint8]
-
-    @property
-    def num_bytes(self) -> int:
-        """In memory."""
-        return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
-
-    def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """(offset, bytes, SHA-256) of a sample's member for a visit; None where there is none."""
-        place = row * self.num_visits + visit % self.num_visits
-        if self.offsets[place] < 0:
-            return None
-        return int(self.offsets[place]), int(self.sizes[place]), self.sha256[place].tobytes()
-
-
 class Sidecar:
-    """A sealed sidecar in a store; reads nothing but what is asked for. Safe to use from several threads."""
+    """A sealed sidecar in a store; reads nothing but what is asked for. Safe to use from several threads.
 
-    def __init__(self, store: Store) -> None:
-        self.manifest = read_sidecar_manifest(store)
-        self.store = store
+    A loader reads its members as it reads a dataset's clips: `store` and `read_shard` are as a Dataset's.
+    """
+
+    def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
+        self.manifest: SidecarManifest = read_sidecar_manifest(store)
+        self.store = store if cache is None or store.is_local else CachedStore(store, cache, {})
 
     @property
     def url(self) -> str:
         return self.store.url
 
-    def cached(self, store: CachedStore) -> None:
-        """Read by way of a cache from now on."""
-        self.store = store
-
     def check_base(self, dataset: Dataset) -> None:
-        """ConfigError where it was made of another dataset, naming what differs."""
+        """ConfigError where it was made of another dataset, naming what differs; IntegrityError where its table of
+        shards is not that of the dataset."""
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints.")
         if problems:
             raise ConfigError(
                 f"sidecars={self.url!r} was made of another dataset than {dataset.url}: {'; '.join(problems)}; {REMEDY}"
             )
-        self._check_shards(dataset)
-
-    @cached_property
-    def _table(self) -> pa.Table:
-        table = read_table(self.store, self.manifest.shard_file)
-        missing = [name for name in SHARD_TYPES if name not in table.column_names]
-        if missing:
-            raise IntegrityError(f"{self.url}: {self.manifest.shard_file.path} has no column {', '.join(missing)}")
-        try:
-            return table.select(list(SHARD_TYPES)).cast(schema(SHARD_TYPES)).combine_chunks()
-        except (ValueError, TypeError) as error:  # Arrow's are such
-            raise IntegrityError(f"{self.url}: {self.manifest.shard_file.path}: {error}; copy it again") from error
-
-    def _check_shards(self, dataset: Dataset) -> None:
-        base, table = dataset.shards, self._table
-        stored: list[bytes] = table.column("base_sha256").to_pylist()
-        if stored != [digest.tobytes() for digest in base.sha256]:
+        if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
             raise IntegrityError(
-                f"{self.url}: its table of {len(stored)} shards is not that of the {len(base)} shards of "
-                f"{dataset.url}; copy the sidecar again"
+                f"{self.url}: its table of {len(self._shards)} shards is not that of the {len(dataset.shards)} shards "
+                f"of {dataset.url}; copy the sidecar again"
             )
 
     @cached_property
-    def _rows(self) -> dict[str, int]:
-        """Bucket id → row of its first shard: in the dataset's order a bucket's shards follow each other."""
-        rows: dict[str, int] = {}
-        for row, (bucket_id, number) in enumerate(
-            zip(self._table.column("bucket_id").to_pylist(), self._table.column("number").to_pylist(), strict=True)
-        ):
-            rows.setdefault(bucket_id, row - number)
-        return rows
+    def _shards(self) -> SidecarShards:
+        file = self.manifest.shard_file
+        where = f"{self.url}: {file.path}"
+        if self.store.size(file.path) != file.num_bytes:
+            raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
+        return SidecarShards.read(self._read(file), where)
+
+    def _read(self, file: FileInfo) -> bytes:
+        """A file of a size that can be, its checksum proved."""
+        data, is_again = bytearray(file.num_bytes), False
+
+        def read() -> bytes:
+            nonlocal is_again
+            ranges = [(0, memoryview(data))] if data else []
+            read_content(self.store, file.path, (file.sha256, file.num_bytes), ranges, is_again=is_again)
+            is_again = True
+            return hashlib.sha256(data).digest()
+
+        if until_right(self.store, file.path, bytes.fromhex(file.sha256), read).hex() != file.sha256:
+            raise IntegrityError(f"{self.url}: {file.path} differs from what is told of it; copy the sidecar again")
+        return bytes(data)
+
+    @property
+    def max_member_bytes(self) -> int:
+        """Of the largest member: what a loader has room for."""
+        return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
         """The shard that has the tensors of a shard of the dataset. Raises IntegrityError."""
-        row = self._rows.get(base.bucket_id, -1) + base.number
-        if base.bucket_id in self._rows and 0 <= row < self._table.num_rows:
-            row_values = {name: self._table.column(name)[row].as_py() for name in SHARD_TYPES}
-            values: dict[str, Any] = {k: v.hex() if isinstance(v, bytes) else v for k, v in row_values.items()}
-            found = SidecarShard(**values)
-            if (found.bucket_id, found.number, found.base_sha256) == (base.bucket_id, base.number, base.sha256):
-                return found
-        raise IntegrityError(f"{self.url}: its table of shards has no such as {base.path}; copy the sidecar again")
+        found = self._shards.shard(base)
+        if found is None:
+            raise IntegrityError(f"{self.url}: its table of shards has none for {base.path}; copy the sidecar again")
+        return found
 
     def members(self, base: ShardInfo) -> Members:
         """Where the members of the shard lie whose samples are those of `base`: one small read. Raises IntegrityError,
         StorageError."""
-        shard = self.shard(base)
-        table, where = read_table(self.store, shard.index_file), f"{self.url}: {shard.index_file.path}"
-        try:
-            return _members(table, shard, base.num_samples, self.manifest.num_visits)
-        except (ValueError, KeyError, TypeError) as error:
-            raise IntegrityError(f"{where} is not the index of its shard ({error}); copy the sidecar again") from error
+        shard, num_visits = self.shard(base), self.manifest.num_visits
+        file = shard.index_file
+        if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
+            raise IntegrityError(
+                f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the sidecar again"
+            )
+        return Members.read(self._read(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
+
+    def read_shard(self, shard: SidecarShard, ranges: Ranges, *, is_again: bool = False) -> None:
+        """Fill buffers with ranges of a shard's tar, which nothing proves yet; `is_again`: they were found wrong.
+
+        Raises StorageError.
+        """
+        read_content(self.store, shard.path, (shard.sha256, shard.num_bytes), ranges, is_again=is_again)
+
+    def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
+        """What a member holds, as views of its bytes: the tensors that the manifest names. Raises IntegrityError."""
+        found = decode_tensors(data, where)
+        check_kinds(found, self.manifest.tensors, where)
+        return found
 
     def null(self) -> dict[str, RawTensor]:
         """What stands in for tensors where a delivery has no text; none where nothing does."""
@@ -268,37 +210,9 @@ class Sidecar:
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES or self.store.size(file.path) != file.num_bytes:
             raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
-        data = self.store.read(file.path)
-        if FileInfo.of(file.path, data) != file:
-            raise IntegrityError(f"{where} differs from what the manifest says; copy the sidecar again")
-        found = decode_tensors(data, where)
+        found = decode_tensors(self._read(file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
         return found
-
-
-def _members(table: pa.Table, shard: SidecarShard, num_samples: int, num_visits: int) -> Members:
-    if table.num_rows != num_samples * num_visits:
-        raise ValueError(f"{table.num_rows} rows for {num_samples} samples and {num_visits} visits")
-    rows = table.select(list(MEMBER_TYPES)).cast(schema(MEMBER_TYPES)).combine_chunks()
-    visits = numbers_of(_array(rows, "visit"))
-    if not np.array_equal(visits, np.tile(np.arange(num_visits, dtype=np.int32), num_samples)):
-        raise ValueError("visits out of order")
-    offsets, sizes = (
-        numbers_of(_array(rows, "offset").fill_null(-1)),
-        numbers_of(_array(rows, "num_bytes").fill_null(0)),
-    )
-    is_there = offsets >= 0
-    ends_wrong = (sizes <= 0) | (sizes > shard.max_member_bytes) | (offsets > shard.num_bytes - sizes)
-    if (ends_wrong & is_there).any() or (offsets[is_there] < BLOCK_BYTES).any():
-        raise ValueError("a member that its tar cannot have")
-    checksums = _array(rows, "sha256").fill_null(bytes(32))
-    raw = np.frombuffer(checksums.buffers()[1], np.uint8, 32 * len(checksums), 32 * checksums.offset)
-    return Members(num_visits, offsets, sizes, raw.reshape(-1, 32))
-
-
-def _array(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else column.combine_chunks()
 
 
 def check_kinds(

@@ -7,35 +7,23 @@ killed goes on where it was, and ends with the same bytes.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from streamvid.dataset.index import WRITING, schema
 from streamvid.dataset.manifest import MANIFEST, FileInfo, ShardInfo
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.sidecar import (
-    MEMBER_TYPES,
-    NULL_FILE,
-    SHARD_TYPES,
-    SidecarManifest,
-    SidecarShard,
-    TensorInfo,
-    base_facts,
-    differences,
-    index_path,
-    read_sidecar_manifest,
-)
-from streamvid.dataset.sidecar_tensors import RawTensor, check_name, encode_tensors
-from streamvid.dataset.tar import scan_tar, write_shard
+from streamvid.dataset.sidecar import NULL_FILE, SidecarManifest, base_facts, differences, read_sidecar_manifest
+from streamvid.dataset.sidecar_record import Kinds, Record, check_null, in_common
+from streamvid.dataset.sidecar_tables import SidecarShard, encode_members, encode_shards, index_path
+from streamvid.dataset.sidecar_tensors import RawTensor, encode_tensors
+from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore, StorageOptions, open_store
 
@@ -47,61 +35,6 @@ _BLOCK_BYTES = 2**20
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
 """A sample's tensors, a mapping a visit; None for a visit that could not be made: readers deliver another sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """A finished shard: how its files stand in the table, and what tensors it has."""
-
-    shard: SidecarShard
-    tensors: Mapping[str, TensorInfo]
-    shapes: Mapping[str, list[int]]
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
-
-    @staticmethod
-    def from_json(data: bytes, where: str) -> _Record:
-        try:
-            value = json.loads(data)
-            tensors = {name: TensorInfo(**told) for name, told in value["tensors"].items()}
-            return _Record(SidecarShard(**value["shard"]), tensors, value["shapes"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is damaged ({error}); remove it, and the shard is made again") from error
-
-
-@dataclass
-class _Kinds:
-    """What the samples of a shard have in common. shapes: of ragged tensors without the first size."""
-
-    tensors: dict[str, TensorInfo] = field(default_factory=dict)
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-
-    def add(self, key: str, tensors: Mapping[str, RawTensor]) -> None:
-        kinds = {name: TensorInfo(one.dtype, one.is_ragged) for name, one in tensors.items()}
-        shapes = {name: list(one.shape[1:] if one.is_ragged else one.shape) for name, one in tensors.items()}
-        if not self.tensors:
-            self.tensors, self.shapes = _check_kinds(kinds), shapes
-        elif (kinds, shapes) != (self.tensors, self.shapes):
-            raise ConfigError(
-                f"sample {key} has the tensors {_described(kinds, shapes)}, those before it have "
-                f"{_described(self.tensors, self.shapes)}; a shard's samples have the same, but for the first size of "
-                "ragged ones"
-            )
-
-
-def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    for name, kind in kinds.items():
-        if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
-            raise ConfigError(f"tensors {name!r} and '{name}_mask': a ragged tensor's mask has that name; rename one")
-    return kinds
-
-
-def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]]) -> str:
-    return ", ".join(
-        f"{name} {kind.dtype} {['*', *shapes[name]] if kind.is_ragged else shapes[name]}"
-        for name, kind in sorted(kinds.items())
-    )
 
 
 class SidecarWriter:
@@ -178,7 +111,7 @@ class SidecarWriter:
         """
         if self._sealed is not None:
             raise DatasetError(f"the sidecar at {self._store.url} is sealed; give another place")
-        kinds, checksums = _Kinds(), dict[str, bytes]()
+        kinds, checksums = Kinds(), dict[str, bytes]()
         with self._temporary() as folder:
             path = folder / "shard.tar"
             with path.open("w+b") as file:
@@ -188,22 +121,22 @@ class SidecarWriter:
             keys = self._keys(shard)
             index = self._index(keys, places, checksums)
             self._store.put(shard.path, path)
-        file_info = FileInfo.of(index_path(shard.bucket_id, shard.number), index)
-        self._store.put(file_info.path, index)
+        index_file = FileInfo.of(index_path(shard.bucket_id, shard.number), index)
+        self._store.put(index_file.path, index)
         largest = max((size for _, size in places.values()), default=0)
         missing = len(keys) * self._num_visits - len(places)
         done = SidecarShard(
-            shard.bucket_id, shard.number, shard.sha256, num_bytes, sha256, largest, file_info.num_bytes,
-            file_info.sha256, missing,
+            shard.bucket_id, shard.number, shard.sha256, num_bytes, sha256, largest, index_file.num_bytes,
+            index_file.sha256, missing,
         )  # fmt: skip
-        self._store.put(_record_path(shard), _Record(done, kinds.tensors, kinds.shapes).to_json())
+        self._store.put(_record_path(shard), Record(done, kinds.tensors, kinds.shapes).to_json())
 
     def _keys(self, shard: ShardInfo) -> list[str]:
         keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
         return keys
 
     def _members(
-        self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]], kinds: _Kinds, checksums: dict[str, bytes]
+        self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]], kinds: Kinds, checksums: dict[str, bytes]
     ) -> Iterator[tuple[str, dict[str, bytes]]]:
         keys = self._keys(shard)
         number = -1
@@ -226,14 +159,13 @@ class SidecarWriter:
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
     ) -> bytes:
-        rows: dict[str, list[Any]] = {name: [] for name in MEMBER_TYPES}
+        rows = []
         for key in keys:
             for visit in range(self._num_visits):
                 name = f"{key}.{_extension(visit)}"
-                values = (key, visit, *places.get(name, (None, None)), checksums.get(name))
-                for column, value in zip(rows.values(), values, strict=True):
-                    column.append(value)
-        return _parquet(rows, MEMBER_TYPES)
+                offset, num_bytes = places.get(name, (None, None))
+                rows.append((key, visit, offset, num_bytes, checksums.get(name)))
+        return encode_members(rows)
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
@@ -267,8 +199,8 @@ class SidecarWriter:
 
     def _seal(self, null: Mapping[str, RawTensor] | None) -> SidecarManifest:
         records = self._records()
-        tensors = _in_common(records)
-        table = _parquet(_columns(records), SHARD_TYPES)
+        tensors = in_common(records)
+        table = encode_shards([one.shard for one in records])
         digest = hashlib.sha256(table).hexdigest()
         shard_file = FileInfo.of(f"index/shards-{digest[:12]}.parquet", table)
         self._store.put(shard_file.path, table)
@@ -279,7 +211,7 @@ class SidecarWriter:
         self._store.put(MANIFEST, manifest.to_json())
         return manifest
 
-    def _records(self) -> list[_Record]:
+    def _records(self) -> list[Record]:
         """Of all shards, in the dataset's order."""
         shards = self._dataset.shards
         there = {file.path for file in self._store.files(STAGING)}
@@ -291,30 +223,19 @@ class SidecarWriter:
             )
         return list(in_parallel(lambda shard, _: self._record(shard), shards, DEFAULT_WORKERS))
 
-    def _record(self, shard: ShardInfo) -> _Record:
+    def _record(self, shard: ShardInfo) -> Record:
         path = _record_path(shard)
-        return _Record.from_json(self._store.read(path), f"{self._store.url}: {path}")
+        return Record.from_json(self._store.read(path), f"{self._store.url}: {path}")
 
-    def _put_null(self, null: Mapping[str, RawTensor] | None, records: Sequence[_Record]) -> FileInfo | None:
+    def _put_null(self, null: Mapping[str, RawTensor] | None, records: Sequence[Record]) -> FileInfo | None:
         if null is None:
             return None
         for one in records:
             if one.tensors:
-                _check_null(null, one)
+                check_null(null, one)
         data = encode_tensors(null)
         self._store.put(NULL_FILE, data)
         return FileInfo.of(NULL_FILE, data)
-
-
-def _check_null(null: Mapping[str, RawTensor], record: _Record) -> None:
-    for name, one in null.items():
-        kind = record.tensors.get(name)
-        shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
-        if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
-            raise ConfigError(
-                f"null: {name!r} of dtype {one.dtype} and shape {one.shape} cannot stand in for those of the samples, "
-                f"{_described(record.tensors, record.shapes)}"
-            )
 
 
 def _extension(visit: int) -> str:
@@ -325,7 +246,7 @@ def _record_path(shard: ShardInfo) -> str:
     return f"{STAGING}/{shard.bucket_id}-{shard.number:06d}.json"
 
 
-def _scan(file: BinaryIO) -> Iterator[Any]:
+def _scan(file: BinaryIO) -> Iterator[Member]:
     file.flush()
     return scan_tar(file)
 
@@ -338,41 +259,3 @@ def _measure(file: BinaryIO) -> tuple[int, str]:
         digest.update(block)
         num_bytes += len(block)
     return num_bytes, digest.hexdigest()
-
-
-def _in_common(records: Sequence[_Record]) -> dict[str, TensorInfo]:
-    """The tensors that all shards have, of one shape in a bucket."""
-    first: _Record | None = None
-    of_bucket: dict[str, _Record] = {}
-    for one in records:
-        if not one.tensors:  # none of its samples could be made
-            continue
-        first = first or one
-        near = of_bucket.setdefault(one.shard.bucket_id, one)
-        if one.tensors != first.tensors or one.shapes != near.shapes:
-            other = first if one.tensors != first.tensors else near
-            raise DatasetError(
-                f"shard {one.shard.bucket_id}-{one.shard.number:06d} has the tensors "
-                f"{_described(one.tensors, one.shapes)}, others have {_described(other.tensors, other.shapes)}; "
-                "make the sidecar anew"
-            )
-    if first is None:
-        raise DatasetError("no sample could be made: there is nothing to seal")
-    return dict(first.tensors)
-
-
-def _columns(records: Sequence[_Record]) -> dict[str, list[Any]]:
-    def value(record: _Record, name: str, kind: str) -> Any:
-        found = getattr(record.shard, name)
-        return bytes.fromhex(found) if kind == "sha256" else found
-
-    return {name: [value(one, name, kind) for one in records] for name, kind in SHARD_TYPES.items()}
-
-
-def _parquet(columns: Mapping[str, list[Any]], types: dict[str, str]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    pq.write_table(pa.table(dict(columns), schema=schema(types)), sink, **WRITING)
-    return sink.getvalue()

@@ -1,0 +1,232 @@
+"""A sidecar's tables: of its shards, and for each shard of its members. Both are small Parquet files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.dataset.arrow import numbers_of
+from streamvid.dataset.index import WRITING, schema
+from streamvid.dataset.manifest import FileInfo, ShardInfo, shard_path
+from streamvid.dataset.tar import BLOCK_BYTES
+from streamvid.errors import IntegrityError, StreamvidError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SHA256_BYTES = 32
+_MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # of Parquet, at most
+
+_SHARD_TYPES = {
+    "bucket_id": "string",
+    "number": "int32",
+    "base_sha256": "sha256",
+    "num_bytes": "int64",
+    "sha256": "sha256",
+    "max_member_bytes": "int64",
+    "index_num_bytes": "int64",
+    "index_sha256": "sha256",
+    "num_missing": "int64",
+}
+_MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_bytes": "int64", "sha256": "sha256"}
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarShard:
+    """A shard of a sidecar: that of the same bucket and number of its dataset, whose tar had `base_sha256`.
+
+    num_missing: of its samples' visits, those that could not be made.
+    """
+
+    bucket_id: str
+    number: int
+    base_sha256: str
+    num_bytes: int
+    sha256: str
+    max_member_bytes: int
+    index_num_bytes: int
+    index_sha256: str
+    num_missing: int = 0
+
+    @property
+    def path(self) -> str:
+        """Of its tar: called as the dataset's."""
+        return shard_path(self.bucket_id, self.number)
+
+    @property
+    def max_clip_bytes(self) -> int:
+        """Of a member, which a loader reads in the place of a clip."""
+        return self.max_member_bytes
+
+    @property
+    def index_file(self) -> FileInfo:
+        """Where its members stand."""
+        return FileInfo(index_path(self.bucket_id, self.number), self.index_num_bytes, self.index_sha256)
+
+
+def index_path(bucket_id: str, number: int) -> str:
+    """Where the table of a shard's members lies."""
+    return f"index/{bucket_id}-{number:06d}.parquet"
+
+
+def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
+    """Parquet bytes of the table of shards, which are in the dataset's order."""
+
+    def value(shard: SidecarShard, name: str, kind: str) -> Any:
+        found = getattr(shard, name)
+        return bytes.fromhex(found) if kind == "sha256" else found
+
+    return _encode({name: [value(one, name, k) for one in shards] for name, k in _SHARD_TYPES.items()}, _SHARD_TYPES)
+
+
+@dataclass(frozen=True, eq=False)
+class SidecarShards:
+    """The table of shards as it is read: arrays, and a SidecarShard where one is asked for."""
+
+    table: pa.Table
+    first_rows: Mapping[str, int]
+    """Bucket id → row of its first shard: a bucket's shards follow each other."""
+
+    @staticmethod
+    def read(data: bytes, where: str) -> SidecarShards:
+        """IntegrityError, naming `where`, for what is no such table."""
+        # Checksums do not shrink: a file of few bytes that claims many rows would fill the memory.
+        table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
+        numbers, names = numbers_of(_array(table, "number")), _array(table, "bucket_id")
+        codes, rows = np.unique(numbers_of(names.indices), return_index=True)
+        first_rows = {
+            names.dictionary[c].as_py(): r - int(numbers[r]) for c, r in zip(codes, rows.tolist(), strict=True)
+        }
+        return SidecarShards(table, first_rows)
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def shard(self, base: ShardInfo) -> SidecarShard | None:
+        """The shard that goes with a shard of the dataset; None where there is none."""
+        row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
+        if not 0 <= row < len(self):
+            return None
+        found = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
+        values: dict[str, Any] = {k: v.hex() if isinstance(v, bytes) else v for k, v in found.items()}
+        one = SidecarShard(**values)
+        return (
+            one if (one.bucket_id, one.number, one.base_sha256) == (base.bucket_id, base.number, base.sha256) else None
+        )
+
+    @property
+    def max_member_bytes(self) -> int:
+        """Of the largest member."""
+        return int(numbers_of(_array(self.table, "max_member_bytes")).max(initial=0))
+
+    @property
+    def base_sha256(self) -> npt.NDArray[np.uint8]:
+        """(shards, 32): of the dataset's tars."""
+        return _digests(_array(self.table, "base_sha256"))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Members:
+    """Where a shard's members lie in its tar: arrays of num_samples * num_visits values, a sample's visits in a row.
+
+    offsets: -1 for one that could not be made. sha256: uint8 (…, 32).
+    """
+
+    num_visits: int
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    sha256: npt.NDArray[np.uint8]
+
+    @staticmethod
+    def read(data: bytes, shard: SidecarShard, num_samples: int, num_visits: int, where: str) -> Members:
+        """IntegrityError, naming `where`, for what is not the table of a shard of so many samples."""
+        count = num_samples * num_visits
+        # Without the keys, which are for other readers: these rows take what they say they take.
+        types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
+        table = _read(data, types, (count, count), where)
+        visits = numbers_of(_array(table, "visit"))
+        offsets = numbers_of(_array(table, "offset").fill_null(-1))
+        sizes = numbers_of(_array(table, "num_bytes").fill_null(0))
+        is_there = offsets >= 0
+        is_wrong = (sizes <= 0) | (sizes > shard.max_member_bytes) | (offsets > shard.num_bytes - sizes)
+        is_wrong |= offsets < BLOCK_BYTES
+        in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
+        if not in_order or (is_wrong & is_there).any():
+            raise IntegrityError(f"{where} names members that its tar cannot have; copy the sidecar again")
+        return Members(num_visits, offsets, sizes, _digests(_array(table, "sha256").fill_null(bytes(_SHA256_BYTES))))
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory."""
+        return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
+
+    def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
+        """(offset, bytes, SHA-256) of a sample's member for a visit; None where there is none."""
+        place = row * self.num_visits + visit % self.num_visits
+        if self.offsets[place] < 0:
+            return None
+        return int(self.offsets[place]), int(self.sizes[place]), self.sha256[place].tobytes()
+
+
+def most_index_bytes(num_samples: int, num_visits: int) -> int:
+    """What the table of a shard's members can take."""
+    return num_samples * num_visits * _MEMBER_ROW_BYTES + _EMPTY_FILE_BYTES
+
+
+def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
+    """Parquet bytes of (key, visit, offset, bytes, SHA-256), the last three None where there is no member."""
+    return _encode({name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES)
+
+
+def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema(types)), sink, **WRITING)
+    return sink.getvalue()
+
+
+def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
+    """Columns of these types, so many rows at least and at most; texts as a dictionary. Raises IntegrityError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = [name for name, kind in types.items() if kind == "string"]
+    may_miss = {"offset", "num_bytes", "sha256"} if "visit" in types else set[str]()
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
+        if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
+            raise ValueError(f"{file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} can be")
+        wanted = schema(types)
+        for field in wanted:
+            found = file.schema_arrow.field(field.name).type
+            kind = pa.dictionary(pa.int32(), field.type) if field.name in texts else field.type
+            if found != kind:
+                raise ValueError(f"column {field.name} is {found}, not {kind}")
+        table = file.read(list(types), use_threads=False).combine_chunks()
+        table.validate(full=True)
+        if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:
+            raise ValueError(f"no value in {', '.join(holes)}")
+        return table
+    except StreamvidError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError) as error:
+        raise IntegrityError(
+            f"{where} cannot be read ({type(error).__name__}: {error}); copy the sidecar again"
+        ) from error
+
+
+def _array(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else column.combine_chunks()
+
+
+def _digests(array: pa.Array) -> npt.NDArray[np.uint8]:
+    start = _SHA256_BYTES * array.offset
+    return np.frombuffer(array.buffers()[1], np.uint8)[start : start + _SHA256_BYTES * len(array)].reshape(-1, 32)
