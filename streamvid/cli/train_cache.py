@@ -1,0 +1,142 @@
+"""Metadata and media as a sealed dataset in a folder of this machine: sharded when first asked for, then only streamed.
+
+    CACHE/KEY/         the dataset
+    CACHE/KEY.part/    while it is built; a run that was killed goes on there
+    CACHE/KEY.lock     whoever holds it builds; in it, for those who wait, how far that is
+
+KEY is made of the options and of what the input is: the rows of the metadata as they are read, and of each file its
+name, bytes and time of modification (of an object its version). So a clip or a caption that changes makes another
+dataset, and files that were copied with new times are sharded again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamvid.dataset.manifest import MANIFEST
+from streamvid.dataset.user_cache import user_cache
+from streamvid.errors import SourceError, StorageError
+
+if TYPE_CHECKING:
+    from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.report import ShardReport
+
+    Progress = Callable[[str, int, int], None]
+
+VARIABLE = "STREAMVID_CACHE"
+_VERSION = 1  # of the key
+_POLL_SECONDS = 0.2
+_TOLD_SECONDS = 10.0
+_NOTE_BYTES = 1000
+
+
+def cache_folder() -> Path:
+    """$STREAMVID_CACHE, or the folder of the user's caches; it may not be there yet."""
+    place = os.environ.get(VARIABLE, "")
+    return Path(place).expanduser().absolute() if place else user_cache("train")
+
+
+def cached_dataset(
+    source: str, options: ShardOptions, progress: Progress, tell: Callable[[str], None]
+) -> tuple[Path, ShardReport | None]:
+    """The dataset of that input and these options, and the report where it was built now.
+
+    Of several processes the first to come builds it, and the others wait, however long that takes. Raises what `shard`
+    does, and SourceError for input that changes meanwhile.
+    """
+    key = content_key(source, options)
+    folder = cache_folder() / key
+    if _is_sealed(folder):
+        return folder, None
+    with _turn(folder.with_name(f"{key}.lock"), tell) as note:
+        # Once more, now that nobody else is at it.
+        if _is_sealed(folder):
+            return folder, None
+        return folder, _build(source, options, key, folder, _noting(progress, note))
+
+
+def content_key(source: str, options: ShardOptions) -> str:
+    """What decides the dataset, as a name for a folder."""
+    from streamvid.sharder.records import read_records
+
+    records = read_records(source, options)
+    facts = {"version": _VERSION, "input": records.sha256(), "options": options.to_json()}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for record in records.records:
+        digest.update(json.dumps([record.version, *(file.version for file in record.extra)]).encode())
+    return digest.hexdigest()[:32]
+
+
+def _build(source: str, options: ShardOptions, key: str, folder: Path, progress: Progress) -> ShardReport:
+    from streamvid.sharder.sharder import shard
+
+    part = folder.with_name(f"{key}.part")
+    report = shard(source, part, options, progress)
+    if content_key(source, options) != key:
+        shutil.rmtree(part)
+        raise SourceError(f"files of {source} changed while they were sharded; run the same command again")
+    part.rename(folder)
+    return report
+
+
+def _is_sealed(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file()
+
+
+@contextmanager
+def _turn(path: Path, tell: Callable[[str], None]) -> Iterator[int]:
+    """A descriptor of the lock, once nobody else holds it. It is the kernel's: it ends with who holds it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {path.parent}: {error.strerror}; name a folder that you may write to with {VARIABLE}"
+        ) from error
+    try:
+        _wait(lock, path, tell)
+        os.ftruncate(lock, 0)
+        yield lock
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(lock)
+
+
+def _wait(lock: int, path: Path, tell: Callable[[str], None]) -> None:
+    told = float("-inf")
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise StorageError(
+                f"{path} cannot be locked: {error.strerror}; name a folder of a local disk with {VARIABLE}"
+            ) from error
+        if time.monotonic() - told > _TOLD_SECONDS:
+            note = os.pread(lock, _NOTE_BYTES, 0).decode("utf-8", "replace").strip()
+            tell(f"waiting for the process that shards {path.stem}{': ' if note else ''}{note}")
+            told = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+
+
+def _noting(progress: Progress, lock: int) -> Progress:
+    """As `progress`, and told in the lock's file too."""
+
+    def note(phase: str, done: int, total: int) -> None:
+        progress(phase, done, total)
+        text = f"process {os.getpid()}, {phase} {done}/{total}"
+        os.pwrite(lock, text.ljust(_NOTE_BYTES).encode(), 0)
+
+    return note
