@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias, TypeVar
+from queue import SimpleQueue
+from typing import TypeAlias, TypeVar, cast
 
 from streamvid.dataset.manifest import FileInfo, ShardInfo, offsets_path
 from streamvid.dataset.reader import Dataset
@@ -20,6 +20,7 @@ BLOCK_BYTES = 16 * 2**20
 DEFAULT_WORKERS = 8
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
@@ -67,22 +68,57 @@ def in_parallel(
     """What `job(item, stop)` gives, in the order of the items, some of them at a time.
 
     The first error ends it, and so does whoever stops iterating: `stop` is then set, and all threads are gone when this
-    returns.
+    returns. Between results the caller takes no lock that a thread takes too, as those of concurrent.futures are: an
+    interrupt may end it anywhere, and a lock that it held would be waited for without end.
     """
     stop = threading.Event()
-    waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(workers, "streamvid-pass") as pool:
+    tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None: the end
+    waiting: deque[_Answer[_Result]] = deque()
+    threads: list[threading.Thread] = []
+    try:
+        for item in items:
+            waiting.append(SimpleQueue())
+            tasks.put((item, waiting[-1]))
+            if len(threads) < workers:
+                name = f"streamvid-pass_{len(threads)}"
+                threads.append(threading.Thread(target=_serve, args=(job, tasks, stop), name=name, daemon=True))
+                threads[-1].start()
+            if len(waiting) >= 2 * workers:
+                yield _taken(waiting.popleft())
+        while waiting:
+            yield _taken(waiting.popleft())
+    finally:
+        stop.set()
+        for _ in threads:
+            tasks.put(None)
+        for thread in threads:
+            if thread.ident is not None:  # an interrupt may have come before its start
+                thread.join()
+
+
+def _serve(
+    job: Callable[[_Item, threading.Event], _Result],
+    tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None],
+    stop: threading.Event,
+) -> None:
+    while (task := tasks.get()) is not None:
+        item, answer = task
+        if stop.is_set():
+            continue
         try:
-            for item in items:
-                waiting.append(pool.submit(job, item, stop))
-                if len(waiting) >= 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            stop.set()
-            for future in waiting:
-                future.cancel()
+            answer.put((job(item, stop), None))
+        except BaseException as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            answer.put((None, error))
+
+
+def _taken(answer: _Answer[_Result]) -> _Result:
+    result, error = answer.get()
+    if error is None:
+        return cast(_Result, result)
+    try:
+        raise error
+    finally:
+        del error  # it holds this frame
 
 
 def check_workers(workers: int) -> int:
