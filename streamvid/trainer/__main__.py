@@ -24,31 +24,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     is_main = int(os.environ.get("RANK", "0")) == 0
     logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(asctime)s %(message)s")
-    if _is_alone_by_mistake(os.environ):
+    if is_alone_by_mistake(os.environ):
         _log.warning(
             "this is the only process: `accelerate launch --cpu --num_processes N` starts one and no more; "
             "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
     try:
-        config = load_config(
-            TrainConfig, shipped_config("train", options.config) if options.config else None, options.overrides
-        )
+        file = shipped_config("train", options.config) if options.config else None
+        return run_to_exit_code(load_config(TrainConfig, file, options.overrides))
     except StreamvidError as error:
         _log.error("%s", error)
-        return 2
-    return _train(config)
+        return 2 if isinstance(error, ValueError) else 1
 
 
-def _train(config: TrainConfig) -> int:
+def run_to_exit_code(config: TrainConfig) -> int:
+    """Do what the config's task says."""
     from accelerate import PartialState
 
+    from streamvid.trainer.tasks import find_task
+
+    if find_task(config.task).sidecar == "write":
+        from streamvid.trainer.encode import encode
+
+        encode(config)
+        return 0
     from streamvid.trainer.trainer import train
 
-    try:
-        result = train(config)
-    except StreamvidError as error:
-        _log.error("%s", error)
-        return 1
+    result = train(config)
     PartialState().destroy_process_group()
     if result.stopped_by is not None:
         _log.warning("stopped by %s after step %d of %d", result.stopped_by.name, result.step, result.num_steps)
@@ -56,8 +58,8 @@ def _train(config: TrainConfig) -> int:
     return 0
 
 
-def _is_alone_by_mistake(environ: Mapping[str, str]) -> bool:
-    # accelerate's launcher for CPUs names a master for the others, whom it leaves to mpirun to start.
+def is_alone_by_mistake(environ: Mapping[str, str]) -> bool:
+    """Whether accelerate's launcher for CPUs named a master for others, whom it leaves to mpirun to start."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     is_cpu_launch = environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_PORT" in environ
     return is_cpu_launch and not any(name in environ for name in ranks)

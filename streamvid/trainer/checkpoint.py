@@ -1,15 +1,17 @@
 """Checkpoints: written whole under a temporary name, then renamed, so that what has its name is complete.
 
-OUTPUT/step-N.safetensors             the weights alone, for `load_model` and any other reader
+OUTPUT/step-N.safetensors             what trains, for any reader: a file a model where several do, LoRA in its own
+OUTPUT/config.yaml, versions.json     what made it
 OUTPUT/state/step-N/                  all that a resumed run needs
-    model.safetensors, optimizer.bin …    accelerate's own files
-    trainer.json                          step, samples, model config
+    model.safetensors, optimizer.bin …    accelerate's own files, without what is frozen
+    trainer.json                          step, samples, tokens, what the model was made of
     loader.json                           where the loader stands
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import logging
 import re
@@ -18,130 +20,185 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
-from torch import nn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.trainer.config import ModelConfig, TrainConfig
+from streamvid.models import weights
+from streamvid.models.gather import gathered
+from streamvid.models.optimizer import Ema
+from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.data import Batches
 from streamvid.trainer.metrics import METRICS_FILE
-from streamvid.trainer.model import VideoTransformer
 
 _log = logging.getLogger(__name__)
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+_WEIGHTS = re.compile(r"(?:step|epoch)-([0-9]+)(?:\..*)?\.safetensors")
+_PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: optimizer steps made, samples they took over all ranks."""
+    """How far a run is: optimizer steps made; samples and tokens they took, of this rank and those of a run resumed."""
 
     step: int = 0
     num_samples: int = 0
+    num_tokens: int = 0
 
-    def after(self, num_samples: int) -> Progress:
-        """One step later, which took `num_samples`."""
-        return Progress(self.step + 1, self.num_samples + num_samples)
-
-
-def save_checkpoint(
-    accelerator: Accelerator, model: nn.Module, config: TrainConfig, progress: Progress, loader_state: dict[str, Any]
-) -> None:
-    """Write weights and state of this step; every rank calls it. The oldest beyond `keep_checkpoints` go."""
-    name = f"step-{progress.step}"
-    folder = config.output / "state" / name
-    temporary = folder.with_name(f".{name}.tmp")
-    if accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(temporary), safe_serialization=True)
-    weights = accelerator.get_state_dict(model)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        _save_weights(config, name, weights)
-        model_config = dataclasses.asdict(config.model)
-        trainer_state = {"version": STATE_VERSION, **dataclasses.asdict(progress), "model": model_config}
-        _write_json(temporary / "trainer.json", trainer_state)
-        _write_json(temporary / "loader.json", loader_state)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-        _remove_old(config)
-        _log.info("saved %s", folder)
-    accelerator.wait_for_everyone()
+    def after(self, num_samples: int, num_tokens: int) -> Progress:
+        """One step later, which took so many."""
+        return Progress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
 
 
-def find_checkpoint(config: TrainConfig) -> Path | None:
-    """The state folder to go on from, or None for a fresh run. Raises ConfigError where that would spoil a run."""
-    there = _state_folders(config.output)
-    if config.resume == "latest":
-        return there[-1] if there else None
-    if config.resume is None:
-        if there or (config.output / METRICS_FILE).exists():
+class Checkpoints:
+    """Those of one run; every rank calls each method."""
+
+    def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
+        self.config, self.accelerator, self.folder = config, accelerator, config.output / "state"
+        self._made_of = _made_of(config)
+
+    def describe(self) -> None:
+        """Write the effective config and the versions beside the weights."""
+        self.config.output.mkdir(parents=True, exist_ok=True)
+        (self.config.output / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
+        _write_json(self.config.output / "versions.json", {name: _version(name) for name in _PACKAGES})
+
+    def save(
+        self, name: str, step: nn.Module, ema: Ema | None, progress: Progress, loader_state: dict[str, Any]
+    ) -> None:
+        """Weights by `name`, and the state of this step. The oldest go, beyond those that are to stay."""
+        folder = self.folder / f"step-{progress.step}"
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        if self.accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        self.accelerator.wait_for_everyone()
+        self.accelerator.save_state(str(temporary), safe_serialization=True)
+        model = self.accelerator.unwrap_model(step).model
+        live = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+        whole = {"": gathered(live)} | ({} if ema is None else {".ema": gathered(ema.mean)})
+        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process:
+            for kind, tensors in whole.items():
+                self._save_weights(f"{name}{kind}", model, tensors)
+            _write_json(temporary / "trainer.json", {
+                "version": STATE_VERSION, **dataclasses.asdict(progress), "model": self._made_of, "weights": name,
+            })  # fmt: skip
+            _write_json(temporary / "loader.json", loader_state)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+            self._remove_old()
+            _log.info("saved %s", folder)
+        self.accelerator.wait_for_everyone()
+
+    def _save_weights(self, name: str, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        for file in weights.files(model, tensors):
+            path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
+            state = weights.remove_prefix(file.tensors, self.config.remove_prefix)
+            temporary = path.with_name(f".{path.name}.tmp")
+            save_file({key: value.contiguous() for key, value in state.items()}, str(temporary), metadata=file.metadata)
+            temporary.rename(path)
+
+    def find(self) -> Path | None:
+        """The state folder to go on from, or None for a fresh run. Raises ConfigError where that would spoil a run."""
+        there, output, resume = _state_folders(self.folder), self.config.output, self.config.resume_from_checkpoint
+        if resume == "latest":
+            return there[-1] if there else None
+        if resume is None:
+            if there or (output / METRICS_FILE).exists():
+                raise ConfigError(
+                    f"output {output} holds a run already and resume_from_checkpoint is null; "
+                    "allowed: 'latest' to go on with it, or an output folder of its own"
+                )
+            return None
+        if not (resume / "trainer.json").is_file():
             raise ConfigError(
-                f"output {config.output} holds a run already and resume is null; "
-                "allowed: resume='latest' to go on with it, or an output folder of its own"
+                f"resume_from_checkpoint is {resume}, which is no checkpoint; "
+                "allowed: 'latest', null or OUTPUT/state/step-N"
             )
-        return None
-    folder = config.resume
-    if not (folder / "trainer.json").is_file():
-        raise ConfigError(f"resume is {folder}, which is no checkpoint; allowed: 'latest', null or OUTPUT/state/step-N")
-    newer = [path.name for path in there if _step_of(path) > _read_progress(folder).step]
-    if newer:
-        raise ConfigError(
-            f"resume is {folder}, but output {config.output} holds newer checkpoints ({', '.join(newer)}), which "
-            "'latest' would take for this run's; move them away or choose another output"
-        )
-    return folder
+        newer = [path.name for path in there if _step_of(path) > _read(resume)["step"]]
+        if newer:
+            raise ConfigError(
+                f"resume_from_checkpoint is {resume}, but output {output} holds newer ones ({', '.join(newer)}), "
+                "which 'latest' would take for this run's; move them away or choose another output"
+            )
+        return resume
+
+    def load(self, folder: Path | None, step: nn.Module, ema: Ema | None, loader: Batches) -> Progress:
+        """Fill the prepared model, optimizer and loader; the progress of this rank."""
+        _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(step))
+        if ema is not None:
+            self.accelerator.register_for_checkpointing(ema)
+        if folder is None:
+            return Progress()
+        saved = _read(folder)
+        different = [key for key in self._made_of if self._made_of[key] != saved["model"].get(key)]
+        if different:
+            pairs = ", ".join(f"{k} is {self._made_of[k]} here and {saved['model'].get(k)} there" for k in different)
+            raise StateError(
+                f"checkpoint {folder} is of another model: {pairs}; use its values, or another output folder"
+            )
+        try:
+            self.accelerator.load_state(str(folder))
+        except (RuntimeError, OSError, ValueError, KeyError) as error:
+            raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another one") from error
+        self.accelerator.step = 0  # counts batches, of which there may be another number to a step now
+        loader.load_state_dict(_read_json(folder / "loader.json"))
+        _log.info("resumed %s", folder)
+        # Counts are added up over the ranks, of which there may be more or fewer than there were.
+        is_first = self.accelerator.is_main_process
+        return Progress(saved["step"], *((saved["num_samples"], saved["num_tokens"]) if is_first else (0, 0)))
+
+    def _remove_old(self) -> None:
+        for folder in _state_folders(self.folder)[: -self.config.keep_checkpoints]:
+            shutil.rmtree(folder)
+        if self.config.keep_weights is not None:
+            numbered = [
+                (found, path) for path in self.config.output.iterdir() if (found := _WEIGHTS.fullmatch(path.name))
+            ]
+            stay = sorted({int(found[1]) for found, _ in numbered})[-self.config.keep_weights :]
+            for found, path in numbered:
+                if int(found[1]) not in stay:
+                    path.unlink()
 
 
-def load_checkpoint(accelerator: Accelerator, config: TrainConfig, folder: Path) -> tuple[Progress, dict[str, Any]]:
-    """Fill the prepared model and optimizer from a state folder; returns progress and the loader's state."""
-    saved = _read_json(folder / "trainer.json")
-    progress = _read_progress(folder)
-    wanted = json.loads(json.dumps(dataclasses.asdict(config.model)))
-    different = [key for key in wanted if wanted[key] != saved["model"].get(key)]
-    if different:
-        pairs = ", ".join(f"model.{k} is {wanted[k]} here and {saved['model'].get(k)} there" for k in different)
-        raise StateError(f"checkpoint {folder} is of another model: {pairs}; use its values, or another output folder")
-    accelerator.load_state(str(folder))
-    _log.info("resumed %s", folder)
-    return progress, _read_json(folder / "loader.json")
+def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
+    """Let accelerate save and load of a model what trains and what it counts: files have the rest.
+
+    Where ranks hold parts of the weights, FSDP and DeepSpeed write theirs themselves.
+    """
+    wanted = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
+    for path, part in model.named_modules():
+        if part.training:
+            wanted |= {f"{path}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)}
+
+    def save(models: list[nn.Module], states: list[dict[str, Tensor]], folder: str) -> None:
+        plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # DDP's
+        states[:] = [{name: tensor for name, tensor in one.items() if name in wanted} for one in plain]
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        if models:
+            models.clear()
+            model.load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
 
 
-def load_model(weights: Path) -> VideoTransformer:
-    """The model of a `step-N.safetensors`, on the CPU. Raises StateError for a file that is none."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(weights), framework="pt") as file:
-            fields = json.loads((file.metadata() or {})["model"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        with torch.device("meta"):
-            model = VideoTransformer(ModelConfig(**{**fields, "patch": tuple(fields["patch"])}))
-        model.load_state_dict(tensors, assign=True)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise StateError(f"{weights} holds no weights of this trainer: {error}; give a step-N.safetensors") from error
-    return model
+def _made_of(config: TrainConfig) -> dict[str, Any]:
+    lora = dataclasses.asdict(config.lora)
+    made: dict[str, Any] = {"model.factory": config.model.factory}
+    made |= {f"model.args.{name}": value for name, value in config.model.args.items()}
+    made |= {"model.trainable": config.model.trainable}
+    made |= {f"lora.{name}": lora[name] for name in ("base_model", "target_modules", "rank", "alpha")}
+    return json.loads(json.dumps(made, default=str))  # type: ignore[no-any-return]
 
 
-def _save_weights(config: TrainConfig, name: str, weights: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    temporary = config.output / f".{name}.safetensors.tmp"
-    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
-    save_file(tensors, str(temporary), metadata={"format": "pt", "model": json.dumps(dataclasses.asdict(config.model))})
-    temporary.rename(config.output / f"{name}.safetensors")
-
-
-def _remove_old(config: TrainConfig) -> None:
-    for folder in _state_folders(config.output)[: -config.keep_checkpoints]:
-        (config.output / f"{folder.name}.safetensors").unlink(missing_ok=True)
-        shutil.rmtree(folder)
-
-
-def _state_folders(output: Path) -> list[Path]:
-    folders = [path for path in (output / "state").glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name)]
+def _state_folders(folder: Path) -> list[Path]:
+    folders = [path for path in folder.glob("step-*") if re.fullmatch(r"step-[0-9]+", path.name)]
     return sorted(folders, key=_step_of)
 
 
@@ -149,11 +206,21 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _read_progress(folder: Path) -> Progress:
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _read(folder: Path) -> dict[str, Any]:
     saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
-        raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
-    return Progress(step=saved["step"], num_samples=saved["num_samples"])
+        raise StateError(
+            f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}. Its weights, if of version 1, "
+            "are of the small model before it was a training module: train anew, into another output"
+        )
+    return saved
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from streamvid.errors import ConfigError
 from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.models.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
 
 
@@ -27,44 +27,6 @@ def _require_one_of(instance: Any, first: str, second: str) -> None:
     values = (getattr(instance, first), getattr(instance, second))
     if None not in values:
         raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Any optimizer, by import path, called with the trainable parameters, lr, weight_decay, betas (null: without)
-    and `args`; and how its rate goes: up over `warmup_steps`, then as `schedule` says, down to `min_lr` at the end.
-
-    grad_clip: the largest norm of all gradients.   ema_decay: keep a moving average of what trains, beside it.
-    """
-
-    factory: str = "torch.optim:AdamW"
-    lr: float = 1e-4
-    betas: tuple[float, float] | None = (0.9, 0.99)
-    weight_decay: float | None = 0.01
-    args: dict[str, Any] = field(default_factory=dict)
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-    grad_clip: float | None = 1.0
-    ema_decay: float | None = None
-
-    def __post_init__(self) -> None:
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
-        betas = self.betas or ()
-        _require(all(0 <= beta < 1 for beta in betas), "betas", self.betas, "two numbers in [0, 1), or null")
-        _require((self.weight_decay or 0) >= 0, "weight_decay", self.weight_decay, "0 and up, or null")
-        _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
-        _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or null for none")
-        _require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
-        _require_at_least(self, 0, "warmup_steps")
-
-    def lr_at(self, step: int, num_steps: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 1, of a run of `num_steps`."""
-        if step <= self.warmup_steps:
-            return self.lr * step / self.warmup_steps
-        done = min(1.0, (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps))
-        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
-        return self.min_lr + (self.lr - self.min_lr) * left if self.schedule != "constant" else self.lr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +58,7 @@ class TrainConfig:
     accumulate: batches of a rank that make up a step.
     storage: how an object store is reached.   cache_dir, cache_bytes: a local folder for what is read from it.
     loader: any other argument of `streamvid.VideoLoader`.
-    sidecar: URL of what "sft:data_process" writes; num_visits: how many crops of each clip; encode_dtype: of its floats.
+    sidecar: URL of what "sft:data_process" writes; num_visits: crops of each clip there; encode_dtype: of its floats.
     save_steps: how often weights and state are saved; None: after each epoch.  keep_checkpoints: the newest so many
         states stay; keep_weights: likewise of the weights, None: all.   remove_prefix: cut from their names.
     resume_from_checkpoint: "latest" goes on from the newest in `output` if there is one, a path from that state folder,

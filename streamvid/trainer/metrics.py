@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,38 @@ def data_fields(spent: LoaderStats) -> dict[str, float]:
         "data_substituted": spent.num_substituted,
         "data_queue_depth": round(spent.mean_queue_depth, 2),
     }
+
+
+def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One record of what each rank tells: losses and figures averaged, counts added up, times of the first."""
+    of_bucket: dict[str, list[float]] = {}
+    for name, loss, count, of_sample in sorted(entry for one in told for entry in one["buckets"]):
+        sums = of_bucket.setdefault(name, [0.0, 0.0, 0.0])
+        sums[0], sums[1], sums[2] = sums[0] + loss * count, sums[1] + count, sums[2] + of_sample * count
+    samples, tokens = sum(one["samples"] for one in told), sum(one["tokens"] for one in told)
+    spent, seconds = dict(told[0]["spent"]), max(told[0]["spent"]["seconds"], 1e-9)
+    spent["data_substituted"] = sum(one["spent"].get("data_substituted", 0) for one in told)
+    # The slowest rank's wait is everybody's.
+    for name in ("data_wait_seconds", "data_wait_share"):
+        spent[name] = max(one["spent"][name] for one in told)
+    names = told[0]["figures"]
+    return {
+        "loss": sum(one["loss"] for one in told) / len(told),
+        **{name: sum(one["figures"][name] for one in told) / len(told) for name in names},
+        "loss_of_bucket": {name: sums[0] / sums[1] for name, sums in of_bucket.items()},
+        "samples": samples,
+        "tokens": tokens,
+        **spent,
+        "samples_per_second": round(sum(sums[1] for sums in of_bucket.values()) / seconds, 4),
+        "tokens_per_second": round(sum(sums[2] for sums in of_bucket.values()) / seconds, 4),
+    }
+
+
+def flat(record: dict[str, Any]) -> dict[str, float]:
+    """A record as trackers take it: numbers by name, those of buckets by "name/bucket"."""
+    parts = {name: value for name, value in record.items() if isinstance(value, dict)}
+    nested = {f"{name}/{key}": value for name, values in parts.items() for key, value in values.items()}
+    return {name: value for name, value in record.items() if name != "step" and name not in parts} | nested
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a question that training asks between two steps, so that a stop leaves a checkpoint."""
+"""Ctrl-C, SIGTERM and SIGUSR1 as a question that training asks between two steps: a stop leaves a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Collect SIGINT and SIGTERM while inside; a second Ctrl-C is a KeyboardInterrupt, as ever."""
+    """Collect SIGINT, SIGTERM and SIGUSR1 while inside; a second Ctrl-C is a KeyboardInterrupt, as ever."""
     request = StopRequest()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -28,7 +28,8 @@ def stop_requests() -> Iterator[StopRequest]:
         request.signal_number = request.signal_number or number
 
     # Python lets only the main thread handle signals; elsewhere stopping is up to whoever runs the thread.
-    handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if is_main else ()
     before = {number: signal.signal(number, note) for number in handled}
     try:
         yield request

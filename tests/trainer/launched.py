@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from streamvid.loader.batch import Batch
 from streamvid.loader.world import detect_world
+from streamvid.models.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.config import EvalConfig, ModelConfig
+from streamvid.trainer.config import EvalConfig
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
@@ -45,10 +46,10 @@ def main() -> None:
     config = TrainConfig(
         dataset="in memory",
         output=output,
-        num_steps=num_steps,
-        model=ModelConfig(dim=12, depth=1, heads=2, patch=(2, 4, 4)),
-        eval=EvalConfig(every_steps=4),
-        log_every_steps=1,
+        max_steps=num_steps,
+        model=ModelConfig(factory="tests.trainer.modules:build"),
+        eval=EvalConfig(steps=4),
+        log_steps=1,
         cpu=True,
     )
     result = dataclasses.asdict(train(config, loader, held_out)) | {"output": None}

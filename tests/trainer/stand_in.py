@@ -12,6 +12,7 @@ from torch import Tensor
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.loader.batch import Batch
+from streamvid.plan.hashing import hash64
 
 
 def read_clip_frames(num_frames: int, height: int, width: int) -> Tensor:
@@ -77,6 +78,7 @@ class StandInLoader:
             "video": torch.stack(clips),
             "text": ["bikes on a path", ""][: len(mine)] + [f"clip {start}" for start in mine[2:]],
             "sample_keys": [f"{step}-{start}" for start in mine],
+            "sample_seeds": [hash64(self.seed, step, start) >> 1 for start in mine],
             "bucket": Bucket(num_frames, height, width),
             "fps": torch.full((len(mine),), 12.0),
             "is_repeat": torch.zeros(len(mine), dtype=torch.bool),

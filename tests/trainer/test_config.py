@@ -23,34 +23,23 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
         assert load_config(TrainConfig, copy) == config
 
 
-@pytest.mark.parametrize("name", ["cpu_2ranks", "single_gpu", "ddp_8gpu", "fsdp"])
-def test_shipped_accelerate_configs_are_accelerates(name: str) -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    loaded = load_config_from_file(str(CONFIGS / "accelerate" / f"{name}.yaml"))
-    assert loaded.num_processes == {"cpu_2ranks": 2, "single_gpu": 1, "ddp_8gpu": 8, "fsdp": 8}[name]
-
-
-def test_fsdp_wraps_a_layer_that_the_model_has() -> None:
-    import yaml
-
-    from streamvid.trainer import model
-
-    settings = yaml.safe_load((CONFIGS / "accelerate" / "fsdp.yaml").read_text())["fsdp_config"]
-    assert hasattr(model, settings["fsdp_transformer_layer_cls_to_wrap"])
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.dim=30"], "model: dim is 30; allowed: an even number of 6 and up that heads=4 divides"),
-        (["model.patch=[1, 0, 8]"], r"model: patch is \(1, 0, 8\); allowed: three sizes"),
+        (["model.factory=package.module"], "model: factory is 'package.module'; allowed: 'package.module:name'"),
+        (["lora.rank=0"], "lora: rank is 0; allowed: 1 and up"),
+        (["lora.preset_path=x"], "lora: preset_path is x and preset_model None; allowed: both, or neither"),
+        (["lora.checkpoint=x"], "lora: checkpoint is x and base_model null"),
+        (["recompute.offload=true"], "recompute: offload is true and blocks is empty"),
+        (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 up to lr=0.0001"),
+        (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: in"),
+        (["task=sft:train"], "sidecar is null; allowed: a URL, for task 'sft:train'"),
         (["optimizer.lr=0"], "optimizer: lr is 0.0; allowed: a finite number above 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer: betas is"),
         (["optimizer.grad_clip=0"], "optimizer: grad_clip is 0.0; allowed: above 0, or null for none"),
-        (["eval.every_steps=0"], "eval: every_steps is 0; allowed: 1 and up"),
-        (["num_steps=0"], "num_steps is 0; allowed: 1 and up"),
-        (["num_steps=3", "num_epochs=1"], "num_steps=3 and num_epochs=1 are both set"),
+        (["eval.steps=0"], "eval: steps is 0; allowed: 1 and up"),
+        (["max_steps=0"], "max_steps is 0; allowed: 1 and up"),
+        (["max_steps=3", "num_epochs=1"], "max_steps=3 and num_epochs=1 are both set"),
         (["batch_size=2", "max_tokens_per_batch=9"], "batch_size=2 and max_tokens_per_batch=9 are both set"),
         (["batch_size={a: 0}"], "batch_size is {'a': 0}; allowed: 1 and up"),
         (["seed=-1"], "seed is -1; allowed: 0 up to"),
@@ -67,10 +56,14 @@ def test_what_cannot_be_is_named(overrides: list[str], message: str) -> None:
     ("text", "value"), [("latest", "latest"), ("null", None), ("o/state/step-3", Path("o/state/step-3"))]
 )
 def test_resume_is_latest_a_path_or_none(text: str, value: Any) -> None:
-    assert load_config(TrainConfig, None, [*REQUIRED, f"resume={text}"]).resume == value
+    assert load_config(TrainConfig, None, [*REQUIRED, f"resume_from_checkpoint={text}"]).resume_from_checkpoint == value
 
 
-def test_the_learning_rate_warms_up_and_stays() -> None:
-    options = OptimizerConfig(lr=1.0, warmup_steps=4)
-    assert [options.lr_at(step) for step in (1, 2, 4, 5, 1000)] == [0.25, 0.5, 1.0, 1.0, 1.0]
-    assert OptimizerConfig(lr=1.0, warmup_steps=0).lr_at(1) == 1.0
+def test_the_learning_rate_goes_as_its_schedule_says() -> None:
+    constant = OptimizerConfig(lr=1.0, warmup_steps=4)
+    assert [constant.lr_at(step, 8) for step in (1, 2, 4, 5, 8, 1000)] == [0.25, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert OptimizerConfig(lr=1.0).lr_at(1, 8) == 1.0
+    linear = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="linear", min_lr=0.2)
+    assert [linear.lr_at(step, 6) for step in (1, 2, 4, 6)] == pytest.approx([0.5, 1.0, 0.6, 0.2])
+    cosine = OptimizerConfig(lr=1.0, schedule="cosine")
+    assert [cosine.lr_at(step, 4) for step in (1, 2, 4)] == pytest.approx([(1 + 0.5**0.5) / 2, 0.5, 0.0])

@@ -9,12 +9,11 @@ import torch
 
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
+from streamvid.models.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.__main__ import main
-from streamvid.trainer.config import EvalConfig, ModelConfig
-from streamvid.trainer.data import collect_fixed_batches
+from streamvid.trainer.config import EvalConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
-from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +25,12 @@ def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
     return TrainConfig(
         dataset=str(dataset),
         output=output,
-        num_steps=num_steps,
+        max_steps=num_steps,
         batch_size=2,
         num_workers=1,
-        model=ModelConfig(dim=12, depth=1, heads=2, patch=(4, 16, 16)),
-        eval=EvalConfig(every_steps=3),
-        log_every_steps=1,
+        model=ModelConfig(factory="tests.trainer.modules:build"),
+        eval=EvalConfig(steps=3),
+        log_steps=1,
         cpu=True,
     )
 
@@ -59,7 +58,7 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
 def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(dump_config(config_of(dataset, tmp_path / "run", 2)))
-    assert main(["--config", str(file), "--set", "log_every_steps=2"]) == 0
+    assert main(["--config", str(file), "--set", "log_steps=2"]) == 0
     assert [step for step, _ in losses_in(tmp_path / "run")] == [2]
     assert main(["--config", str(file), "--set", "optimizer.rl=1"]) == 2
     assert "optimizer.rl is no field; did you mean 'lr'?" in caplog.text
@@ -74,20 +73,6 @@ def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_
 
 
 def test_a_missing_batch_size_is_named(dataset: Path, tmp_path: Path) -> None:
-    config = TrainConfig(dataset=str(dataset), output=tmp_path / "run", num_steps=1, cpu=True)
+    config = TrainConfig(dataset=str(dataset), output=tmp_path / "run", max_steps=1, cpu=True)
     with pytest.raises(ConfigError, match="batch_size"):
         train(config)
-
-
-def test_fixed_batches_are_the_same_each_time_and_kept_apart_from_the_loader() -> None:
-    frames = read_clip_frames(12, 16, 16)
-    first, again, other = (collect_fixed_batches(StandInLoader(frames), 3, seed, 0) for seed in (0, 0, 1))
-    assert len(first) == 3
-    for one, two, three in zip(first, again, other, strict=True):
-        assert torch.equal(one.noise, two.noise) and torch.equal(one.times, two.times)
-        assert not torch.equal(one.noise, three.noise)
-        before = two.batch.video.clone()
-        one.batch.video.zero_()
-        assert torch.equal(two.batch.video, before)
-    assert collect_fixed_batches(StandInLoader(frames), 0, 0, 0) == []
-    assert len(collect_fixed_batches(StandInLoader(frames, steps=2), 5, 0, 0)) == 2

@@ -64,6 +64,7 @@ def test_a_line_tells_of_the_steps_since_the_line_before(tmp_path: Path) -> None
         fields = clock.take_fields()
         append_metrics(tmp_path, {"step": num_steps, **fields})
         assert 0 <= fields["data_wait_seconds"] <= fields["seconds"]
+        assert 0 <= fields.pop("data_wait_share") <= 1
         assert {name: value for name, value in fields.items() if "seconds" not in name} == {
             "data_bytes": num_bytes, "data_retries": num_steps, "data_substituted": 0, "data_queue_depth": depth,
         }  # fmt: skip
@@ -76,5 +77,5 @@ def test_a_line_tells_of_the_steps_since_the_line_before(tmp_path: Path) -> None
 def test_a_loader_without_stats_has_its_waiting_measured() -> None:
     clock = BatchClock(StandInLoader(read_clip_frames(12, 16, 16)))
     clock.next_batch()
-    assert clock.take_fields().keys() == {"seconds", "data_wait_seconds"}
+    assert clock.take_fields().keys() == {"seconds", "data_wait_seconds", "data_wait_share"}
     assert data_fields(LoaderStats())["data_queue_depth"] == 0

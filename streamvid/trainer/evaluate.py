@@ -1,0 +1,64 @@
+"""Judging a model: its loss on held-out batches that stay the same, and what it makes of their texts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from streamvid.errors import ConfigError
+from streamvid.video.showing import contact_sheet, movie
+
+if TYPE_CHECKING:
+    from streamvid.loader.batch import Batch
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; what was frozen in evaluation mode already stays so afterwards."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def evaluate(accelerator: Accelerator, step: nn.Module, batches: Sequence[Batch]) -> float:
+    """The mean loss a sample over all ranks' batches; repeats are left out where the module gives a loss a sample."""
+    total = torch.zeros(2, device=accelerator.device)
+    with evaluating(step):
+        for batch in (one.to(accelerator.device) for one in batches):
+            losses = step(batch, validates=True)["loss"].float()
+            count = (~batch.is_repeat).float() if losses.ndim else torch.tensor(float(len(batch.sample_keys)))
+            count = count.to(losses.device)
+            total += torch.stack([(losses * count).sum(), count.sum()])
+    loss_sum, count_sum = accelerator.reduce(total, reduction="sum").tolist()
+    return float(loss_sum / count_sum) if count_sum else float("nan")
+
+
+def save_samples(accelerator: Accelerator, step: nn.Module, batch: Batch, folder: Path, name: str) -> None:
+    """A contact sheet and a movie of what the module's `sample` makes of a batch; every rank calls it."""
+    model = accelerator.unwrap_model(step).model
+    if not hasattr(model, "sample"):
+        raise ConfigError(f"eval.sample_steps is set and {type(model).__name__} has no `sample`; give it one, or null")
+    with evaluating(step), accelerator.autocast():
+        video = model.sample(batch.to(accelerator.device))
+    if accelerator.is_main_process:
+        folder.mkdir(parents=True, exist_ok=True)
+        frames = video.permute(0, 2, 3, 4, 1).cpu().numpy()
+        (folder / f"{name}.png").write_bytes(contact_sheet(frames))
+        rate = float(batch.fps[0])
+        (folder / f"{name}.mp4").write_bytes(movie(frames, 1.0 if math.isnan(rate) else rate))
+        _log.info("samples: %s", folder / f"{name}.png")

@@ -1,0 +1,83 @@
+"""What a step makes of a batch: the encoders' outputs, where they are not read from a sidecar, and the task's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.loader.batch import Batch
+from streamvid.loader.sidecar import collate
+from streamvid.models.build import import_object
+
+Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
+
+
+def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
+    """What the module's forward says."""
+    return module(batch)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One way of training.
+
+    loss: (module, batch) → a mean loss, one a sample (B,), or a mapping with "loss" and other figures.
+    sidecar: "write": the outputs of the module's `encode` go there and nothing trains; "read": they come from there.
+    """
+
+    loss: Loss = own_loss
+    sidecar: Literal["read", "write"] | None = None
+
+
+TASKS = {"sft": Task(), "sft:data_process": Task(sidecar="write"), "sft:train": Task(sidecar="read")}
+
+
+def find_task(name: str) -> Task:
+    """One of TASKS, or a user's own by import path: a Task, or the function that is its loss."""
+    if name in TASKS:
+        return TASKS[name]
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"task is {name!r}; allowed: {', '.join(TASKS)}, or 'package.module:name' of your own")
+    found = import_object(name)
+    if not isinstance(found, Task) and not callable(found):
+        raise ConfigError(
+            f"task is {name!r}, which is {found!r}; allowed: a Task, or a function (module, batch) → loss"
+        )
+    return found if isinstance(found, Task) else Task(loss=found)
+
+
+class Step(nn.Module):
+    """What accelerate prepares: one forward, what is frozen included, so that sharded weights are gathered in it."""
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
+        """The loss, by "loss", and what else the module tells; each a number or (B,)."""
+        encode = getattr(self.model, "encode", None)
+        if encode is not None and self.task.sidecar != "read":
+            with torch.no_grad():
+                batch = with_encoded(batch, encode(batch))
+        validate = getattr(self.model, "validate", None) if validates else None
+        found: Any = self.task.loss(self.model, batch) if validate is None else validate(batch)
+        found = {"loss": found} if isinstance(found, Tensor) else dict(found)
+        if not isinstance(found.get("loss"), Tensor):
+            raise ConfigError(
+                f"task: the loss of {type(self.model).__name__} is {type(found.get('loss')).__name__}; "
+                "allowed: a tensor, or a mapping with one by 'loss'"
+            )
+        return found
+
+
+def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | list[Tensor]]) -> Batch:
+    """The batch with what `encode` made of it; a list of B tensors is padded, with a mask, as a sidecar's are."""
+    ragged = {name: tensors for name, tensors in encoded.items() if isinstance(tensors, list)}
+    whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
+    return batch.with_fields({**whole, **collate(ragged, set(ragged))})

@@ -1,0 +1,48 @@
+"""Videos for people to look at: a sheet of frames as a PNG, and an MP4 that browsers play."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.stream import VideoStream
+
+_MAX_COLUMNS = 8
+
+
+def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
+    """uint8 (B, T, H, W, 3) → a PNG: a row a video, up to 8 frames of it, evenly spaced."""
+    import av
+
+    numbers = np.linspace(0, videos.shape[1] - 1, min(_MAX_COLUMNS, videos.shape[1])).round().astype(int)
+    rows = [np.concatenate(list(video[numbers]), axis=1) for video in videos]
+    sheet = np.ascontiguousarray(np.concatenate(rows, axis=0))
+    encoder = cast("VideoCodecContext", av.CodecContext.create("png", "w"))
+    encoder.height, encoder.width, encoder.pix_fmt = sheet.shape[0], sheet.shape[1], "rgb24"
+    encoder.time_base = Fraction(1, 25)
+    frame = av.VideoFrame.from_ndarray(sheet, format="rgb24")
+    return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
+
+
+def movie(videos: npt.NDArray[np.uint8], fps: float) -> bytes:
+    """uint8 (B, T, H, W, 3) → an MP4 of H.264: the videos side by side, `fps` frames a second."""
+    import av
+
+    pictures = np.concatenate(list(videos), axis=2)
+    height, width = (size + size % 2 for size in pictures.shape[1:3])  # H.264 of 4:2:0 has even sizes
+    sink = io.BytesIO()
+    with av.open(sink, "w", format="mp4") as container:
+        rate = Fraction(fps).limit_denominator(1001)
+        stream = cast("VideoStream", container.add_stream("libx264", rate=rate, options={"crf": "18"}))
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        for picture in pictures:
+            padded = np.pad(picture, ((0, height - picture.shape[0]), (0, width - picture.shape[1]), (0, 0)), "edge")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(padded, format="rgb24")))
+        container.mux(stream.encode(None))
+    return sink.getvalue()

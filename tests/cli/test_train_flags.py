@@ -1,0 +1,212 @@
+"""streamvid train's flags of DiffSynth-Studio: what each says in TrainConfig, and what wins where it is said twice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamvid.cli.train import command, resolved_config
+from streamvid.cli.train_flags import FLAGS, flag_overrides, named_fields, override
+from streamvid.config import load_config
+from streamvid.errors import ConfigError
+from streamvid.trainer.config import TrainConfig
+from tests.cli.conftest import Tiny
+
+# Those of its training document, in its order, and num_frames, initialize_model_on_cpu of its scripts.
+DOCUMENTED = (
+    "dataset_base_path dataset_metadata_path dataset_repeat dataset_num_workers data_file_keys model_paths "
+    "model_id_with_origin_paths extra_inputs fp8_models learning_rate num_epochs trainable_models "
+    "find_unused_parameters weight_decay task output_path remove_prefix_in_ckpt save_steps lora_base_model "
+    "lora_target_modules lora_rank lora_checkpoint preset_lora_path preset_lora_model use_gradient_checkpointing "
+    "use_gradient_checkpointing_offload gradient_accumulation_steps height width max_pixels num_frames "
+    "initialize_model_on_cpu resume_from_checkpoint"
+).split()
+
+# Of its document: a full training of Qwen-Image, less what says where the data are.
+FULL = """--dataset_repeat 50
+  --model_id_with_origin_paths "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,Qwen/Qwen-Image:text_encoder/model*.safetensors,Qwen/Qwen-Image:vae/diffusion_pytorch_model.safetensors"
+  --learning_rate 1e-5 --num_epochs 2 --remove_prefix_in_ckpt "pipe.dit." --output_path "./models/train/Qwen-Image_full"
+  --trainable_models "dit" --use_gradient_checkpointing --find_unused_parameters"""
+LORA = """--learning_rate 1e-4 --num_epochs 5 --remove_prefix_in_ckpt "pipe.dit." --output_path "./models/train/Qwen-Image_lora"
+  --lora_base_model "dit" --lora_target_modules "to_q,to_k,to_v,add_q_proj,to_out.0,img_mod.1" --lora_rank 32
+  --use_gradient_checkpointing --dataset_num_workers 8 --find_unused_parameters --initialize_model_on_cpu"""
+
+
+def parsed(*arguments: object) -> dict[str, Any]:
+    """What click makes of a command line."""
+    return dict(command.make_context("train", [str(argument) for argument in arguments]).params)
+
+
+def config_of(*arguments: object) -> TrainConfig:
+    """The run that a command line asks for."""
+    given = parsed(*arguments)
+    given.pop("init")
+    return resolved_config(*(given.pop(name) for name in ("config", "overrides", "factory", "trackers")), given)
+
+
+def test_every_documented_flag_is_there_by_its_name() -> None:
+    """Checklist: the document's flags; --help shows each, in groups, with examples."""
+    assert {flag.name for flag in FLAGS} == set(DOCUMENTED)
+    shown = CliRunner().invoke(command, ["--help"]).output
+    assert [name for name in DOCUMENTED if f"--{name}" not in shown] == []
+    assert all(f"{flag.group} (as DiffSynth-Studio):" in shown for flag in FLAGS) and "Examples:" in shown
+
+
+def test_a_full_training_of_the_document(tiny: Tiny) -> None:
+    config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(FULL))
+    assert config.dataset == {"url": str(tiny.dataset), "num_repeats": 50}
+    assert config.model.id_with_origin_paths.split(",")[1] == "Qwen/Qwen-Image:text_encoder/model*.safetensors"
+    assert (config.optimizer.lr, config.num_epochs, config.remove_prefix) == (1e-5, 2, "dit.")
+    assert (config.output, config.model.trainable) == (Path("models/train/Qwen-Image_full"), ("dit",))
+    assert config.recompute.blocks and not config.recompute.offload and config.find_unused_parameters
+    # What the command leaves open is theirs: one clip a step, its first frames, no clipping, saved each epoch.
+    assert (config.batch_size, config.loader, config.save_steps, config.accumulate) == (1, {"temporal": "head"}, None, 1)
+    assert (config.optimizer.betas, config.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
+    assert (config.optimizer.grad_clip, config.optimizer.schedule, config.optimizer.warmup_steps) == (None, "constant", 0)
+
+
+def test_a_lora_training_of_the_document(tiny: Tiny) -> None:
+    config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA))
+    layers = ("to_q", "to_k", "to_v", "add_q_proj", "to_out.0", "img_mod.1")
+    assert (config.lora.base_model, config.lora.target_modules, config.lora.rank) == ("dit", layers, 32)
+    # All else is frozen where no child is named to train as a whole.
+    assert (config.model.trainable, config.num_workers, config.model.init) == ((), 8, "cpu")
+    both = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--trainable_models", "vae,text_encoder")
+    assert both.model.trainable == ("vae", "text_encoder") and both.lora == config.lora
+
+
+FIELDS: dict[str, tuple[str, Any]] = {
+    "learning_rate": ("optimizer.lr", st.floats(1e-8, 1.0)),
+    "weight_decay": ("optimizer.weight_decay", st.floats(0, 1)),
+    "num_epochs": ("num_epochs", st.integers(1, 99)),
+    "save_steps": ("save_steps", st.integers(1, 99)),
+    "gradient_accumulation_steps": ("accumulate", st.integers(1, 9)),
+    "lora_rank": ("lora.rank", st.integers(1, 99)),
+    "dataset_num_workers": ("num_workers", st.integers(0, 9)),
+    "output_path": ("output", st.text("ab /.é𝄞", min_size=1).map(lambda text: f"out{text}")),
+    "lora_base_model": ("lora.base_model", st.text("ab._1", min_size=1)),
+}
+SAID = st.fixed_dictionaries({}, optional={name: values for name, (_, values) in FIELDS.items()})
+
+
+PLAIN = TrainConfig(dataset="ds", output=Path("run"))
+
+
+def value_at(config: object, name: str) -> object:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return str(config) if isinstance(config, Path) else config
+
+
+@settings(max_examples=40)
+@given(file=SAID, flags=SAID, sets=SAID)
+def test_set_goes_before_flags_and_flags_before_the_file(
+    file: dict[str, Any], flags: dict[str, Any], sets: dict[str, Any]
+) -> None:
+    """Whatever is said where, and with all the rest left to the defaults of TrainConfig, as there is a file."""
+    tree: dict[str, Any] = {"dataset": "ds", "output": "run"}
+    for name, value in file.items():
+        section, _, last = FIELDS[name][0].rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[last] = value
+    overrides = [override(FIELDS[name][0], value) for name, value in sets.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(json.dumps(tree))  # JSON is YAML
+        given = {"dataset_base_path": "ds", **flags}
+        lines = flag_overrides(given, named_fields(tree, overrides), has_config=True)
+        config = load_config(TrainConfig, path, [*lines, *overrides])
+    for name, (field, _) in FIELDS.items():
+        said = [where[name] for where in (sets, flags, file) if name in where]
+        expected = said[0] if said else value_at(PLAIN, field)
+        assert value_at(config, field) == (str(Path(expected)) if field == "output" else expected)
+
+
+@settings(max_examples=50)
+@given(text=st.text().filter(lambda text: "\x7f" not in text))
+def test_any_text_reaches_the_config_as_it_is(text: str) -> None:
+    config = load_config(TrainConfig, None, [override("dataset", text or "x"), override("output", "run")])
+    assert config.dataset == (text or "x")
+
+
+def test_sharded_models_are_lists_in_the_list() -> None:
+    """Checklist 14 and 18: model_paths as JSON, nested, also with a comma too many; fp8_models of the same form."""
+    nested = '[\n\t["dit-1.safetensors", "dit-2.safetensors"],\n\t"vae.safetensors"\n]'
+    expected = (("dit-1.safetensors", "dit-2.safetensors"), "vae.safetensors")
+    for text in (nested, '[["dit-1.safetensors", "dit-2.safetensors",], "vae.safetensors",]'):
+        lines = flag_overrides({"model_paths": text}, (), has_config=True)
+        assert load_config(TrainConfig, None, ["dataset=ds", "output=run", *lines]).model.paths == expected
+    lines = flag_overrides({"fp8_models": nested, "extra_inputs": "edit_image, mask"}, (), has_config=True)
+    model = load_config(TrainConfig, None, ["dataset=ds", "output=run", *lines]).model
+    assert model.fp8 == ("dit-1.safetensors", "dit-2.safetensors", "vae.safetensors")
+    assert model.extra_inputs == ("edit_image", "mask")
+    with pytest.raises((ConfigError, click.BadParameter), match="JSON"):
+        flag_overrides({"fp8_models": "[a, b"}, (), has_config=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "targets"),
+    [("to_q", ("to_q",)), ("", ""), ("regex:.*to_[qk]", "regex:.*to_[qk]"), (None, ("q", "k", "v", "o", "ffn.0", "ffn.2"))],
+)
+def test_target_modules(tiny: Tiny, given: str | None, targets: object) -> None:
+    """Checklist 29 and 30: a single name is a name; an expression says so; nothing is chosen for you."""
+    flags = () if given is None else ("--lora_target_modules", given)
+    config = config_of("--dataset_base_path", tiny.dataset, "--lora_base_model", "dit", *flags)
+    assert config.lora.target_modules == targets
+
+
+def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
+    """With --config, what nobody says is TrainConfig's; but of clips the first frames are taken, one a step."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("output: run\nmax_steps: 7\nmax_tokens_per_batch: 4000\nloader: {temporal: random}\n")
+    config = config_of("--config", file, "--dataset_base_path", tiny.dataset)
+    assert (config.max_steps, config.max_tokens_per_batch, config.batch_size) == (7, 4000, None)
+    assert config.loader == {"temporal": "random"} and config.optimizer == TrainConfig(dataset="x", output=file).optimizer
+    file.write_text("output: run\n")
+    config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--set", "max_steps=3")
+    assert (config.batch_size, config.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
+
+
+def test_stage_one_writes_where_output_path_says(tiny: Tiny) -> None:
+    """Nothing trains there: what would train is not asked for, as it is not built."""
+    config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--task", "sft:data_process")
+    assert config.sidecar == "./models/train/Qwen-Image_lora"
+    assert config.lora.base_model is None and not config.recompute.blocks and config.model.trainable is None
+
+
+def test_factory_and_trackers(tiny: Tiny) -> None:
+    config = config_of(
+        "--dataset_base_path", tiny.dataset, "--factory", "my.train:build", "--tracker", "tensorboard", "--tracker", "wandb"
+    )
+    assert config.model.factory == "my.train:build" and config.trackers == ("tensorboard", "wandb")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "--config FILE, --dataset_base_path, or --init FOLDER"),
+        (("--max_pixels", "100", "--set", "dataset=ds", "--set", "output=run"), "--max_pixels is about the data of"),
+        (("--dataset_base_path", "{tiny}", "--dataset_repeat", "0"), "dataset_repeat is 0; allowed: 1 and up"),
+        (("--dataset_base_path", "{tiny}", "--set", "dataset=ds"), "dataset stands beside dataset_base_path"),
+        (("--dataset_base_path", "{tiny}", "--set", "datset=ds"), "did you mean 'dataset'?"),
+        (("--dataset_base_path", "{tiny}", "--max_pixel", "100"), "--max_pixels"),
+        (("--dataset_base_path", "{tiny}", "--max_pixels", "100"), "max_pixels is 100, and the dataset"),
+        (("--dataset_base_path", "{tiny}", "--dataset_metadata_path", "m.csv"), "which is a dataset already"),
+        (("--dataset_base_path", "{videos}"), "dataset_metadata_path"),
+        (("--dataset_base_path", "{tiny}", "--task", "sft:train"), "sidecar is null"),
+        (("--dataset_base_path", "{tiny}", "--lora_checkpoint", "a.safetensors"), "base_model"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_done(tiny: Tiny, arguments: tuple[str, ...], says: str) -> None:
+    given = [text.format(tiny=tiny.dataset, videos=tiny.videos) for text in arguments]
+    with pytest.raises((ConfigError, click.UsageError)) as caught:
+        command.main(given, standalone_mode=False) if not given else config_of(*given)
+    assert says in (caught.value.format_message() if isinstance(caught.value, click.ClickException) else str(caught.value))

@@ -1,0 +1,106 @@
+"""A training module as a user would write one: an encoder, a denoiser with dropout, per-sample noise and times."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def draw(shape: Sequence[int], seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Noise and a time of each sample, from its own seed."""
+    noise, times = [], []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        times.append(torch.rand((), generator=generator))
+        noise.append(torch.randn(tuple(shape[1:]), generator=generator))
+    return torch.stack(noise), torch.stack(times)
+
+
+class Denoiser(nn.Module):
+    def __init__(self, channels: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.Linear(channels, dim)
+        self.time = nn.Linear(1, dim)
+        self.text = nn.Linear(4, dim)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Dropout(dropout)) for _ in range(2)
+        )
+        self.head = nn.Linear(dim, channels)
+
+    def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.embed(latents.movedim(1, -1))
+        pooled = (self.text(text) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        hidden = hidden + (self.time(times[:, None]) + pooled)[:, None, None, None]
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.head(hidden).movedim(-1, 1)
+
+
+class UserTraining(nn.Module):
+    encoders = ("vae",)
+
+    def __init__(self, dim: int = 16, dropout: float = 0.0, encoder: bool = True, unused: bool = False) -> None:
+        super().__init__()
+        self.dit = Denoiser(12, dim, dropout)
+        self.vae = nn.Conv3d(3, 12, (1, 4, 4), stride=(1, 4, 4)).requires_grad_(False) if encoder else None
+        self.spare = nn.Linear(dim, dim) if unused else None
+        self.seen: list[str] = []
+
+    def encode(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        video = batch["video"].float() / 127.5 - 1
+        assert self.vae is not None
+        words = [
+            torch.tensor([[len(w), ord(w[0]) % 7, 1.0, 0.5] for w in text.split()] or [[0.0] * 4])
+            for text in batch["text"]
+        ]
+        return {"latents": self.vae(video), "words": words}
+
+    def encode_null(self) -> dict[str, Tensor]:
+        return {"words": torch.zeros(1, 4)}
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        self.seen += batch.sample_keys
+        latents = batch.latents.float()
+        noise, times = draw(latents.shape, batch.sample_seeds)
+        t = times[:, None, None, None, None]
+        velocity = self.dit((1 - t) * latents + t * noise, times, batch.words, batch.words_mask.float())
+        losses = (velocity - (noise - latents)).square().mean(dim=(1, 2, 3, 4))
+        return {"loss": losses, "late": losses[times > 0.5].sum() / len(losses)}
+
+    def sample(self, batch: Any) -> Tensor:
+        return torch.full((len(batch.sample_keys), 3, *batch.bucket.shape), 128, dtype=torch.uint8)
+
+
+def build(task: str = "sft", **arguments: Any) -> UserTraining:
+    return UserTraining(encoder=task != "sft:train", **arguments)
+
+
+def distil(module: UserTraining, batch: Any) -> dict[str, Tensor]:
+    """A loss of a user's own: the model's velocity towards that of a teacher, here twice the noise."""
+    noise, times = draw(batch.latents.shape, batch.sample_seeds)
+    velocity = module.dit(noise, times, batch.words, batch.words_mask.float())
+    return {"loss": (velocity - 2 * noise).square().mean(dim=(1, 2, 3, 4))}
+
+
+class LoggedTraining(UserTraining):
+    """Writes down which samples it trains on, a file a process."""
+
+    def __init__(self, log: str, pause: float, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.log, self.pause = Path(log) / f"seen-{os.getpid()}", pause
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        with self.log.open("a") as file:
+            file.write("".join(f"{key}\n" for key in batch.sample_keys))
+        time.sleep(self.pause)
+        return super().forward(batch)
+
+
+def build_logged(log: str, pause: float = 0.0, task: str = "sft", **arguments: Any) -> LoggedTraining:
+    return LoggedTraining(log, pause, encoder=task != "sft:train", **arguments)

@@ -1,0 +1,191 @@
+"""That runs are what they would have been: killed ones, those of other ranks, those in smaller batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from streamvid import VideoLoader, World
+from streamvid.models.config import ModelConfig
+from streamvid.trainer import train
+from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.trainer.tasks import Step, Task
+from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.trainer.modules import UserTraining
+from tests.trainer.runs import ROOT, command, config_of, environment, losses_in, metrics_in, run
+
+LOGGED = "tests.trainer.modules:build_logged"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_dataset(tmp_path_factory.mktemp("exact") / "ds", {SMALL: [4, 4, 3], TALL: [4, 3]})
+
+
+def keys_seen(folder: Path) -> list[str]:
+    return [key for file in sorted(folder.glob("seen-*")) for key in file.read_text().split()]
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
+    """PLAN-5: kill -9 at seeded moments, in steps and in the midst of saving; dropout, EMA and evaluation included."""
+    changes: dict[str, Any] = {
+        "max_steps": 12 * kills, "save_steps": 3, "keep_weights": 1, "keep_checkpoints": 2, "eval": EvalConfig(steps=6),
+        "optimizer": OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3),
+    }  # fmt: skip
+    whole = config_of(dataset, tmp_path / "whole", **changes)
+    run(whole, tmp_path / "whole.yaml")
+    parts = replace(whole, output=tmp_path / "parts")
+    draw = random.Random(kills)
+    for number in range(kills):
+        until = 12 * number + draw.randrange(1, 12)
+        process = subprocess.Popen(
+            command(parts, tmp_path / "parts.yaml"), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and max(losses_in(parts.output), default=0) < until:
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.1)
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    run(parts, tmp_path / "parts.yaml")
+    last = f"step-{parts.max_steps}"
+    for name in (f"{last}.safetensors", f"{last}.ema.safetensors"):
+        assert (parts.output / name).read_bytes() == (whole.output / name).read_bytes()
+    assert losses_in(parts.output) == losses_in(whole.output)
+    held_out = [[line["eval_loss"] for line in metrics_in(one.output) if "eval_loss" in line] for one in (whole, parts)]
+    assert held_out[0] == held_out[1]
+    assert not [path for path in parts.output.rglob("*") if path.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """A signal as Slurm sends it leaves a checkpoint of that very step: no sample is trained on twice, or not at all."""
+    config = config_of(
+        dataset, tmp_path / "run", max_steps=None, num_epochs=1,
+        model=ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05}),
+    )  # fmt: skip
+    process = subprocess.Popen(command(config, tmp_path / "run.yaml"), cwd=ROOT, env=environment())
+    while process.poll() is None and max(losses_in(config.output), default=0) < 2:
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    run(config, tmp_path / "run.yaml")
+    assert Counter(keys_seen(tmp_path)).most_common(1)[0][1] == 1
+    steps = [line["step"] for line in metrics_in(config.output) if "loss" in line]
+    assert steps == list(range(1, steps[-1] + 1))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
+    """PLAN-4, PLAN-5: over the change each sample of the epoch once; what stays of the global batch stays of the loss."""
+    size = {2: 3, 3: 2}[ranks]
+    config = config_of(
+        dataset, tmp_path / "run", max_steps=2, batch_size=6, loader={"tail": "shrink"}, save_steps=1,
+        model=ModelConfig(factory=LOGGED, args={"log": str(tmp_path)}), optimizer=OptimizerConfig(lr=1e-3),
+    )  # fmt: skip
+    alone = replace(config, output=tmp_path / "alone", max_steps=None, num_epochs=1)
+    (tmp_path / "of-alone").mkdir()
+    logged = ModelConfig(factory=LOGGED, args={"log": str(tmp_path / "of-alone")})
+    run(replace(alone, model=logged), tmp_path / "alone.yaml")
+    run(config, tmp_path / "run.yaml")
+    after = replace(config, max_steps=None, num_epochs=1, batch_size=size)
+    run(after, tmp_path / "run.yaml", ranks=ranks)
+    seen = Counter(keys_seen(tmp_path))
+    assert len(seen) == 18
+    # A last step that does not come out even repeats fewer samples than there are ranks (PLAN-4, "shrink").
+    assert sum(seen.values()) - len(seen) < 2 * ranks
+    ours, theirs = losses_in(config.output), losses_in(alone.output)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[step] == pytest.approx(theirs[step], rel=0.05) for step in theirs)
+    assert all(ours[step] == pytest.approx(theirs[step], rel=1e-6) for step in (1, 2))
+
+
+def train_by_hand(
+    dataset: Path, batch_size: int, ranks: int, accumulate: int, steps: int
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Plain gradient descent on the mean loss of all samples that all ranks take in a step: weights, and its losses."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = UserTraining()
+    step_of, losses = Step(module, Task()), []
+    loaders = [
+        VideoLoader(dataset, batch_size=batch_size, world=World(rank, ranks), accumulate=accumulate, tail="shrink",
+                    num_epochs=None, num_workers=0)
+        for rank in range(ranks)
+    ]  # fmt: skip
+    streams = [iter(loader) for loader in loaders]
+    parameters = [one for one in module.parameters() if one.requires_grad]
+    for _ in range(steps):
+        batches = [next(stream).clone() for _ in range(accumulate) for stream in streams]
+        loss = torch.cat([step_of(batch)["loss"] for batch in batches]).mean()
+        for tensor, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            tensor.data -= 0.05 * gradient
+        losses.append(float(loss))
+    for loader in loaders:
+        loader.close()
+    return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}, losses
+
+
+@pytest.mark.parametrize(("ranks", "batch_size", "accumulate"), [(1, 4, 1), (1, 2, 2), (1, 3, 3), (2, 2, 1), (2, 3, 2)])
+def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
+    dataset: Path, tmp_path: Path, ranks: int, batch_size: int, accumulate: int
+) -> None:
+    """Over ranks and accumulated batches, buckets mixed, and last batches that are smaller than others."""
+    weights, losses = train_by_hand(dataset, batch_size, ranks, accumulate, 5)
+    config = config_of(
+        dataset, tmp_path / "run", max_steps=5, batch_size=batch_size, accumulate=accumulate, save_steps=5,
+        model=ModelConfig(factory="tests.trainer.modules:build"), loader={"tail": "shrink"},
+        optimizer=OptimizerConfig(factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None),
+    )  # fmt: skip
+    if ranks == 1:
+        train(config)
+    else:
+        run(config, tmp_path / "run.yaml", ranks=ranks)
+    trained = load_file(config.output / "step-5.safetensors")
+    assert list(losses_in(config.output).values()) == pytest.approx(losses, rel=1e-5)
+    assert trained.keys() == weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_that_take_no_part_need_a_word_where_there_are_ranks(dataset: Path, tmp_path: Path) -> None:
+    unused = ModelConfig(factory="tests.trainer.modules:build", args={"unused": True})
+    config = config_of(dataset, tmp_path / "run", max_steps=3, model=unused)
+    done = subprocess.run(
+        command(config, tmp_path / "run.yaml", 2),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "find_unused_parameters" in done.stderr
+    run(replace(config, output=tmp_path / "told", find_unused_parameters=True), tmp_path / "told.yaml", ranks=2)
+    assert len(losses_in(tmp_path / "told")) == 3
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_another(dataset: Path, tmp_path: Path) -> None:
+    found = []
+    for name, seed in itertools.product("ab", (0, 1)):
+        config = config_of(dataset, tmp_path / f"{name}{seed}", max_steps=3, seed=seed)
+        train(config)
+        found.append(losses_in(config.output))
+    assert found[0] == found[2] and found[1] == found[3] and found[0] != found[1]
