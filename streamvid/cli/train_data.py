@@ -51,11 +51,19 @@ class DataFlags:
     def __post_init__(self) -> None:
         if self.repeat is not None and self.repeat < 1:
             raise ConfigError(f"dataset_repeat is {self.repeat}; allowed: 1 and up")
+        if (self.height is None) != (self.width is None):
+            alone, missing = ("height", "width") if self.width is None else ("width", "height")
+            raise ConfigError(
+                f"{alone} is {getattr(self, alone)}, and {missing} not given; allowed: both, for one size, "
+                "or neither, for sizes that follow each clip"
+            )
 
     @property
     def sizes(self) -> dict[str, int]:
         """Those about sizes that were given, by ShardOptions' names."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
+        if self.height is not None:
+            del given["max_pixels"]  # it is for sizes that follow the clips; their scripts give it all the same
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
@@ -82,10 +90,8 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
     clip, others = flags.media(columns)
     video_column, media = file_keys(",".join((clip, *others)))
     sizes: dict[str, Any] = flags.sizes
-    if "height" not in sizes and "width" not in sizes:
+    if not {"height", "width"} & sizes.keys():
         sizes.setdefault("max_pixels", DEFAULT_MAX_PIXELS)
-    elif "max_pixels" in sizes and {"height", "width"} <= sizes.keys():
-        del sizes["max_pixels"]  # it is for sizes that follow the clips; their recipes give it all the same
     sizes.setdefault("max_frames", DEFAULT_NUM_FRAMES)
     try:
         return ShardOptions(
@@ -194,8 +200,6 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
     from streamvid.dataset.reader import open_dataset
 
     sizes = flags.sizes
-    if {"height", "width"} <= sizes.keys():
-        sizes.pop("max_pixels", None)
     if not sizes:
         return
     made = open_dataset(url, storage=storage).manifest.build.get("options", {}).get("bucket_config", {})

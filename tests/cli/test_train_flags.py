@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import tempfile
 from pathlib import Path
@@ -22,14 +23,17 @@ from streamvid.trainer.config import TrainConfig
 from tests.cli.conftest import Tiny
 
 # Those of its training document, in its order, and num_frames, initialize_model_on_cpu of its scripts.
-DOCUMENTED = (
-    "dataset_base_path dataset_metadata_path dataset_repeat dataset_num_workers data_file_keys model_paths "
-    "model_id_with_origin_paths extra_inputs fp8_models learning_rate num_epochs trainable_models "
-    "find_unused_parameters weight_decay task output_path remove_prefix_in_ckpt save_steps lora_base_model "
-    "lora_target_modules lora_rank lora_checkpoint preset_lora_path preset_lora_model use_gradient_checkpointing "
-    "use_gradient_checkpointing_offload gradient_accumulation_steps height width max_pixels num_frames "
-    "initialize_model_on_cpu resume_from_checkpoint"
-).split()
+DOCUMENTED = re.findall(
+    r"\w+",
+    """
+    dataset_base_path dataset_metadata_path dataset_repeat dataset_num_workers data_file_keys model_paths
+    model_id_with_origin_paths extra_inputs fp8_models learning_rate num_epochs trainable_models
+    find_unused_parameters weight_decay task output_path remove_prefix_in_ckpt save_steps lora_base_model
+    lora_target_modules lora_rank lora_checkpoint preset_lora_path preset_lora_model use_gradient_checkpointing
+    use_gradient_checkpointing_offload gradient_accumulation_steps height width max_pixels num_frames
+    initialize_model_on_cpu resume_from_checkpoint
+    """,
+)
 
 # Of its document: a full training of Qwen-Image, less what says where the data are.
 FULL = """--dataset_repeat 50
@@ -69,9 +73,18 @@ def test_a_full_training_of_the_document(tiny: Tiny) -> None:
     assert (config.output, config.model.trainable) == (Path("models/train/Qwen-Image_full"), ("dit",))
     assert config.recompute.blocks and not config.recompute.offload and config.find_unused_parameters
     # What the command leaves open is theirs: one clip a step, its first frames, no clipping, saved each epoch.
-    assert (config.batch_size, config.loader, config.save_steps, config.accumulate) == (1, {"temporal": "head"}, None, 1)
+    assert (config.batch_size, config.loader, config.save_steps, config.accumulate) == (
+        1,
+        {"temporal": "head"},
+        None,
+        1,
+    )
     assert (config.optimizer.betas, config.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
-    assert (config.optimizer.grad_clip, config.optimizer.schedule, config.optimizer.warmup_steps) == (None, "constant", 0)
+    assert (config.optimizer.grad_clip, config.optimizer.schedule, config.optimizer.warmup_steps) == (
+        None,
+        "constant",
+        0,
+    )
 
 
 def test_a_lora_training_of_the_document(tiny: Tiny) -> None:
@@ -154,7 +167,12 @@ def test_sharded_models_are_lists_in_the_list() -> None:
 
 @pytest.mark.parametrize(
     ("given", "targets"),
-    [("to_q", ("to_q",)), ("", ""), ("regex:.*to_[qk]", "regex:.*to_[qk]"), (None, ("q", "k", "v", "o", "ffn.0", "ffn.2"))],
+    [
+        ("to_q", ("to_q",)),
+        ("", ""),
+        ("regex:.*to_[qk]", "regex:.*to_[qk]"),
+        (None, ("q", "k", "v", "o", "ffn.0", "ffn.2")),
+    ],
 )
 def test_target_modules(tiny: Tiny, given: str | None, targets: object) -> None:
     """Checklist 29 and 30: a single name is a name; an expression says so; nothing is chosen for you."""
@@ -169,7 +187,9 @@ def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     file.write_text("output: run\nmax_steps: 7\nmax_tokens_per_batch: 4000\nloader: {temporal: random}\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset)
     assert (config.max_steps, config.max_tokens_per_batch, config.batch_size) == (7, 4000, None)
-    assert config.loader == {"temporal": "random"} and config.optimizer == TrainConfig(dataset="x", output=file).optimizer
+    assert (
+        config.loader == {"temporal": "random"} and config.optimizer == TrainConfig(dataset="x", output=file).optimizer
+    )
     file.write_text("output: run\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--set", "max_steps=3")
     assert (config.batch_size, config.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
@@ -184,7 +204,14 @@ def test_stage_one_writes_where_output_path_says(tiny: Tiny) -> None:
 
 def test_factory_and_trackers(tiny: Tiny) -> None:
     config = config_of(
-        "--dataset_base_path", tiny.dataset, "--factory", "my.train:build", "--tracker", "tensorboard", "--tracker", "wandb"
+        "--dataset_base_path",
+        tiny.dataset,
+        "--factory",
+        "my.train:build",
+        "--tracker",
+        "tensorboard",
+        "--tracker",
+        "wandb",
     )
     assert config.model.factory == "my.train:build" and config.trackers == ("tensorboard", "wandb")
 
@@ -209,4 +236,6 @@ def test_what_cannot_be_is_said_before_anything_is_done(tiny: Tiny, arguments: t
     given = [text.format(tiny=tiny.dataset, videos=tiny.videos) for text in arguments]
     with pytest.raises((ConfigError, click.UsageError)) as caught:
         command.main(given, standalone_mode=False) if not given else config_of(*given)
-    assert says in (caught.value.format_message() if isinstance(caught.value, click.ClickException) else str(caught.value))
+    assert says in (
+        caught.value.format_message() if isinstance(caught.value, click.ClickException) else str(caught.value)
+    )

@@ -1,0 +1,215 @@
+"""Metadata and media as a cached dataset: sharded on first use, found again, made anew where anything changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamvid import open_dataset
+from streamvid.buckets.frames import FrameRule
+from streamvid.buckets.sizes import dynamic_size, taken_frames
+from streamvid.cli.train_cache import VARIABLE, cache_folder, cached_dataset, content_key
+from streamvid.cli.train_data import DataFlags, shard_options
+from streamvid.dataset.user_cache import user_cache
+from streamvid.errors import ConfigError, StorageError
+from streamvid.storage import StorageOptions
+from tests.cli.conftest import files_of
+from tests.clips import ROOT, encode, frames_of
+
+CLIPS = {"wide": (96, 64, 12), "tall": (64, 96, 9), "big": (160, 96, 30)}  # width, height, frames
+COLUMNS = ("video", "prompt", "control_video", "score")
+MAX_PIXELS, NUM_FRAMES = 8000, 9
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clips, two of them with a control video, and their metadata."""
+    folder = tmp_path_factory.mktemp("media") / "videos"
+    folder.mkdir()
+    rows = [",".join(COLUMNS)]
+    for number, (name, (width, height, count)) in enumerate(CLIPS.items()):
+        (folder / f"{name}.mp4").write_bytes(encode(frames_of("bikes", width, height, count)))
+        control = f"{name}_edges.mp4" if name != "big" else ""
+        if control:
+            (folder / control).write_bytes(encode(frames_of("carphone_pristine", width, height, count)))
+        rows.append(f"{name}.mp4,a {name} street,{control},{number}")
+    (folder / "metadata.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture
+def videos(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them, times included, and a cache of the test's own."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
+    shutil.copytree(made, tmp_path / "videos")
+    return tmp_path / "videos"
+
+
+def options_of(videos: Path, **flags: Any) -> Any:
+    flags = {"max_pixels": MAX_PIXELS, "num_frames": NUM_FRAMES, **flags}
+    data = DataFlags(str(videos), str(videos / "metadata.csv"), **flags)
+    return replace(shard_options(data, COLUMNS, StorageOptions()), workers=1)
+
+
+def sharded(videos: Path, **flags: Any) -> tuple[Path, bool]:
+    """(the dataset, whether it was built now)"""
+    folder, report = cached_dataset(str(videos), options_of(videos, **flags), lambda *_: None, lambda _: None)
+    return folder, report is not None
+
+
+def test_sharded_once_by_diffsynths_rules(videos: Path) -> None:
+    """Checklist 1 to 3, 10 and 12: captions, columns and media arrive, sizes and frame counts are its own; SHARD-1."""
+    folder, built = sharded(videos, file_keys="video,control_video")
+    assert built and folder.parent == cache_folder()
+    before = files_of(folder)
+    assert sharded(videos, file_keys="video,control_video") == (folder, False)
+    assert files_of(folder) == before
+
+    dataset = open_dataset(folder)
+    found = {(bucket.num_frames, bucket.height, bucket.width) for bucket in dataset.manifest.buckets}
+    expected = {
+        (taken_frames(count, NUM_FRAMES, FrameRule(4)), *dynamic_size(height, width, MAX_PIXELS, 16, None, None))
+        for width, height, count in CLIPS.values()
+    }
+    assert found == expected
+    rows = dataset.samples_table().to_pylist()
+    assert {row["text"] for row in rows} == {f"a {name} street" for name in CLIPS}
+    assert sorted(row["user.score"] for row in rows) == [0, 1, 2]
+    assert sum(bool(row["media.control_video"]) for row in rows) == 2
+
+
+def test_what_changes_the_input_or_the_options_makes_another_dataset(videos: Path, tmp_path: Path) -> None:
+    """A caption, a clip with as many bytes as before, a file that is gone, a flag; neither the folder's name nor
+    how often it is asked."""
+    known = {content_key(str(videos), options_of(videos))}
+
+    def is_new(**flags: Any) -> bool:
+        key = content_key(str(videos), options_of(videos, **flags))
+        assert key == content_key(str(videos), options_of(videos, **flags))
+        known_before = key in known
+        known.add(key)
+        return not known_before
+
+    assert is_new(num_frames=5) and is_new(max_pixels=7000) and is_new(max_pixels=None, height=64, width=96)
+    assert is_new(file_keys="video,control_video")
+    metadata = videos / "metadata.csv"
+    metadata.write_text(metadata.read_text().replace("a wide street", "a wide road"))
+    assert is_new()
+    clip = videos / "wide.mp4"
+    times = clip.stat()
+    clip.write_bytes(clip.read_bytes()[::-1])
+    os.utime(clip, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    assert is_new()
+    control = videos / "tall_edges.mp4"
+    os.utime(control, ns=(times.st_atime_ns, times.st_mtime_ns + 2))
+    assert not is_new() and is_new(file_keys="video,control_video")  # of a file that is not asked for nothing is known
+    (videos / "big.mp4").unlink()
+    assert is_new()
+    metadata.write_text(metadata.read_text() + "tall.mp4,again,,7\n")
+    assert is_new()
+
+    moved = tmp_path / "moved"
+    videos.rename(moved)
+    assert content_key(str(moved), options_of(moved)) in known
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.cli.test_train_cache import sharded
+if __name__ == "__main__":
+    folder, built = sharded(Path(sys.argv[2]))
+    print(json.dumps([str(folder), built]), flush=True)
+"""
+
+
+def started(videos: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, str(ROOT), str(videos)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_of_several_processes_one_shards(videos: Path) -> None:
+    """Ranks of a machine that start together: the first builds, the others wait for it, all get the same dataset."""
+    processes = [started(videos) for _ in range(3)]
+    answers = [json.loads(process.communicate(timeout=200)[0]) for process in processes]
+    assert len({folder for folder, _ in answers}) == 1
+    assert sorted(built for _, built in answers) == [False, False, True]
+    left = sorted(path.suffix for path in cache_folder().iterdir())
+    assert left == ["", ".lock"]
+
+
+def test_a_killed_sharder_blocks_nobody(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed with -9 while it builds: the next one goes on, and ends with the bytes of one that was never killed."""
+    process = started(videos)
+    part = None
+    while part is None and process.poll() is None:
+        part = next((path for path in cache_folder().glob("*.part")), None) if cache_folder().is_dir() else None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert part is not None and not part.with_suffix("").exists()
+    folder, built = sharded(videos)
+    assert built and not part.exists()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "another"))
+    whole, _ = sharded(videos)
+    assert whole != folder and whole.name == folder.name
+    assert files_of(whole) == files_of(folder)
+
+
+def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "here"))
+    assert cache_folder() == tmp_path / "here"
+    monkeypatch.delenv(VARIABLE)
+    assert cache_folder() == user_cache("train")
+
+
+def test_a_cache_that_cannot_be_written_names_the_remedy(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(videos / "wide.mp4" / "cache"))
+    with pytest.raises(StorageError, match=VARIABLE):
+        sharded(videos)
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns", "clip", "media"),
+    [
+        (None, ("video", "prompt"), "video", ()),
+        (None, ("image", "prompt"), "image", ()),
+        ("video,control_video,reference_image", ("video", "control_video"), "video", ("control_video",)),
+        ("edit_image, image", ("image", "edit_image", "prompt"), "image", ("edit_image",)),
+        ("clip,mask", ("clip", "mask"), "clip", ("mask",)),
+        ("reference_image,vace_video,video", None, "video", ("reference_image", "vace_video")),
+    ],
+)
+def test_which_of_the_keys_is_the_clip(
+    keys: str | None, columns: tuple[str, ...] | None, clip: str, media: tuple[str, ...]
+) -> None:
+    """Checklist 3: data_file_keys does not say; keys that the metadata has not are left out, as there."""
+    assert DataFlags("x", file_keys=keys).media(columns) == (clip, media)
+
+
+def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
+    """Where theirs takes 80 frames unchecked, or ignores a height without a width."""
+    with pytest.raises(
+        ConfigError, match="num_frames: 80 frames do not keep the rule 4k\\+1; nearest allowed: 77 and 81"
+    ):
+        options_of(videos, num_frames=80)
+    with pytest.raises(ConfigError, match="height is 64, and width not given"):
+        options_of(videos, height=64)
+    with pytest.raises(ConfigError, match="of which the metadata has no column; it has video, prompt"):
+        options_of(videos, file_keys="clip,film")
+    fixed = options_of(videos, height=64, width=96)  # with max_pixels, as their scripts have it: the size goes first
+    assert {(bucket.height, bucket.width) for bucket in fixed.table.buckets} == {(64, 96)}
+    assert options_of(videos, num_frames=None, max_pixels=None).config.to_json() == {
+        "max_pixels": 1048576, "max_frames": 81, "frame_rule": "4k+1",
+    }  # fmt: skip
