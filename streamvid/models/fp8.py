@@ -1,0 +1,195 @@
+"""Frozen weights in 8 bits: half the bytes of bfloat16, cast to what the activations are as they are used.
+
+    weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, largest of a row ≤ 448
+                         weight_scale (out, 1, …)  float32, a power of two      one an output channel
+
+A scale is a power of two, so that what comes back has four significant bits and is exact in every dtype: bfloat16 and
+float32 compute with the same weights. Rounding to those bits changes a weight by at most `RELATIVE_ERROR` of itself or,
+where it is tiny, `ABSOLUTE_ERROR` of the largest of its row.
+
+The bytes are kept as uint8, because `.to(dtype)` would turn float8 into something else, and not every backend sends it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from streamvid.errors import ConfigError
+
+FLOAT8 = torch.float8_e4m3fn
+NAME = "float8_e4m3fn"
+LARGEST = 448.0  # of float8_e4m3fn
+RELATIVE_ERROR = 1 / 16  # half a step of three bits behind the point
+ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, over the least that the largest of a row is scaled to
+
+_STORED, _SCALE = "weight_fp8", "weight_scale"
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ADAPTERS = ("lora_A", "lora_B")
+
+
+def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
+    """Put the weights of all linear and convolution layers below the dotted `names` into 8 bits; returns the layers.
+
+    They have to be frozen; adapters on them train on. Left as they are: weights that two layers share, embeddings,
+    norms, biases. Raises ConfigError where a name is none of the module's, or something below it trains.
+    """
+    shared = _shared_parameters(module)
+    stored: dict[str, None] = {}
+    for name in names:
+        below = dict(_below(module, name))
+        _refuse_trainable(name, below)
+        layers = [
+            (path, layer)
+            for path, layer in below.items()
+            if isinstance(layer, _LAYERS) and not _is_adapter(path) and id(layer.weight) not in shared
+        ]
+        for path, layer in layers:
+            if path not in stored:
+                _store_layer(layer)
+                stored[path] = None
+        if not layers:
+            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; name one that has")
+    return tuple(stored)
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, …) float → the same in float8_e4m3fn, and its scale (out, 1, …) float32: value ≈ stored × scale."""
+    rows = weight.detach().float()
+    largest = rows.abs().amax(dim=tuple(range(1, rows.dim())), keepdim=True)
+    mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [0.5, 1); 448 = 0.875 · 2⁹
+    exponent = torch.where(mantissa <= LARGEST / 512, exponent - 9, exponent - 8)
+    # Not less than this for rows that are all but zero, so that every dtype but float16 holds the scale.
+    scale = torch.exp2(exponent.clamp(min=-100).float())
+    return (rows / scale).to(FLOAT8), scale
+
+
+def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weights of `quantize`, in `dtype`."""
+    if dtype == torch.float16:  # which has no room for the scale of a row of small weights
+        return (stored.float() * scale.float()).to(dtype)
+    return stored.to(dtype) * scale.to(dtype)
+
+
+def is_stored(name: str) -> bool:
+    """Whether a parameter of this name holds weights in 8 bits."""
+    return name.rpartition(".")[2] == _STORED
+
+
+def is_scale(name: str) -> bool:
+    """Whether a parameter of this name holds the scales of such weights."""
+    return name.rpartition(".")[2] == _SCALE
+
+
+class _Fp8Layer(nn.Module):
+    """What is put before a layer's own class: its weight comes out of 8 bits each time that it is asked for."""
+
+    weight_fp8: nn.Parameter
+    weight_scale: nn.Parameter
+    _dtype_before: torch.dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """In the dtype that it had, for code that looks at a layer's weight itself."""
+        return self.weight_as(self._dtype_before)
+
+    def weight_as(self, dtype: torch.dtype) -> Tensor:
+        return dequantize(self.weight_fp8.view(FLOAT8), self.weight_scale, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        result: Tensor = _Apply.apply(x.to(dtype), self)  # type: ignore[no-untyped-call]
+        return result
+
+
+def _applied(layer: Any, x: Tensor) -> Tensor:
+    """What the layer does, in the dtype of `x`."""
+    weight = layer.weight_as(x.dtype)
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    result: Tensor
+    if isinstance(layer, nn.Linear):
+        result = functional.linear(x, weight, bias)
+    else:
+        result = layer._conv_forward(x, weight, bias)
+    return result
+
+
+class _Apply(torch.autograd.Function):
+    """The layer, that keeps nothing for the way back: the weight is cast again there, and does not train."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:
+        ctx.layer, ctx.shape, ctx.device = layer, x.shape, x.device
+        return _applied(layer, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        layer: Any = ctx.layer
+        if layer.weight_fp8.dim() == 2:
+            return grad @ layer.weight_as(grad.dtype), None
+        # A convolution is linear in its input, so that its gradient is the same wherever it is taken.
+        with torch.enable_grad():
+            x = torch.zeros(ctx.shape, dtype=grad.dtype, device=ctx.device, requires_grad=True)
+            (of_x,) = torch.autograd.grad(_applied(layer, x), x, grad)
+        return of_x, None
+
+
+@functools.cache
+def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
+    # Of the same name, because wrapping policies and messages go by it.
+    bases: tuple[type, ...] = (_Fp8Layer, kind)
+    plain = {layer.forward for layer in _LAYERS}
+    own = {} if kind.forward in plain else {"forward": kind.forward}
+    return type(kind.__name__, bases, {"__module__": kind.__module__, **own})
+
+
+def _store_layer(layer: nn.Module) -> None:
+    weight = layer._parameters.pop("weight")
+    if weight is None:
+        raise ConfigError("fp8 names a layer that has no weight; leave it out")
+    stored, scale = quantize(weight)
+    layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
+    layer.register_parameter(_STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
+    layer.register_parameter(_SCALE, nn.Parameter(scale, requires_grad=False))
+    layer._dtype_before = weight.dtype  # type: ignore[assignment]
+
+
+def _below(module: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
+    modules = dict(module.named_modules())
+    if not name or name not in modules:
+        children = ", ".join(child for child, _ in module.named_children())
+        raise ConfigError(
+            f"fp8 names {name!r}, which is neither a part of the training module nor one of its weight files; "
+            f"allowed: {children}, a dotted name below them, or a path of `paths`"
+        )
+    return [(path, layer) for path, layer in modules.items() if path == name or path.startswith(f"{name}.")]
+
+
+def _refuse_trainable(name: str, below: dict[str, nn.Module]) -> None:
+    for path, layer in below.items():
+        for own, parameter in layer.named_parameters(recurse=False):
+            if parameter.requires_grad and not _is_adapter(path):
+                raise ConfigError(
+                    f"fp8 names {name!r}, of which {path}.{own} trains; 8 bits are for frozen weights: "
+                    "take it from fp8 or from trainable"
+                )
+
+
+def _is_adapter(path: str) -> bool:
+    return any(part in _ADAPTERS for part in path.split("."))
+
+
+def _shared_parameters(module: nn.Module) -> set[int]:
+    seen: set[int] = set()
+    shared: set[int] = set()
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
