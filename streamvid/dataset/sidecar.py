@@ -22,7 +22,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sidecar_tables import Members, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.sidecar_tensors import DTYPES, RawTensor, check_name, decode_tensors
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store, read_content
+from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store, read_content
 
 FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = (1, 0)
@@ -31,6 +31,7 @@ MAX_NULL_BYTES = 2**30
 REMEDY = "make it again with `streamvid encode`, or give the sidecar that belongs to this"
 _CHECKSUM = "manifest_sha256"
 _MAX_VISITS = 1 << 20
+_KEPT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,12 @@ def _file_json(file: FileInfo) -> dict[str, Any]:
 class Sidecar:
     """A sealed sidecar in a store; reads nothing but what is asked for. Safe to use from several threads.
 
-    A loader reads its members as it reads a dataset's clips: `store` and `read_shard` are as a Dataset's.
+    A loader reads its members as it reads a dataset's clips.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
         self.manifest: SidecarManifest = read_sidecar_manifest(store)
+        self._recent: dict[tuple[str, int, str], SidecarShard] = {}
         self.store = store if cache is None or store.is_local else CachedStore(store, cache, {})
 
     @property
@@ -149,9 +151,9 @@ class Sidecar:
         where = f"{self.url}: {file.path}"
         if self.store.size(file.path) != file.num_bytes:
             raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
-        return SidecarShards.read(self._read(file), where)
+        return SidecarShards.read(self._proved(file), where)
 
-    def _read(self, file: FileInfo) -> bytes:
+    def _proved(self, file: FileInfo) -> bytes:
         """A file of a size that can be, its checksum proved."""
         data, is_again = bytearray(file.num_bytes), False
 
@@ -173,9 +175,17 @@ class Sidecar:
 
     def shard(self, base: ShardInfo) -> SidecarShard:
         """The shard that has the tensors of a shard of the dataset. Raises IntegrityError."""
-        found = self._shards.shard(base)
+        name = (base.bucket_id, base.number, base.sha256)
+        found = self._recent.get(name)  # making one out of the table takes a while
         if found is None:
-            raise IntegrityError(f"{self.url}: its table of shards has none for {base.path}; copy the sidecar again")
+            found = self._shards.shard(base)
+            if found is None:
+                raise IntegrityError(
+                    f"{self.url}: its table of shards has none for {base.path}; copy the sidecar again"
+                )
+            if len(self._recent) >= _KEPT_SHARDS:
+                self._recent.clear()
+            self._recent[name] = found
         return found
 
     def members(self, base: ShardInfo) -> Members:
@@ -187,14 +197,7 @@ class Sidecar:
             raise IntegrityError(
                 f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the sidecar again"
             )
-        return Members.read(self._read(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
-
-    def read_shard(self, shard: SidecarShard, ranges: Ranges, *, is_again: bool = False) -> None:
-        """Fill buffers with ranges of a shard's tar, which nothing proves yet; `is_again`: they were found wrong.
-
-        Raises StorageError.
-        """
-        read_content(self.store, shard.path, (shard.sha256, shard.num_bytes), ranges, is_again=is_again)
+        return Members.read(self._proved(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
         """What a member holds, as views of its bytes: the tensors that the manifest names. Raises IntegrityError."""
@@ -202,6 +205,7 @@ class Sidecar:
         check_kinds(found, self.manifest.tensors, where)
         return found
 
+    @cached_property
     def null(self) -> dict[str, RawTensor]:
         """What stands in for tensors where a delivery has no text; none where nothing does."""
         file = self.manifest.null_file
@@ -210,7 +214,7 @@ class Sidecar:
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES or self.store.size(file.path) != file.num_bytes:
             raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
-        found = decode_tensors(self._read(file), where)
+        found = decode_tensors(self._proved(file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
         return found
 

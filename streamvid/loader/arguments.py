@@ -140,6 +140,16 @@ def check_decode(decode: object, **others: object) -> None:
         raise ConfigError(f"decode=False leaves nothing for {', '.join(given)}: leave it out, or decode")
 
 
+def check_with_sidecars(decode: object, **others: object) -> None:
+    """With sidecars there is nothing to decode, and nothing that other arguments could be about."""
+    if decode is not True:
+        raise ConfigError(f"decode={decode!r} with sidecars, which hold no clips; leave it out")
+    if given := [name for name, value in others.items() if value is not None]:
+        raise ConfigError(
+            f"sidecars leave nothing for {', '.join(given)}: leave it out; what it shows is encoded already"
+        )
+
+
 def memory_options(
     prefetch_bytes: int,
     max_clip_bytes: int,

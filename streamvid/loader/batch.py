@@ -70,6 +70,9 @@ class Batch(Mapping[str, Any]):
       lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
       there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
       With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
+    - with the loader's `sidecars` and instead of `video` and `layout`: the tensors that were made of each sample once,
+      by their names, stacked (B, …). Of one whose first size differs from sample to sample: padded with zeros,
+      (B, L, …), and `<name>_mask`, bool (B, L). Where `text` is "", those that the sidecar has for no text.
     - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips. A batch of a dataset
       of texts has neither: its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
@@ -130,7 +133,9 @@ class Batch(Mapping[str, Any]):
         fields = object.__getattribute__(self, "_fields")
         if name in fields:
             return self[name]
-        why = "; decode=False hands over clips as they are stored" if name == "video" and "clips" in fields else ""
+        why = ""
+        if name == "video" and "bucket" in fields:
+            why = "; decode=False hands over clips as they are stored" if "clips" in fields else "; sidecars have none"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -15,7 +15,7 @@ from streamvid.loader.fetch import finish_row, read_parts
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.near import near_each_other
 from streamvid.loader.pending import DECODING, QUEUED, READING, PendingBatch, StoredClip, Work, sample_error
-from streamvid.loader.repair import add_read
+from streamvid.loader.repair import MISSING, add_read
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.stages import Stages
 from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer
@@ -48,7 +48,7 @@ class EncodedStages(Stages):
     def _prepare(self, row: dict[str, Any], sample: SampleRequest, num_frames: int) -> None:
         finish_row(row, sample, num_frames)
         row["part"] = part = clip_part(row, None, row["view"].pick)
-        if part.numbers is None and row["place"] is None:
+        if part.numbers is None and row["place"] is None and sample.part.sidecar is None:
             raise ConfigError(_NO_TIMES)
 
     def ring_bytes(self, request: BatchRequest, rows: Sequence[dict[str, Any]]) -> int:
@@ -64,7 +64,9 @@ class EncodedStages(Stages):
             work.stored = StoredClip(row["part"].numbers, offset)
             # Of a part, which the reader chooses, nothing is known: the rest of the clip may be what is wrong.
             reason = self._repairs.reason(sample) if row["place"] is None else None
-            if reason is None:
+            if row.get("is_missing"):
+                self._is_bad(work, MISSING, is_corrupt=False)
+            elif reason is None:
                 slots.append((work, batch.block.offset + offset))
             else:
                 self._is_bad(work, reason, is_corrupt=True)
@@ -117,7 +119,7 @@ class EncodedStages(Stages):
             wanted = [(work.row["clip_offset"], work.part, block)]
             is_again = work.num_reads > 0
             with while_wanted(partial(self._is_alive, work.run)):
-                read = read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=is_again)
+                read = read_parts(sample.part.source, sample.file, wanted, is_again=is_again)
             add_read(work, read)
             problem = work.problem or wrong_bytes(block, work.part.checks)
             if problem is None:
@@ -132,6 +134,8 @@ class EncodedStages(Stages):
 
     def _numbers(self, work: Work) -> Sequence[int]:
         """Of the frames wanted, though all of the clip is handed over."""
+        if work.sample.part.sidecar is not None:
+            return ()
         if work.part.numbers is not None:
             return work.part.numbers
         packets = self._rows.packets(work.sample, work.row)
@@ -182,17 +186,19 @@ def _room(row: dict[str, Any]) -> int:
 
 def _clips_at_once(works: Iterable[Work]) -> int:
     """How many clips one message may name. A character of a path is twelve in JSON at most."""
-    longest = max((len(w.sample.part.dataset.url) + len(w.sample.shard_info.path) for w in works), default=0)
+    longest = max((len(w.sample.part.source.url) + len(w.sample.shard_info.path) for w in works), default=0)
     return max(1, min(_CLIPS_A_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 
 
 def _slot(work: Work, out_offset: int, places: dict[Place, int]) -> ReadSlot:
     row, sample, place = work.row, work.sample, work.row["place"]
-    is_local, shard = sample.part.dataset.store.is_local, sample.shard_info
-    content: dict[str, Any] = {} if is_local else {"shard_sha256": shard.sha256, "shard_bytes": shard.num_bytes}
+    source, file = sample.part.source, sample.file
+    content: dict[str, Any] = {}
+    if not source.store.is_local:
+        content = {"shard_sha256": file.sha256, "shard_bytes": file.num_bytes}
     return ReadSlot(
-        url=sample.part.dataset.url,
-        path=sample.shard_info.path,
+        url=source.url,
+        path=file.path,
         clip_offset=row["clip_offset"],
         clip_bytes=row["clip_bytes"],
         clip_sha256=row["clip_sha256"].hex(),

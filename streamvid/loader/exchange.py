@@ -30,6 +30,15 @@ SHOWN_LENGTH = 160  # of a value in an error
 _MASK = (1 << 64) - 1
 
 
+def compare_plans(
+    identity: Mapping[str, Any], world: World, process_group: ProcessGroup | None, shared_group: ProcessGroup | None
+) -> None:
+    """`check_equal_on_all_ranks`, with as many processes a rank as share its batches."""
+    shared_by = None if process_group is not None else 1
+    shared_by = shared_by if shared_group is None else shared_group.size()
+    check_equal_on_all_ranks(identity, world, process_group, processes_per_rank=shared_by)
+
+
 def check_equal_on_all_ranks(
     identity: Mapping[str, Any],
     world: World,

@@ -16,11 +16,14 @@ import numpy.typing as npt
 
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.sidecar import Sidecar
+from streamvid.dataset.sidecar_tables import Members, SidecarShard
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.loader.clip_part import ClipPart, read_ranges
 from streamvid.loader.kept import Kept, Name
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.view import view_of
+from streamvid.storage import read_content
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +57,7 @@ class IndexRows:
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
         self._rows: Kept[_ShardRows] = Kept(cached_bytes)
         self._tables: Kept[PacketTables] = Kept(cached_bytes)
+        self._members: Kept[Members] = Kept(cached_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +67,8 @@ class IndexRows:
     def row(self, sample: SampleRequest) -> dict[str, Any]:
         """One sample's row: the format's columns that decoding needs, and under "columns" those asked for, by name.
 
-        "place" is that of the shard's packet table, None where it has none, and "row" the clip's number there.
+        "place" is that of the shard's packet table, None where it has none, and "row" the clip's number there. Where a
+        sidecar's tensors are delivered, what is said of the clip is said of them; "is_missing": there are none.
 
         Raises IntegrityError, StorageError or DatasetError.
         """
@@ -75,7 +80,15 @@ class IndexRows:
         row = {name: rows.columns[name][number].as_py() for name in (*_own_columns(part), *part.text.needed)}
         columns = {name: rows.columns[column][number].as_py() for name, column in part.columns.items()}
         row["media"] = {medium.name: rows.columns[medium.column][number].as_py() for medium in part.media}
-        return row | {"columns": columns, "place": rows.place, "row": number}
+        row |= {"columns": columns, "place": rows.place, "row": number}
+        return row if part.sidecar is None else row | self._member(part.sidecar, sample, number)
+
+    def _member(self, sidecar: Sidecar, sample: SampleRequest, number: int) -> dict[str, Any]:
+        members = self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
+        place = members.place(number, sample.shown_visit)
+        offset, num_bytes, sha256 = place or (0, 0, bytes(_SHA256_BYTES))
+        own = {"clip_offset": offset, "clip_bytes": num_bytes, "clip_sha256": sha256, "place": None}
+        return own if place is not None else own | {"is_missing": True}
 
     def packets(self, sample: SampleRequest, row: dict[str, Any]) -> ClipIndex | None:
         """The packet index of the clip of a `row` of `sample`, None where it has none. Raises as `row` does."""
@@ -88,7 +101,10 @@ class IndexRows:
         """Read what `row` and `packets` need of a sample's shard. Raises nothing: who needs it reads it again."""
         with contextlib.suppress(StreamvidError):
             rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
-            if rows.place is not None:
+            sidecar = sample.part.sidecar
+            if sidecar is not None:
+                self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
+            elif rows.place is not None:
                 self._tables.get(_shard_name(sample), partial(_read_packets, sample, rows.place))
 
     def has(self, sample: SampleRequest) -> bool:
@@ -149,15 +165,15 @@ def finish_row(row: dict[str, Any], sample: SampleRequest, num_frames: int) -> N
     Raises IntegrityError, ConfigError.
     """
     part = sample.part
-    check_row(row, sample.shard_info, num_frames if part.rate.fps is None else 1)
-    row["view"] = view_of(part.view, part.rate, row, num_frames, seed=part.seed, visit=sample.visit)
+    check_row(row, sample.file, num_frames if part.rate.fps is None else 1)
+    row["view"] = view_of(part.view, part.rate, row, num_frames, seed=part.seed, visit=sample.shown_visit)
     row["fps"] = row["view"].pick.delivered_fps
 
 
-def check_row(row: dict[str, Any], shard: ShardInfo, least_frames: int) -> None:
+def check_row(row: dict[str, Any], shard: ShardInfo | SidecarShard, least_frames: int) -> None:
     """IntegrityError for an index row (as `IndexRows` gives it) that no clip of the shard can have (SAFE-1)."""
     bounds = {
-        "clip_bytes": (1, shard.max_clip_bytes, "the shard's max_clip_bytes"),
+        "clip_bytes": (0 if row.get("is_missing") else 1, shard.max_clip_bytes, "the shard's max_clip_bytes"),
         "clip_offset": (0, shard.num_bytes - (row["clip_bytes"] or 0), "the shard's num_bytes less clip_bytes"),
         "window_num_frames": (least_frames, _MAX_FRAMES, "at least the bucket's frames"),
     }
@@ -183,8 +199,8 @@ class ClipRead:
 
 
 def read_parts(
-    dataset: Dataset,
-    shard: ShardInfo,
+    source: Dataset | Sidecar,
+    shard: ShardInfo | SidecarShard,
     wanted: Sequence[tuple[int, ClipPart, memoryview]],
     *,
     is_again: bool = False,
@@ -200,8 +216,9 @@ def read_parts(
         if part.window is not None:
             block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
         ranges.append((clip_offset + part.first_byte, block[part.table_bytes :]))
-    read = partial(dataset.read_shard, shard, ranges, is_again=is_again)
-    problem = read_ranges(dataset.store, shard.path, ranges, read)
+    content = (shard.sha256, shard.num_bytes)
+    read = partial(read_content, source.store, shard.path, content, ranges, is_again=is_again)
+    problem = read_ranges(source.store, shard.path, ranges, read)
     return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)
 
 

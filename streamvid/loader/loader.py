@@ -16,16 +16,17 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
 from streamvid.loader import arguments
 from streamvid.loader.batch import Batch, Layout
-from streamvid.loader.exchange import check_equal_on_all_ranks
+from streamvid.loader.exchange import compare_plans
 from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.pipeline import PendingBatch, Pipeline
 from streamvid.loader.quarantine import Substitution
 from streamvid.loader.report import report_memory, report_plan
 from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.setup import Given, ring_bytes, set_up
+from streamvid.loader.sidecar import Sidecars
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
-from streamvid.loader.stores import store_stats
+from streamvid.loader.stores import sources_of, store_stats
 from streamvid.loader.tokens import Tokenizer
 from streamvid.loader.view import Spatial, Temporal, ViewOptions
 from streamvid.plan import BucketReport, Cursor, World
@@ -89,6 +90,8 @@ class VideoLoader:
         and a missing shard file are errors in any case.   quarantine: a local folder for this rank's file of bad ones.
     process_group: processes whose plans are compared when a loop begins; None: all of torch.distributed, if `world` is
         None too.   shared_group: the processes that share this rank's batches, which are compared at every step.
+    sidecars: what `streamvid encode` made of the dataset, delivered instead of its video: a path, a URL or an open
+        Sidecar, or a list, one a dataset. One that was made with other views or another seed is refused.
 
     A loop that ends, or that took the epoch's last batch, moves the loader to the next epoch; `iter()` after an earlier
     `break` starts the epoch anew. Not a torch Dataset: do not wrap it in a DataLoader; `accelerator.prepare(loader)`
@@ -141,6 +144,7 @@ class VideoLoader:
         quarantine: str | Path | None = None,
         process_group: ProcessGroup | None = None,
         shared_group: ProcessGroup | None = None,
+        sidecars: Sidecars = None,
     ) -> None:
         made = set_up(Given(
             dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, preset=preset,
@@ -152,13 +156,13 @@ class VideoLoader:
             num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,
             cache_bytes=cache_bytes, sample_timeout_seconds=sample_timeout_seconds,
             max_bad_fraction=max_bad_fraction, quarantine=quarantine,
-            process_group=process_group, shared_group=shared_group,
+            process_group=process_group, shared_group=shared_group, sidecars=sidecars,
         ))  # fmt: skip
         self.world, self.options, self.split = made.world, made.options, split
         self.datasets = tuple(part.dataset for part in made.mix.parts)
         self.buckets, self.batch_sizes = made.buckets, made.selection.batch_sizes
         self._mix, self._selection, self._columns, self._numeric = made.mix, made.selection, made.columns, made.numeric
-        self._tokenizer = tokenizer
+        self._tokenizer, self.view_facts = tokenizer, made.view_facts
         self._layout, self._num_epochs, self._pipeline_options = made.layout, made.num_epochs, made.pipeline_options
         self._stage, self._meter, self._groups, self._shared = made.stage, StatsMeter(), made.groups, made.shared
         self._pipeline: Pipeline | None = None
@@ -217,7 +221,7 @@ class VideoLoader:
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""
-        store, cache = store_stats(self.datasets)
+        store, cache = store_stats(sources_of(self._mix.parts))
         return replace(self._meter.stats(), store=store, cache=cache)
 
     @property
@@ -324,15 +328,11 @@ class VideoLoader:
 
     def _compare(self) -> None:
         """The plan's hash, compared with that of the other processes before the first step of a loop."""
-        compares, process_group, shared_group = self._groups
-        if not compares:
-            return
-        costs = self._selection.costs if arguments.uses_costs(self.options) else {}
-        parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
-        identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
-        shared_by = None if process_group is not None else 1
-        shared_by = shared_by if shared_group is None else shared_group.size()
-        check_equal_on_all_ranks(identity, self.world, process_group, processes_per_rank=shared_by)
+        if self._groups[0]:
+            costs = self._selection.costs if arguments.uses_costs(self.options) else {}
+            parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
+            identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
+            compare_plans(identity, self.world, *self._groups[1:])
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)

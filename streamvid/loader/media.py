@@ -133,6 +133,8 @@ def media_parts(
 
     row: with the media's columns under "media". Raises IntegrityError (SAFE-1).
     """
+    if not media:
+        return ()
     found: list[MediaPart] = []
     for medium in media:
         items = row["media"][medium.name] or []

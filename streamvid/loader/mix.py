@@ -20,6 +20,8 @@ from streamvid.dataset.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
+from streamvid.dataset.sidecar import Sidecar
+from streamvid.dataset.sidecar_tables import SidecarShard
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.media import Medium
 from streamvid.loader.model_rule import common_rule
@@ -91,6 +93,7 @@ class MixPart:
     columns: the caller's name of a column → its name in this index.   media: what else is delivered of a sample.
     draws: bucket id → the draw sets that shards of it are part of.
     rate: at which its clips are read.   view: what a delivery shows of one.
+    sidecar: what is delivered instead of clips.
     """
 
     number: int
@@ -106,6 +109,7 @@ class MixPart:
     rate: FrameRate = field(default_factory=FrameRate)
     view: ViewOptions = field(default_factory=ViewOptions)
     media: tuple[Medium, ...] = ()
+    sidecar: Sidecar | None = None
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
@@ -117,6 +121,16 @@ class MixPart:
                 self._recent.clear()
             found = self._recent[name] = self.shards[bucket_id][number]
         return found
+
+    @property
+    def source(self) -> Dataset | Sidecar:
+        """What clips are read from, or what is delivered instead."""
+        return self.sidecar or self.dataset
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its index or its clips are far."""
+        return not (self.dataset.store.is_local and self.source.store.is_local)
 
     @property
     def num_samples(self) -> int:
@@ -131,7 +145,9 @@ class MixPart:
 
     @property
     def max_clip_bytes(self) -> int:
-        """The largest clip of the shards."""
+        """The largest clip of the shards, or the largest of what is delivered instead."""
+        if self.sidecar is not None:
+            return self.sidecar.max_member_bytes
         return max((largest_clip(shards) for shards in self.shards.values()), default=0)
 
 
@@ -190,6 +206,18 @@ class SampleRequest:
     @property
     def shard_info(self) -> ShardInfo:
         return self.part.shard_info(self.bucket_id, self.shard)
+
+    @property
+    def file(self) -> ShardInfo | SidecarShard:
+        """The tar that its clip is in, or what is delivered instead; of `part.source`."""
+        sidecar = self.part.sidecar
+        return self.shard_info if sidecar is None else sidecar.shard(self.shard_info)
+
+    @property
+    def shown_visit(self) -> int:
+        """The visit whose frames and caption are delivered: of a sidecar one of those that it has."""
+        sidecar = self.part.sidecar
+        return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ def near_each_other(works: Sequence[Work]) -> Iterator[list[Work]]:
     """Groups of clips whose wanted parts lie near each other in one shard; of a local store, each is a group alone."""
     shards: dict[tuple[int, str], list[Work]] = {}
     for work in works:
-        if work.sample.part.dataset.store.is_local:
+        if work.sample.part.source.store.is_local:
             yield [work]
         else:
             shards.setdefault((work.sample.part.number, work.sample.shard_info.path), []).append(work)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.arena import ALIGN_BYTES
@@ -24,10 +24,15 @@ from streamvid.loader.mix import MixPart, SampleRequest, substitutes
 from streamvid.loader.pending import READING, Work, sample_error
 from streamvid.loader.sampling import substitute_visit
 
+MISSING = "its sidecar has no tensors of this visit, which could not be made"
+
 
 def repair_bytes(parts: Sequence[MixPart]) -> int:
     """Size of the block that is kept for repairs: the largest part of a clip that there may be."""
     return max(1, *(part.max_clip_bytes for part in parts)) + TABLE_BYTES + ALIGN_BYTES
+
+
+_Name: TypeAlias = tuple[int, str, int, int]
 
 
 class Repairs:
@@ -41,7 +46,7 @@ class Repairs:
         self._lock = threading.Lock()  # over the three that follow
         self._queue: deque[Work] = deque()
         self._active: Work | None = None
-        self._known: dict[tuple[int, str, int], str] = {}
+        self._known: dict[_Name, str] = {}
 
     def reason(self, sample: SampleRequest) -> str | None:
         """Why the stored bytes of a sample are known to be wrong somewhere, None where they are not.
@@ -90,7 +95,8 @@ class Repairs:
             sample = bad if is_itself else replace(candidate, visit=visit, is_repeat=True)
             if self.reason(sample) is None:
                 self._take(work, sample)
-                return True
+                if not work.row.get("is_missing"):
+                    return True
         work.note(None)
         raise sample_error(
             bad, key, f"{reason}. No other sample of its bucket can take its place: all are bad. Copy the dataset again"
@@ -122,5 +128,7 @@ def add_read(work: Work, read: ClipRead) -> None:
     work.stats.num_retries += work.num_reads > 1
 
 
-def _name(sample: SampleRequest) -> tuple[int, str, int]:
-    return sample.part.number, sample.shard_info.path, sample.place
+def _name(sample: SampleRequest) -> _Name:
+    # The visits of a sidecar are stored one by one; of a clip, all visits read the same bytes.
+    visit = 0 if sample.part.sidecar is None else sample.shown_visit
+    return sample.part.number, sample.shard_info.path, sample.place, visit

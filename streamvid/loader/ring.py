@@ -15,6 +15,7 @@ from streamvid.loader.encoded import EncodedClip
 from streamvid.loader.media import ABSENT_COLORS, BatchMedia, MediaRoom, Medium
 from streamvid.loader.pending import PendingBatch, PictureColors, StoredClip, sample_error
 from streamvid.loader.sampling import sample_seed
+from streamvid.loader.sidecar import tensor_fields
 from streamvid.loader.tokens import MASK, TOKENS, Tokenizer, tokenize
 
 if TYPE_CHECKING:
@@ -116,9 +117,14 @@ def make_batch(
         memory = np.ndarray((pending.num_bytes,), np.uint8, pending.memory, pending.block.offset)
         slot = RingSlot(pending.block)
         weakref.finalize(memory, slot.release).atexit = False
+        texts = _texts(pending)
+        if request.samples[0].part.sidecar is None:
+            content = _media(pending, torch.from_numpy(memory), layout)
+        else:
+            content = tensor_fields(pending, memory.data, texts)
         fields: dict[str, Any] = {
-            **_media(pending, torch.from_numpy(memory), layout),
-            "text": _texts(pending),
+            **content,
+            "text": texts,
             "sample_keys": [row["key"] for row in rows],
             "bucket": request.bucket,
             "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
@@ -140,7 +146,8 @@ def _texts(pending: PendingBatch) -> list[str]:
     texts = []
     for sample, row in zip(pending.request.samples, pending.rows, strict=True):
         try:
-            texts.append(sample.part.text.text(row, seed=sample.part.seed, visit=sample.visit))
+            visits = {"visit": sample.shown_visit, "dropout_visit": sample.visit}
+            texts.append(sample.part.text.text(row, seed=sample.part.seed, **visits))
         except StreamvidError as error:
             raise sample_error(sample, row["key"], str(error)) from error
     return texts

@@ -20,7 +20,8 @@ from streamvid.loader.media import with_media
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
 from streamvid.loader.model_rule import check_datasets, check_view, rule_of, token_rule
 from streamvid.loader.requests import Selection
-from streamvid.loader.stores import Stores
+from streamvid.loader.sidecar import Sidecars, view_facts, with_sidecars
+from streamvid.loader.stores import Stores, sources_of
 from streamvid.loader.tokens import Tokenizer, check_tokenizer
 from streamvid.loader.view import ViewOptions
 from streamvid.loader.world import detect_world
@@ -68,6 +69,7 @@ class Given:
     pixels: Pixels | None
     accuracy: Accuracy | None
     decode: bool
+    sidecars: Sidecars
     num_workers: int | None
     prefetch_bytes: int
     storage: StorageOptions | Mapping[str, Any] | None
@@ -86,6 +88,7 @@ class Setup:
 
     numeric: the columns that hold numbers in all datasets.   pipeline_options: what a Pipeline takes by these names.
     groups: whether plans are compared, over which processes, and who shares this rank's batches.
+    view_facts: of each dataset, see sidecar.py.
     """
 
     world: World
@@ -100,6 +103,7 @@ class Setup:
     pipeline_options: Mapping[str, Any]
     groups: tuple[bool, ProcessGroup | None, ProcessGroup | None]
     shared: SharedBatchCheck | None
+    view_facts: tuple[dict[str, Any], ...]
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -131,20 +135,22 @@ def set_up(given: Given) -> Setup:
     stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
     rule = rule_of(given.preset)
     mix = with_media(_open(given, columns, stores, rule), given.media)
+    facts = tuple(view_facts(part, given.pixels, given.accuracy) for part in mix.parts)
+    mix = with_sidecars(mix, given.sidecars, stores, facts, columns)
     selection = _select(given, mix, options, world, rule)
     if all(bucket.is_text for bucket in mix.buckets.values()):
         num_workers = 0  # nothing is decoded
     stage = DeviceStage(given.device)
     pipeline_options = _pictures(given, selection, stage) | arguments.pipeline_options(
         num_workers, world, [part.dataset for part in mix.parts], given.sample_timeout_seconds,
-        given.max_bad_fraction, given.quarantine, stores.num_fetch_threads([part.dataset for part in mix.parts]),
+        given.max_bad_fraction, given.quarantine, stores.num_fetch_threads(sources_of(mix.parts)),
     )  # fmt: skip
     shared = given.shared_group
     return Setup(
         world, options, mix, selection, columns, frozenset(name for name in columns if mix.is_numeric(name)),
         layout, num_epochs, stage, pipeline_options,
         arguments.check_groups(given.world, given.process_group, shared),
-        None if shared is None else SharedBatchCheck(world, shared),
+        None if shared is None else SharedBatchCheck(world, shared), facts,
     )  # fmt: skip
 
 
@@ -172,11 +178,14 @@ def _select(given: Given, mix: Mix, options: PlanOptions, world: World, rule: Mo
 def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[str, Any]:
     """The Pipeline's options that say what is delivered and how much memory it takes."""
     mix, decode = selection.mix, given.decode
+    buckets = tuple(mix.buckets.values())
+    memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
+    if given.sidecars is not None:
+        arguments.check_with_sidecars(decode, media=given.media or None, shared_group=given.shared_group)
+        return {"decode": False, **arguments.memory_options(*memory, None)}
     of_pictures: dict[str, Any] = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
     of_pictures["media"] = given.media or None
     of_pictures["spatial"] = None if given.view.spatial == "resize_crop" else given.view.spatial
     arguments.check_decode(decode, device=given.device, **of_pictures, shared_group=given.shared_group)
-    buckets = tuple(mix.buckets.values())
     pictures = arguments.picture_options(decode, given.pixels, given.accuracy, stage.device, buckets)
-    memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
     return pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None, mix.parts[0].media)

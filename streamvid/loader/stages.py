@@ -59,9 +59,9 @@ class Stages:
         accuracy: Accuracy | None = None,
         num_fetch_threads: int = 4,
     ) -> None:
-        self._is_remote = any(not part.dataset.store.is_local for part in parts)
+        self._is_remote = any(part.is_remote for part in parts)
         self._num_fetch_threads = num_fetch_threads
-        self._stores = {part.dataset.url: part.dataset.store for part in parts}
+        self._stores = {part.source.url: part.source.store for part in parts}
         self._signals, self._clock, self._num_workers = signals, clock, num_workers
         self._pixels, self._accuracy, self._media = pixels, accuracy, parts[0].media
         self._repair_bytes = repair_bytes(parts)
@@ -139,7 +139,7 @@ class Stages:
         for request in requests:
             run = self._signals.run
             for name, sample in {(s.part.number, s.bucket_id, s.shard): s for s in request.samples}.items():
-                if name not in asked and not sample.part.dataset.store.is_local and not self._rows.has(sample):
+                if name not in asked and sample.part.is_remote and not self._rows.has(sample):
                     self._warmers.submit(partial(self._warm, sample, run))
                     asked.add(name)
             if len(asked) > _MAX_ASKED:
@@ -277,7 +277,7 @@ class Stages:
         view = self._clips.view
         wanted = [one for work, clip in blocks for one in work.wanted(view[clip : clip + work.block_bytes])]
         sample = first.sample
-        return read_parts(sample.part.dataset, sample.shard_info, wanted, is_again=first.num_reads > 0)
+        return read_parts(sample.part.source, sample.file, wanted, is_again=first.num_reads > 0)
 
     def _decode(self, work: Work, block: int) -> None:
         work.enter(QUEUED)
@@ -290,7 +290,7 @@ class Stages:
     def _is_corrupt(self, work: Work, problem: str) -> None:
         """What was read is not what the index means: once more. The same twice is proved bad (FETCH-1); other bytes
         each time were changed on their way, which is no proof."""
-        name = f"{work.sample.part.dataset.url}: {work.row['key']} of {work.sample.shard_info.path}"
+        name = f"{work.sample.part.source.url}: {work.row['key']} of {work.sample.file.path}"
         if problem == work.problem_before:
             self._is_bad(work, f"{problem}, twice; copy the shard again", is_corrupt=True)
         elif work.num_reads < MAX_READS:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.dataset.reader import Dataset, open_cache
+from streamvid.dataset.sidecar import Sidecar
+from streamvid.loader.mix import MixPart
 from streamvid.loader.world import num_local_ranks
 from streamvid.storage import (
     MAX_RANGE_BYTES,
@@ -46,13 +48,18 @@ class Stores:
         """Open a dataset. Raises as `open_dataset` does."""
         return Dataset(open_store(url, self.options), self.cache)
 
-    def num_fetch_threads(self, datasets: Iterable[Dataset]) -> int:
+    def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
         """Threads that read these datasets: of local ones few, of object stores one for each request under way."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
 
-def store_stats(datasets: Iterable[Dataset]) -> tuple[StoreStats | None, CacheStats | None]:
+def sources_of(parts: Iterable[MixPart]) -> list[Dataset | Sidecar]:
+    """All that a loader reads."""
+    return [one for part in parts for one in (part.dataset, part.sidecar) if one is not None]
+
+
+def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
     """What this process asked of the object stores of these datasets, and of their cache; None where there is none."""
     stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:

@@ -78,13 +78,15 @@ class TextRule:
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
         return tuple(dict.fromkeys(names + ([_CAPTIONS] if self.captions else [])))
 
-    def text(self, row: Mapping[str, Any], *, seed: int, visit: int) -> str:
+    def text(self, row: Mapping[str, Any], *, seed: int, visit: int, dropout_visit: int | None = None) -> str:
         """What a delivery has as its text.
 
-        row: an index row with "key", `needed` and the "fps" of what is delivered. Raises IntegrityError.
+        row: an index row with "key", `needed` and the "fps" of what is delivered. dropout_visit: what dropout is drawn
+        by, where not by `visit`, as what is said of a visit was encoded once. Raises IntegrityError.
         """
         options, draw = self.options, (hash_text(row["key"]), visit)
-        if options.dropout > 0.0 and uniform(seed, CAPTION_DROPOUT, *draw) < options.dropout:
+        dropped_by = (draw[0], visit if dropout_visit is None else dropout_visit)
+        if options.dropout > 0.0 and uniform(seed, CAPTION_DROPOUT, *dropped_by) < options.dropout:
             return ""
         caption = self._caption(row, seed, draw)
         if self.template is not None:
