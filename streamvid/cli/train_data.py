@@ -157,24 +157,19 @@ def _repeated(dataset: Any, flags: DataFlags, config: TrainConfig) -> Any:
 
 
 def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Media and columns that batches are to have besides. columns: of the metadata, where they are known."""
+    """Media that batches are to have besides. columns: of the metadata, where they are known."""
     from streamvid.sharder.extra_media import file_keys
 
     media: dict[str, str] = {}
     if columns is not None or flags.file_keys is not None:
         clip, others = flags.media(columns)
         media = {column: name.removesuffix("?") for name, column in file_keys(",".join((clip, *others)))[1].items()}
-    asked = config.model.extra_inputs
-    others_asked = [name for name in asked if name not in media and name not in media.values()]
-    found: dict[str, Any] = {}
+    asked = [media.get(name, name) for name in config.model.extra_inputs]
     if config.task == "sft:train":  # what was made of the media is there in their place
-        found["model.extra_inputs"] = others_asked
-    else:
-        found["model.extra_inputs"] = [media.get(name, name) for name in asked]
-        if media and "loader.media" not in flags.named:
-            found["loader.media"] = list(media.values())
-    if others_asked and "loader.columns" not in flags.named:
-        found["loader.columns"] = others_asked
+        return {"model.extra_inputs": [name for name in asked if name not in media.values()]}
+    found: dict[str, Any] = {"model.extra_inputs": asked}
+    if media and "loader.media" not in flags.named:
+        found["loader.media"] = list(media.values())
     return found
 
 

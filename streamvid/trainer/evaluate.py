@@ -50,11 +50,12 @@ def evaluate(accelerator: Accelerator, step: nn.Module, batches: Sequence[Batch]
 
 def save_samples(accelerator: Accelerator, step: nn.Module, batch: Batch, folder: Path, name: str) -> None:
     """A contact sheet and a movie of what the module's `sample` makes of a batch; every rank calls it."""
-    model = accelerator.unwrap_model(step).model
+    unwrapped = accelerator.unwrap_model(step)
+    model = unwrapped.model
     if not hasattr(model, "sample"):
         raise ConfigError(f"eval.sample_steps is set and {type(model).__name__} has no `sample`; give it one, or null")
     with evaluating(step), accelerator.autocast():
-        video = model.sample(batch.to(accelerator.device))
+        video = model.sample(unwrapped.encoded(batch.to(accelerator.device)))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         frames = video.permute(0, 2, 3, 4, 1).cpu().numpy()

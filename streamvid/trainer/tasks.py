@@ -59,12 +59,17 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.task = model, task
 
+    def encoded(self, batch: Batch) -> Batch:
+        """The batch with what the module's `encode` makes of it, unless it came from a sidecar."""
+        encode = getattr(self.model, "encode", None)
+        if encode is None or self.task.sidecar == "read":
+            return batch
+        with torch.no_grad():
+            return with_encoded(batch, encode(batch))
+
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
         """The loss, by "loss", and what else the module tells; each a number or (B,)."""
-        encode = getattr(self.model, "encode", None)
-        if encode is not None and self.task.sidecar != "read":
-            with torch.no_grad():
-                batch = with_encoded(batch, encode(batch))
+        batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
         found: Any = self.task.loss(self.model, batch) if validate is None else validate(batch)
         found = {"loss": found} if isinstance(found, Tensor) else dict(found)
