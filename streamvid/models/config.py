@@ -86,7 +86,8 @@ class LoraConfig:
 class RecomputeConfig:
     """Gradient checkpointing: what activations are not kept, but computed again on the way back.
 
-    blocks: class names of submodules, or dotted names of them with * for any part.
+    blocks: class names of submodules, or dotted names of them with * for any part; "auto": what stands in a ModuleList
+        with others.
     offload: what is kept of them, their inputs, waits in the host's memory.
     """
 

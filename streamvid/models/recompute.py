@@ -22,6 +22,9 @@ from streamvid.models.config import RecomputeConfig
 
 _log = logging.getLogger(__name__)
 
+AUTO = "auto"
+"""In place of names: what stands in a ModuleList with others, as blocks do."""
+
 Checkpoint = Callable[..., Any]
 """Called with a function and its arguments, by position; gives what the function gives."""
 
@@ -111,6 +114,8 @@ def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:
 
 
 def _is_meant(wanted: str, name: str, part: nn.Module) -> bool:
+    if wanted == AUTO:
+        return isinstance(part, nn.ModuleList) and len(part) > 1
     patterns, parts = wanted.split("."), name.split(".")
     by_name = len(patterns) == len(parts) and all(map(fnmatch.fnmatchcase, parts, patterns))
     return by_name or type(part).__name__ == wanted
