@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
+import signal
+import socket
 import sys
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from streamvid.config import dump_config
 from streamvid.models.config import ModelConfig
+from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig, OptimizerConfig, TrainConfig
-
-ROOT = Path(__file__).parents[2]
-TWO_RANKS = ROOT / "configs" / "accelerate" / "cpu_2ranks.yaml"
 
 
 def config_of(dataset: Path, output: Path, **changes: Any) -> TrainConfig:
@@ -35,24 +37,75 @@ def config_of(dataset: Path, output: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**(fields | changes))
 
 
-def command(config: TrainConfig, file: Path, ranks: int = 1) -> list[str]:
-    """The command that trains so; the config is written to `file`."""
-    file.write_text(dump_config(config))
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_RANKS), "--num_processes", str(ranks)]
-    return [sys.executable, *(launcher if ranks > 1 else []), "-m", "streamvid.trainer", "--config", str(file)]
+@dataclass
+class Ranks:
+    """The processes of a run, one a rank."""
+
+    processes: list[BaseProcess]
+    told: list[Path]
+
+    def is_alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def send(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            assert process.pid is not None and process.is_alive(), "it ended before the signal"
+            os.kill(process.pid, number)
+
+    def wait(self, seconds: float = 240) -> list[int | None]:
+        """Exit codes."""
+        for process in self.processes:
+            process.join(seconds)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        return [process.exitcode for process in self.processes]
+
+    def stderr(self) -> str:
+        return "".join(path.read_text() for path in self.told)
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def start(config: TrainConfig, ranks: int = 1) -> Ranks:
+    """Begin to train, in processes of their own, as a launcher starts them: rank and port in the environment.
+
+    Forks of a process that has imported what training imports, because those imports take longer than a test's run.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["streamvid.trainer.run", "streamvid.trainer.__main__", "tests.trainer.modules"])
+    config.output.parent.mkdir(parents=True, exist_ok=True)
+    number = len(list(config.output.parent.glob("*.stderr")))
+    told = [config.output.with_suffix(f".{number + rank}.stderr") for rank in range(ranks)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes: list[BaseProcess] = []
+    for rank in range(ranks):
+        environment = {} if ranks == 1 else {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
+        }  # fmt: skip
+        process = context.Process(target=_train, args=(dump_config(config), environment, told[rank]))
+        process.start()
+        processes.append(process)
+    return Ranks(processes, told)
 
 
-def run(config: TrainConfig, file: Path, ranks: int = 1) -> None:
+def _train(config: str, environment: dict[str, str], told: Path) -> None:
+    import torch
+
+    os.environ.update(environment)
+    with told.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    written = told.with_suffix(".yaml")
+    written.write_text(config)
+    sys.exit(main(["--config", str(written)]))
+
+
+def run(config: TrainConfig, ranks: int = 1) -> None:
     """Train to the end."""
-    done = subprocess.run(
-        command(config, file, ranks), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-        timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    made = start(config, ranks)
+    assert made.wait() == [0] * ranks, made.stderr()[-3000:]
 
 
 def metrics_in(output: Path) -> list[dict[str, Any]]:
@@ -61,3 +114,10 @@ def metrics_in(output: Path) -> list[dict[str, Any]]:
 
 def losses_in(output: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in metrics_in(output) if "loss" in line}
+
+
+def last_step_in(output: Path) -> int:
+    """Of a run that is under way, whose last line may be half there."""
+    file = output / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)

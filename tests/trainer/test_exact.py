@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from dataclasses import replace
@@ -24,7 +23,7 @@ from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from streamvid.trainer.tasks import Step, Task
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.modules import UserTraining
-from tests.trainer.runs import ROOT, command, config_of, environment, losses_in, metrics_in, run
+from tests.trainer.runs import config_of, last_step_in, losses_in, metrics_in, run, start
 
 LOGGED = "tests.trainer.modules:build_logged"
 
@@ -51,21 +50,18 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
         "optimizer": OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3),
     }  # fmt: skip
     whole = config_of(dataset, tmp_path / "whole", **changes)
-    run(whole, tmp_path / "whole.yaml")
+    run(whole)
     parts = replace(whole, output=tmp_path / "parts")
     draw = random.Random(kills)
     for number in range(kills):
         until = 12 * number + draw.randrange(1, 12)
-        process = subprocess.Popen(
-            command(parts, tmp_path / "parts.yaml"), cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and max(losses_in(parts.output), default=0) < until:
-            time.sleep(0.002)
+        process = start(parts)
+        while process.is_alive() and last_step_in(parts.output) < until:
+            time.sleep(0.001)
         time.sleep(draw.random() * 0.1)
-        assert process.poll() is None, "it ended before it was killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    run(parts, tmp_path / "parts.yaml")
+        process.send(signal.SIGKILL)
+        assert process.wait() == [-signal.SIGKILL]
+    run(parts)
     last = f"step-{parts.max_steps}"
     for name in (f"{last}.safetensors", f"{last}.ema.safetensors"):
         assert (parts.output / name).read_bytes() == (whole.output / name).read_bytes()
@@ -82,12 +78,12 @@ def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, num
         dataset, tmp_path / "run", max_steps=None, num_epochs=1,
         model=ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05}),
     )  # fmt: skip
-    process = subprocess.Popen(command(config, tmp_path / "run.yaml"), cwd=ROOT, env=environment())
-    while process.poll() is None and max(losses_in(config.output), default=0) < 2:
+    process = start(config)
+    while process.is_alive() and last_step_in(config.output) < 2:
         time.sleep(0.01)
-    process.send_signal(number)
-    assert process.wait(60) == 128 + number
-    run(config, tmp_path / "run.yaml")
+    process.send(number)
+    assert process.wait() == [128 + number], process.stderr()
+    run(config)
     assert Counter(keys_seen(tmp_path)).most_common(1)[0][1] == 1
     steps = [line["step"] for line in metrics_in(config.output) if "loss" in line]
     assert steps == list(range(1, steps[-1] + 1))
@@ -104,10 +100,10 @@ def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: in
     alone = replace(config, output=tmp_path / "alone", max_steps=None, num_epochs=1)
     (tmp_path / "of-alone").mkdir()
     logged = ModelConfig(factory=LOGGED, args={"log": str(tmp_path / "of-alone")})
-    run(replace(alone, model=logged), tmp_path / "alone.yaml")
-    run(config, tmp_path / "run.yaml")
+    run(replace(alone, model=logged))
+    run(config)
     after = replace(config, max_steps=None, num_epochs=1, batch_size=size)
-    run(after, tmp_path / "run.yaml", ranks=ranks)
+    run(after, ranks=ranks)
     seen = Counter(keys_seen(tmp_path))
     assert len(seen) == 18
     # A last step that does not come out even repeats fewer samples than there are ranks (PLAN-4, "shrink").
@@ -138,7 +134,7 @@ def train_by_hand(
         loss = torch.cat([step_of(batch)["loss"] for batch in batches]).mean()
         for tensor, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             tensor.data -= 0.05 * gradient
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     for loader in loaders:
         loader.close()
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}, losses
@@ -158,7 +154,7 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
     if ranks == 1:
         train(config)
     else:
-        run(config, tmp_path / "run.yaml", ranks=ranks)
+        run(config, ranks=ranks)
     trained = load_file(config.output / "step-5.safetensors")
     assert list(losses_in(config.output).values()) == pytest.approx(losses, rel=1e-5)
     assert trained.keys() == weights.keys()
@@ -169,16 +165,9 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
 def test_parameters_that_take_no_part_need_a_word_where_there_are_ranks(dataset: Path, tmp_path: Path) -> None:
     unused = ModelConfig(factory="tests.trainer.modules:build", args={"unused": True})
     config = config_of(dataset, tmp_path / "run", max_steps=3, model=unused)
-    done = subprocess.run(
-        command(config, tmp_path / "run.yaml", 2),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0 and "find_unused_parameters" in done.stderr
-    run(replace(config, output=tmp_path / "told", find_unused_parameters=True), tmp_path / "told.yaml", ranks=2)
+    failed = start(config, ranks=2)
+    assert 0 not in failed.wait() and "find_unused_parameters" in failed.stderr()
+    run(replace(config, output=tmp_path / "told", find_unused_parameters=True), ranks=2)
     assert len(losses_in(tmp_path / "told")) == 3
 
 
