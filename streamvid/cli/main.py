@@ -24,6 +24,7 @@ _VERBS = {
     "bench": "Measure samples a second on this machine, and what limits them.",
     "copy": "Copy a dataset between disks and buckets, each file proved.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
+    "encode": "Run a model's encoders once over a dataset, into a sidecar.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
     "presets": "List bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
@@ -85,7 +86,7 @@ def run(command: click.Command) -> None:
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        going_on = "copy, shard, train and verify go on where they were"
+        going_on = "copy, encode, shard, train and verify go on where they were"
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:

@@ -46,8 +46,10 @@ def run_to_exit_code(config: TrainConfig) -> int:
     if find_task(config.task).sidecar == "write":
         from streamvid.trainer.encode import encode
 
-        encode(config)
-        return 0
+        logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would tell of each shard
+        encoded = encode(config)
+        PartialState().destroy_process_group()
+        return 0 if encoded.stopped_by is None else 128 + encoded.stopped_by
     from streamvid.trainer.trainer import train
 
     result = train(config)

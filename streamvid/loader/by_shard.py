@@ -1,0 +1,110 @@
+"""A dataset worked through shard by shard: all samples of one, in their order, as any loader shows them at a visit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamvid.buckets.batch_size import batch_sizes
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError, SampleError
+from streamvid.loader.batch import Batch
+from streamvid.loader.loader import VideoLoader
+from streamvid.loader.mix import DatasetConfig
+from streamvid.loader.model_rule import common_rule, rule_of
+from streamvid.loader.world import default_num_workers
+from streamvid.plan import World
+
+_OF_PLANS = {
+    *("accumulate", "costs", "deal", "mix_by", "num_epochs", "order", "process_group", "samples_per_epoch"),
+    *("shared_group", "shuffle", "split", "sync", "tail", "where", "window", "world"),
+}
+
+
+@dataclass(frozen=True)
+class ByShard:
+    """How the shards of a dataset are delivered.
+
+    source: with an open Dataset. options: VideoLoader's arguments; those about plans, filters among them, say nothing
+    here, where all samples of all splits come, and captions are not dropped as a whole.
+    batch_sizes: by bucket, so that a shard's batches are the same whoever takes it.
+    """
+
+    source: DatasetConfig
+    options: Mapping[str, Any]
+    batch_sizes: Mapping[str, int]
+
+    @staticmethod
+    def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
+        """Of VideoLoader's arguments. Raises ConfigError for several datasets, for one of texts, for batch sizes that
+        cannot be."""
+        source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
+        dataset = source.url
+        assert isinstance(dataset, Dataset)
+        if len(sources) > 1:
+            raise ConfigError(f"dataset names {len(sources)} datasets; encode one at a time, to a sidecar of its own")
+        if dataset.manifest.clips == "text":
+            raise ConfigError(f"dataset {dataset.url} holds texts, which a batch has as they are; name one of videos")
+        tokens = kept.pop("max_tokens_per_batch", None)
+        rule = rule_of(kept.get("preset")) or (None if tokens is None else common_rule([dataset.manifest]))
+        sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
+        workers = kept.get("num_workers")
+        kept["num_workers"] = default_num_workers() if workers is None else workers
+        return ByShard(replace(source, caption_dropout=0.0), kept, sizes)
+
+    @property
+    def dataset(self) -> Dataset:
+        """What is worked through."""
+        assert isinstance(self.source.url, Dataset)
+        return self.source.url
+
+    def view_facts(self) -> dict[str, Any]:
+        """What a visit's tensors depend on, as JSON: see `sidecar.view_facts`."""
+        with self._loader(self.dataset.shards[0], 0, 1) as loader:
+            return loader.view_facts[0]
+
+    def batches(self, shard: ShardInfo, num_visits: int) -> Iterator[tuple[list[str], list[Batch | None]]]:
+        """Keys of neighbouring samples, and for each visit a batch of them.
+
+        Rows of it that are marked as repeats took the place of bad samples (BAD-1); None: all of them are bad, as is
+        then all that follows. Raises SampleError where more of a shard are bad than max_bad_fraction allows.
+        """
+        keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
+        allowed = self.options.get("max_bad_fraction", 0.01) * max(1000, len(keys))
+        with ExitStack() as stack:
+            loaders = [stack.enter_context(self._loader(shard, visit, num_visits)) for visit in range(num_visits)]
+            for batches in itertools.zip_longest(*map(_until_all_are_bad, loaders)):
+                last = first + next(len(batch.sample_keys) for batch in batches if batch is not None)
+                yield keys[first:last], list(batches)
+                first = last
+        if len(keys) - first > allowed:
+            raise SampleError(
+                f"{self.dataset.url}: no sample of {shard.path} from {keys[first]} on is good: {len(keys) - first}, "
+                "more than max_bad_fraction allows; verify or copy the dataset again, or raise it"
+            )
+        if first < len(keys):
+            yield keys[first:], [None] * num_visits
+
+    def _loader(self, shard: ShardInfo, visit: int, num_visits: int) -> VideoLoader:
+        workers = self.options["num_workers"] // num_visits
+        loader = VideoLoader(
+            replace(self.source, url=self.dataset.only(shard)),
+            **{**self.options, "num_workers": workers},
+            batch_size=self.batch_sizes[shard.bucket_id], split=shard.split, shuffle="none", tail="uneven",
+            world=World(),
+        )  # fmt: skip
+        loader.set_epoch(visit)
+        return loader
+
+
+def _until_all_are_bad(loader: VideoLoader) -> Iterator[Batch]:
+    try:
+        yield from loader
+    except SampleError:
+        # Told of a sample that none of its shard can take the place of; other errors are not about that.
+        if not loader.substituted or loader.substituted[-1].substitute_key is not None:
+            raise
