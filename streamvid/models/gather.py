@@ -14,7 +14,7 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         part: Any = tensor.detach()
         if hasattr(tensor, "ds_id"):
-            from deepspeed.zero import GatheredParameters
+            from deepspeed.runtime.zero import GatheredParameters
 
             with GatheredParameters([tensor]):
                 whole[name] = tensor.detach().cpu().clone()
