@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,30 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+# Files that take longest come first: at the end none is left that one process works on while the others have nothing.
+LONGEST = (
+    "test_end_to_end.py",
+    "test_examples.py",
+    "loader/test_memory.py",
+    "loader/test_s3_faults.py",
+    "loader/test_kill.py",
+    "loader/test_exchange.py",
+    "sharder/test_kill.py",
+    "trainer/test_exact.py",
+    "storage/test_s3_processes.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # xdist's own order: files of many tests first
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 SHARD_ARGUMENTS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-size", "2MB")
 
 
@@ -66,15 +93,30 @@ class Sharded:
     report: dict[str, Any]
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], dict[str, Any]]) -> tuple[Path, Any]:
+    """A folder and what `make` said of it, made by the first of pytest's processes that needs it. Nobody changes it."""
+    base = factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    root.mkdir(exist_ok=True)
+    said = root / "said.json"
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            shutil.rmtree(root / name, ignore_errors=True)  # of one that failed halfway
+            text = json.dumps(make(root / name))
+            said.write_text(text)
+        return root / name, json.loads(said.read_text())
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    root = tmp_path_factory.mktemp("corpus") / "corpus"
-    described = corpus_tool().make_corpus(root)
+    root, described = made_once(tmp_path_factory, "corpus", lambda root: corpus_tool().make_corpus(root))
     return Corpus(root, {entry["path"]: entry for entry in described["files"]})
 
 
 @pytest.fixture(scope="session")
 def sharded(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Sharded:
-    root = tmp_path_factory.mktemp("dataset") / "dataset"
-    done = run_streamvid("shard", corpus.root, root, *SHARD_ARGUMENTS, "--json")
-    return Sharded(root, json.loads(done.stdout))
+    def make(root: Path) -> dict[str, Any]:
+        return dict(json.loads(run_streamvid("shard", corpus.root, root, *SHARD_ARGUMENTS, "--json").stdout))
+
+    return Sharded(*made_once(tmp_path_factory, "dataset", make))

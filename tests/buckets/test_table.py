@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -72,12 +73,18 @@ def test_full_grids_follow_opensora_order(num_frames: int, height: int, width: i
     assert got == opensora_order(resolutions, frame_counts, (num_frames, height, width))
 
 
+@cache
+def tables() -> tuple[BucketTable, BucketTable]:
+    """A table, and what becomes of it on its way through JSON."""
+    table = BucketTable.from_resolutions(["144p", "480p"], [1, 17, 81], multiple=32)
+    return table, BucketTable.from_json(json.loads(json.dumps(table.to_json())))
+
+
 @given(num_frames=FRAMES, height=SIZES, width=SIZES, is_image=st.booleans())
 def test_what_is_assigned_fits(num_frames: int, height: int, width: int, is_image: bool) -> None:
     """Total and deterministic: a bucket that fits or a reason, the same each time and after a JSON round trip."""
-    table = BucketTable.from_resolutions(["144p", "480p"], [1, 17, 81], multiple=32)
+    table, again = tables()
     bucket = assign_or_none(table, num_frames, height, width, is_image=is_image)
-    again = BucketTable.from_json(json.loads(json.dumps(table.to_json())))
     assert assign_or_none(again, num_frames, height, width, is_image=is_image) == bucket
     if bucket is None:
         assert height * width * 5 < 4 * resolution_pixels("144p") or (num_frames < 17 and not is_image)

@@ -508,7 +508,7 @@ with make(0) as loader:
 gc.collect()
 before = left()
 signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
-for _ in range(15):
+for _ in range(int(sys.argv[3])):
     loader = make(choose.choice([0, 1 << 22]))
     try:
         signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.3)]))
@@ -536,9 +536,10 @@ print("clean")
 """
 
 
+@pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int, count: int) -> None:
     """STOP-1."""
-    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), str(count)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert result.stdout == "clean\n", result.stderr

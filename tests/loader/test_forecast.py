@@ -55,7 +55,7 @@ def members(root: Path) -> dict[str, int]:
     return dict(zip(table["key"], table["clip_bytes"], strict=True))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("tail", TAILS)
 def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int, tail: str) -> None:
     """PLAN-4: counts, keys in their order, member bytes and bytes read, over all ranks of the demo's corpus."""

@@ -106,7 +106,7 @@ with streamvid.VideoLoader(root, batch_size=1, num_workers=workers) as loader:
 gc.collect()
 before = left()
 signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
-for _ in range(25):
+for _ in range(int(sys.argv[4])):
     loader = streamvid.VideoLoader(root, batch_size=1, num_workers=workers, prefetch_bytes=choose.choice([0, 1 << 22]))
     try:
         signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.4)]))
@@ -128,11 +128,12 @@ print("clean")
 """
 
 
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int, count: int) -> None:
     """Building, waiting, breaking, moving, closing: whatever is interrupted, the next loop gives the epoch anew."""
-    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), "1"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), "1", str(count)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.stdout == "clean\n", result.stderr
 
 
