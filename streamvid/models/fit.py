@@ -50,10 +50,11 @@ def choose(
     if not matches:
         raise ConfigError(f"{what}: there are no weights to load into; {_children(module)}")
     fitting = [m for m in matches if m.names and _is_allowed(m, allow_missing, allow_unexpected)]
-    nearest = max(matches, key=lambda m: (len(m.names), -len(m.missing) - len(m.unexpected)))
+    # By names before shapes: the same model of another size is nearer than one with a bias of this length.
+    nearest = max(matches, key=lambda m: (len(m.names) + len(m.other_shape), len(m.names), -len(m.missing)))
     if not fitting:
-        # By names alone: the model of another size is no stranger, but a mistake.
-        known = max(len(match.names) + len(match.other_shape) for match in matches)
+        # By names alone here too: the model of another size is no stranger, but a mistake.
+        known = len(nearest.names) + len(nearest.other_shape)
         if child is None and skips_strangers and 2 * known < len(state):
             return None
         raise ConfigError(_misfit(what, nearest, allow_missing, allow_unexpected))

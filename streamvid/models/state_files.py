@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,9 @@ def _read(file: Path) -> dict[str, Tensor]:
         return _read_safetensors(file)
     try:
         # weights_only: a pickle may name any function to be run as it is read, and these come from anywhere.
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that others than torch wrote: what is wrong, the error says
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         reason = " ".join(str(error).split())
         detail = reason[reason.find("Unsupported") :][:160] if "Unsupported" in reason else reason[:160]

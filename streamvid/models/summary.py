@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,8 @@ OWN = "(own)"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One model. Counts are of values, a tensor that several share is counted with the first; bytes: with buffers."""
+    """One model. Counts are of values, a tensor that several share is counted with the first; bytes: with buffers;
+    dtypes: that of most values first."""
 
     name: str
     kind: str
@@ -78,7 +80,7 @@ def summarize(module: nn.Module) -> Summary:
 
 def _row(name: str, kind: str, tensors: list[tuple[str, torch.Tensor]], seen: set[int]) -> Row:
     parameters = trainable = size = 0
-    dtypes: dict[str, None] = {}
+    values: collections.Counter[str] = collections.Counter()
     for key, tensor in tensors:
         if id(tensor) in seen:
             continue
@@ -88,10 +90,9 @@ def _row(name: str, kind: str, tensors: list[tuple[str, torch.Tensor]], seen: se
             continue
         parameters += tensor.numel()
         trainable += tensor.numel() * tensor.requires_grad
-        dtypes[fp8.NAME if fp8.is_stored(key) else str(tensor.dtype).removeprefix("torch.")] = None
-    return Row(
-        name=name, kind=kind, num_parameters=parameters, num_trainable=trainable, num_bytes=size, dtypes=tuple(dtypes)
-    )
+        values[fp8.NAME if fp8.is_stored(key) else str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    dtypes = tuple(dtype for dtype, _ in values.most_common())
+    return Row(name=name, kind=kind, num_parameters=parameters, num_trainable=trainable, num_bytes=size, dtypes=dtypes)
 
 
 def _size(num_bytes: int) -> str:

@@ -14,7 +14,7 @@ import glob
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,17 +120,23 @@ def trainable_state(module: nn.Module, state: Mapping[str, Tensor] | None = None
     """What of `module` trains, by its names in the module, those of adapters without peft's ".default.".
 
     The buffers of a child of which everything trains are there too, since they are what its training made of them.
-    state: the module's, where that has been gathered from several processes.
+    state: the parameters, where they were gathered from several processes, or are others' (a moving average's).
     """
-    trains = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-    held = module.state_dict() if state is None else state
+    held = dict(module.named_parameters()) if state is None else state
+    found = {name: held[name] for name, parameter in module.named_parameters() if parameter.requires_grad}
     for child, part in module.named_children():
         parameters = list(part.parameters())
         if parameters and all(parameter.requires_grad for parameter in parameters):
-            known = {name for name, _ in part.named_parameters(remove_duplicate=False)}
-            buffers = [name for name in part.state_dict() if name not in known]
-            trains += [f"{child}.{name}" for name in buffers if isinstance(held.get(f"{child}.{name}"), Tensor)]
-    return {lora.plain_name(name): held[name].detach() for name in trains}
+            found |= {f"{child}.{name}": held.get(f"{child}.{name}", buffer) for name, buffer in _buffers(part)}
+    return {lora.plain_name(name): tensor.detach() for name, tensor in found.items()}
+
+
+def _buffers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those that a state dict has, without asking for one, which takes all processes where weights are spread."""
+    for above, holder in part.named_modules():
+        for name, buffer in holder.named_buffers(recurse=False):
+            if name not in holder._non_persistent_buffers_set:
+                yield (f"{above}.{name}" if above else name), buffer
 
 
 def files(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> tuple[WeightFile, ...]:
@@ -206,9 +212,7 @@ def _download(name: str, pattern: str, folder: Path, problems: list[str]) -> boo
         snapshot_download(repo_id=name, allow_patterns=pattern, local_dir=folder)
     except Exception as error:  # noqa: BLE001  # of many libraries: what it is, the message says
         reason = " ".join(str(error).split())[:300]
-        problems.append(
-            f"{name} cannot be had from the hub: {type(error).__name__}: {reason}; or set model.download=false"
-        )
+        problems.append(f"the hub does not give {name} ({type(error).__name__}: {reason}); or set model.download=false")
         return False
     return True
 
