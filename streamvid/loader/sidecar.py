@@ -151,6 +151,8 @@ def with_sidecars(
     """
     if sidecars is None:
         return mix
+    if not isinstance(sidecars, str | Path | Sidecar | Sequence):
+        raise ConfigError(f"sidecars={sidecars!r}: expected a path, a URL, an open Sidecar, or a list of one a dataset")
     several = [sidecars] if isinstance(sidecars, str | Path | Sidecar) else list(sidecars)
     if len(several) != len(mix.parts):
         raise ConfigError(f"sidecars: {len(several)} are given for {len(mix.parts)} datasets; give one for each")

@@ -1,0 +1,388 @@
+"""VideoLoader(sidecars=…): what was encoded once is delivered as video is, sample by sample and step by step."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import streamvid
+from streamvid import DatasetConfig, World
+from streamvid.dataset import tar
+from streamvid.dataset.reader import open_dataset
+from streamvid.dataset.sidecar import open_sidecar
+from streamvid.dataset.sidecar_tensors import RawTensor
+from streamvid.errors import ConfigError, SampleError
+from streamvid.loader.sidecar import collate, raw_tensor, torch_tensor
+from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.loader.sidecars import check_tensors, facts_of, make_sidecar, name_of, received, run
+from tests.servers import S3Env, S3Server
+
+NUM_SAMPLES = 23
+
+
+@pytest.fixture(scope="module")
+def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sidecar(tmp_path_factory.mktemp("sidecar") / "s", dataset)
+
+
+# What is delivered.
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sidecar: Path, num_ranks: int) -> None:
+    """PLAN-2: at an odd count; visit v shows the stored visit v modulo their number."""
+    seen: Counter[tuple[int, str]] = Counter()
+    for rank in range(num_ranks):
+        world = World(rank, num_ranks)
+        with streamvid.VideoLoader(
+            dataset, sidecars=sidecar, batch_size=2, world=world, num_epochs=3, num_workers=0, tail="uneven"
+        ) as loader:
+            for batch in loader:
+                assert "video" not in batch and "clips" not in batch and "layout" not in batch
+                check_tensors(batch, loader.epoch)
+                seen.update((loader.epoch, key) for key in batch.sample_keys)
+    assert len(seen) == 3 * NUM_SAMPLES and set(seen.values()) == {1}
+
+
+def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path) -> None:
+    """SAMPLE-1, PLAN-1: keys, captions, seeds, weights, columns, step by step, as long as visits are stored; drawn
+    captions among them. Later captions are those of the visit that is shown, and dropout is drawn anew."""
+    config = DatasetConfig(dataset, caption_column={"text": 1, "place": 1}, caption_dropout=0.3)
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "num_epochs": 4, "columns": ["score"], "tail": "pad"}
+    options |= {"accumulate": 2, "max_interval": 2}
+    root = make_sidecar(tmp_path / "s", dataset, view=facts_of(config, max_interval=2))
+    texts: dict[tuple[str, int], set[str]] = {}
+    num_dropped = [0] * 4
+    with (
+        streamvid.VideoLoader(config, **options) as one,
+        streamvid.VideoLoader(config, sidecars=root, **options) as two,
+    ):
+        for video, tensors in zip(one, two, strict=True):
+            for name in ("sample_keys", "sample_seeds", "loss_weight", "bucket"):
+                assert video[name] == tensors[name], name
+            for name in ("is_repeat", "score"):
+                assert torch.equal(video[name].nan_to_num(), tensors[name].nan_to_num()), name
+            assert [not text for text in video.text] == [not text for text in tensors.text]
+            for place, is_repeat in enumerate(video.is_repeat.tolist()):
+                if one.epoch < 2 and not is_repeat:  # of others the visit is not one that is stored
+                    assert (video.text[place], video.fps[place]) == (tensors.text[place], tensors.fps[place])
+            num_dropped[one.epoch] += sum(not text for text in tensors.text)
+            for key, text, (_, visit) in zip(tensors.sample_keys, tensors.text, tensors.who.tolist(), strict=True):
+                texts.setdefault((key, visit), set()).update([text] if text else [])
+        assert one.epoch == two.epoch == 4
+    assert max(map(len, texts.values())) == 1 and any(num_dropped[0] != other for other in num_dropped)
+    both = [texts[key, 0] | texts.get((key, 1), set()) for key, _ in texts]
+    assert any(len(one) == 2 for one in both)  # else nothing was drawn
+
+
+def test_workers_change_nothing(dataset: Path, sidecar: Path) -> None:
+    """PLAN-5: read by the caller's own threads, or by processes."""
+    alone = run(dataset, sidecars=sidecar, num_epochs=2)
+    assert run(dataset, sidecars=sidecar, num_epochs=2, num_workers=2) == alone and len(alone) >= 2 * 10
+    assert run(dataset, sidecars=open_sidecar(sidecar), num_epochs=2, device="cpu") == alone
+
+
+@pytest.mark.parametrize("num_done", [1, 7, 13])
+def test_a_state_goes_on_where_it_was(dataset: Path, sidecar: Path, num_done: int) -> None:
+    """RESUME-1: in the middle of an epoch; and a state of a run over videos, as positions are the same."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
+    whole = run(dataset, sidecars=sidecar, num_epochs=2)
+    for first in ({"sidecars": sidecar}, {"decode": False}):
+        with streamvid.VideoLoader(dataset, **options, **first) as loader:
+            batches = iter(loader)
+            for _ in range(num_done):
+                next(batches)
+            state = json.loads(json.dumps(loader.state_dict()))
+        with streamvid.VideoLoader(dataset, sidecars=sidecar, **options) as loader:
+            loader.load_state_dict(state)
+            assert [received(batch) for batch in loader] == whole[num_done:]
+
+
+def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    """PLAN-5: `where`, and two datasets, each with its sidecar of its own seed; several in a batch."""
+    for batch in streamvid.VideoLoader(dataset, sidecars=sidecar, where="score > 4", batch_size=1, num_workers=0):
+        check_tensors(batch, 0)
+    other = build_dataset(tmp_path / "other", {SMALL: [3, 2], TALL: [2]}, variants=1)
+    datasets = [DatasetConfig(dataset, name="a"), DatasetConfig(other, name="b", num_repeats=2)]
+    with streamvid.VideoLoader(datasets, batch_size=2, num_workers=0) as loader:
+        facts = loader.view_facts
+    assert facts[0]["seed"] != facts[1]["seed"]
+    roots = [
+        make_sidecar(tmp_path / str(number), root, view=view)
+        for number, (root, view) in enumerate(zip((dataset, other), facts, strict=True))
+    ]
+    with streamvid.VideoLoader(datasets, sidecars=roots, batch_size=2, num_workers=0, tail="pad") as loader:
+        batches = list(loader)
+    assert sum(len(batch.sample_keys) for batch in batches) >= NUM_SAMPLES + 2 * 7
+    for batch in batches:
+        assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
+    with pytest.raises(ConfigError, match="seed is .* there and .* here"):
+        streamvid.VideoLoader(datasets, sidecars=[sidecar, roots[1]], batch_size=2)
+    with pytest.raises(ConfigError, match="1 are given for 2 datasets"):
+        streamvid.VideoLoader(datasets, sidecars=sidecar, batch_size=2)
+
+
+# From far.
+
+
+def test_a_bucket_gives_what_the_disk_gives(
+    dataset: Path, sidecar: Path, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    """FETCH-2: dataset, sidecar or both in a bucket, 1 and 2 ranks, a cold cache and a warm one; written there too."""
+    s3_env(moto_server)
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(dataset, bucket, "dataset/")
+    moto_server.upload_folder(sidecar, bucket, "sidecar/")
+    far, far_sidecar = f"s3://{bucket}/dataset", f"s3://{bucket}/sidecar"
+    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    for rank, num_ranks in ((0, 1), (1, 2)):
+        options: dict[str, Any] = {"num_epochs": 2, "world": World(rank, num_ranks)}
+        wanted = run(dataset, sidecars=sidecar, **options)
+        assert run(far, sidecars=sidecar, **options) == wanted
+        assert run(dataset, sidecars=far_sidecar, **options, num_workers=1) == wanted
+        assert run(far, sidecars=far_sidecar, **options, **cache) == wanted
+        with streamvid.VideoLoader(
+            far, sidecars=far_sidecar, batch_size=2, num_workers=0, **options, **cache
+        ) as loader:
+            assert [received(batch) for batch in loader] == wanted
+            stats = loader.stats()
+        assert stats.store is not None and stats.cache is not None and stats.cache.hits > 0
+    make_sidecar(f"s3://{bucket}/made", dataset)  # type: ignore[arg-type]
+    names = moto_server.objects(bucket, "made/")
+    made = {name.removeprefix("made/"): moto_server.read(bucket, name) for name in names}
+    assert made == {str(p.relative_to(sidecar)): p.read_bytes() for p in sidecar.rglob("*") if p.is_file()}
+
+
+# Bad samples.
+
+
+def damage(root: Path, source: Path, key: str, visit: int) -> None:
+    """Change a byte of a member."""
+    for shard in open_dataset(source).shards:
+        path = root / shard.path
+        for member in tar.scan_tar(io.BytesIO(path.read_bytes())):
+            if member.name == f"{key}.v{visit}.safetensors":
+                stored = bytearray(path.read_bytes())
+                stored[member.offset + member.num_bytes - 1] ^= 1
+                path.write_bytes(stored)
+                return
+    raise AssertionError(key)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_path: Path, num_workers: int) -> None:
+    """BAD-1: another of its bucket comes in its place, marked, told with the reason; the same on each run, and whatever
+    was found bad before. What could not be made is substituted likewise."""
+    bad, missing = "96x64-5f-1", "64x96-9f-4"
+    root = make_sidecar(tmp_path / "s", dataset, missing=[(missing, 1)])
+    damage(root, dataset, bad, 0)
+    options: dict[str, Any] = {"batch_size": 1, "num_epochs": 3, "tail": "uneven", "num_workers": num_workers}
+    runs = []
+    for _ in range(2):
+        with streamvid.VideoLoader(dataset, sidecars=root, **options) as loader:
+            got = [(loader.epoch, batch) for batch in loader]
+            told = [(one.key, one.reason) for one in loader.substituted]
+        runs.append([received(batch) for _, batch in got])
+        assert [key for key, _ in told] == [bad, missing, bad]
+        assert "checksum in the index" in told[0][1] and "could not be made" in told[1][1]
+        for epoch in range(3):
+            here = [batch for number, batch in got if number == epoch]
+            lost = {missing} if epoch == 1 else {bad}
+            assert {k for b in here for k in b.sample_keys} == {
+                key for shard in open_dataset(dataset).shards for key in all_keys(dataset, shard)
+            } - lost
+            (substitute,) = (batch for batch in here if batch.is_repeat.item())
+            assert substitute.who[0, 0].item() == name_of(substitute.sample_keys[0])
+    assert runs[0] == runs[1]
+    with streamvid.VideoLoader(dataset, sidecars=root, **options) as loader:
+        loader.set_epoch(1)  # where nobody has met the corrupt one
+        assert [received(batch) for batch in loader] == [r for r, (epoch, _) in zip(runs[0], got, strict=True) if epoch]
+
+
+def all_keys(dataset: Path, shard: Any) -> list[str]:
+    keys: list[str] = open_dataset(dataset).samples(shard, ["key"]).column("key").to_pylist()
+    return keys
+
+
+def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
+    """BAD-1."""
+    source = build_dataset(tmp_path / "d", {SMALL: [2]})
+    root = make_sidecar(tmp_path / "s", source, missing=[("96x64-5f-1", 0)], num_visits=1)
+    damage(root, source, "96x64-5f-0", 0)
+    with (
+        streamvid.VideoLoader(source, sidecars=root, batch_size=1, num_workers=0) as loader,
+        pytest.raises(SampleError, match="No other sample of its bucket can take its place"),
+    ):
+        list(loader)
+
+
+def resealed(root: Path, change: Any) -> None:
+    from streamvid.dataset.manifest import manifest_checksum
+
+    value = json.loads((root / "manifest.json").read_text())
+    change(value)
+    value["manifest_sha256"] = manifest_checksum(value)
+    (root / "manifest.json").write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (
+            lambda v: v["tensors"].pop("latents"),
+            r"has the tensors \['latents', 'tokens', 'who'\], not \['tokens', 'who'\]",
+        ),
+        (lambda v: v["tensors"].update(more={"dtype": "F32", "is_ragged": False}), "not \\['latents', 'more'"),
+        (lambda v: v["tensors"]["latents"].update(dtype="F16"), "tensor 'latents' of dtype BF16 .* is not what"),
+        (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': those of a batch are"),
+    ],
+)
+def test_members_that_are_not_what_the_manifest_says_are_told(
+    dataset: Path, tmp_path: Path, change: Any, wrong: str
+) -> None:
+    """SAFE-1: with right checksums; the error names the sample."""
+    root = make_sidecar(tmp_path / "s", dataset, null=None)
+    resealed(root, change)
+    with (
+        streamvid.VideoLoader(dataset, sidecars=root, batch_size=6, num_workers=0) as loader,
+        pytest.raises(SampleError, match=f"sample .* cannot be delivered: .*{wrong}"),
+    ):
+        list(loader)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temporal": "head"}, ['temporal is "random" there and "head" here']),
+        ({"max_interval": 3}, ["max_interval is 1 there and 3 here"]),
+        ({"spatial": "random_crop"}, ['spatial is "resize_crop" there and "random_crop" here']),
+        (
+            {"spatial": "rand_size_crop", "spatial_scale": (0.5, 1.0), "seed": 4},
+            [
+                'spatial is "resize_crop"',
+                r"spatial_scale is null there and \[0.5, 1.0\] here",
+                "seed is 0 there and 4 here",
+            ],
+        ),
+        ({"accuracy": "exact"}, ['accuracy is null there and "exact" here']),
+    ],
+)
+def test_other_views_are_refused_by_name(
+    dataset: Path, sidecar: Path, options: dict[str, Any], named: Sequence[str]
+) -> None:
+    """Each thing that changed, both values, and what to do; nothing else."""
+    for name in named:
+        with pytest.raises(ConfigError, match=f"{name}.*streamvid encode"):
+            streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=1, **options)
+    with pytest.raises(ConfigError) as caught:
+        streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=1, **options)
+    assert str(caught.value).count(" there and ") == len(options)
+
+
+def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: Path) -> None:
+    streamvid.VideoLoader(DatasetConfig(dataset, caption_dropout=0.5), sidecars=sidecar, batch_size=1).close()
+    for changed, name in (
+        ({"caption_prefix": "a video of "}, 'caption_prefix is "" there and "a video of " here'),
+        ({"caption_column": "place"}, "caption_column.place is absent there and 1.0 here; caption_column.text is 1.0"),
+        ({"caption_choice": "first"}, 'caption_choice is "draw" there and "first" here'),
+        ({"caption_template": "{text}!"}, "caption_template is null there"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            streamvid.VideoLoader(DatasetConfig(dataset, **changed), sidecars=sidecar, batch_size=1)
+
+
+def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    other = build_dataset(tmp_path / "other", {SMALL: [5, 4, 3], TALL: [6, 5]}, variants=1)
+    with pytest.raises(ConfigError, match="was made of another dataset .*fingerprints.content is .* there and .* here"):
+        streamvid.VideoLoader(other, sidecars=sidecar, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"decode": False}, "decode=False with sidecars"),
+        ({"media": ("mask",)}, "media"),
+        ({"columns": ("who",)}, "unknown|not in the dataset"),
+        ({"sidecars": []}, "0 are given for 1 datasets"),
+        ({"sidecars": [None]}, "None for .* a path, a URL or an open Sidecar"),
+        ({"sidecars": 3}, "sidecars=3: expected a path"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes"),
+    ],
+)
+def test_arguments_that_do_not_go_together(dataset: Path, sidecar: Path, options: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        streamvid.VideoLoader(dataset, **{"sidecars": sidecar, "batch_size": 1, **options})
+
+
+def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Path) -> None:
+    one = {"text": RawTensor("U8", (1,), b"1"), "score": RawTensor("U8", (1,), b"1")}
+    root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
+    with pytest.raises(ConfigError, match="holds text, which batches have already"):
+        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1)
+    with pytest.raises(ConfigError, match="holds score, text, which"):
+        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1, columns=["score"])
+
+
+# Tensors.
+
+DTYPES = ("int64", "float64", "float32", "int32", "bfloat16", "float16", "int16", "float8_e4m3fn", "float8_e5m2", "int8",
+          "uint8", "bool")  # fmt: skip
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.lists(st.integers(1, 3), max_size=2),
+)
+def test_collate_pads_and_masks(dtype: str, lengths: list[int], rest: list[int]) -> None:
+    """Every type; what is no padding is each sample's own, bit by bit, and all else is 0."""
+    kind = getattr(torch, dtype)
+    tensors = [torch.randint(0, 2, (length, *rest)).to(kind) for length in lengths]
+    fields = collate({"x": tensors, "y": [torch.ones(2, dtype=kind)] * len(lengths)}, {"x"})
+    x, mask = fields["x"], fields["x_mask"]
+    assert x.dtype == kind and x.shape == (len(lengths), max(lengths), *rest) and mask.dtype == torch.bool
+    assert mask.tolist() == [[place < length for place in range(max(lengths))] for length in lengths]
+    for row, is_there, one in zip(x, mask, tensors, strict=True):
+        assert torch.equal(row[is_there].float(), one.float()) and not row[~is_there].float().any()
+    assert fields["y"].shape == (len(lengths), 2) and fields["y"].float().sum() == 2 * len(lengths)
+    for one in tensors:
+        again = torch_tensor(raw_tensor(one, is_ragged=True))
+        assert again.dtype == kind and again.shape == one.shape and torch.equal(again.float(), one.float())
+
+
+def test_collate_names_what_does_not_go_together() -> None:
+    with pytest.raises(
+        ConfigError, match=r"tensor 'x': those of a batch are torch.float32 \(1,\), torch.float32 \(2,\)"
+    ):
+        collate({"x": [torch.ones(1), torch.ones(2)]})
+    with pytest.raises(ConfigError, match="tensor 'x'"):
+        collate({"x": [torch.ones(1, 2), torch.ones(2, 3)]}, {"x"})
+    with pytest.raises(ConfigError, match="tensor 'x'"):
+        collate({"x": [torch.ones(()), torch.ones(())]}, {"x"})
+    with pytest.raises(ConfigError, match="dtype=torch.complex64 cannot be stored"):
+        raw_tensor(torch.ones(1, dtype=torch.complex64))
+
+
+def test_an_index_that_is_not_the_shards_is_told(dataset: Path, tmp_path: Path) -> None:
+    """PLAN-6: one small file a shard, found to be wrong when its shard comes, and not before."""
+    root = make_sidecar(tmp_path / "s", dataset)
+    path = next((root / "index").glob("96x64-5f-000001.parquet"))
+    path.write_bytes(path.read_bytes()[::-1])
+    with (
+        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1, num_workers=0, shuffle="none") as loader,
+        pytest.raises(SampleError, match=f"{path.name} differs from what is told of it; copy the sidecar again"),
+    ):
+        for number, _ in enumerate(loader):
+            assert number < NUM_SAMPLES
