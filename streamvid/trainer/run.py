@@ -112,6 +112,8 @@ class Run:
             # What a module draws by itself, as its dropout, is then the same in a resumed run.
             set_seed(hash64(config.seed, number, micro_step, accelerator.process_index) & 0x7FFFFFFF)
             with accelerator.accumulate(self.step_module):
+                for group in self.optimizer.param_groups:  # before `backward`, in which DeepSpeed steps
+                    group["lr"] = lr
                 found = self.step_module(batch)
                 mean = found["loss"].float().mean()
                 # The loader's weights make what accelerate averages, over ranks and batches, the mean of all samples.
@@ -119,8 +121,6 @@ class Run:
                 if accelerator.sync_gradients:
                     largest = config.optimizer.grad_clip or float("inf")
                     norm = accelerator.clip_grad_norm_(self.parameters, largest)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = lr
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             loss += mean.detach() * batch.loss_weight / config.accumulate

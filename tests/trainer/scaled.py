@@ -1,0 +1,71 @@
+"""What one rank of a sharded run does, on the stand-in loader: `scaled.py OUTPUT MAX_STEPS [FIELD=VALUE …]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+
+from streamvid.errors import StreamvidError
+from streamvid.loader.world import detect_world
+from streamvid.models.config import ModelConfig, RecomputeConfig
+from streamvid.trainer import TrainConfig, train
+from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from tests.trainer.stand_in import StandInLoader, read_clip_frames
+
+SMALL = {"dim": 24, "depth": 2, "heads": 2, "patch": [1, 4, 4]}
+
+
+def let_fsdp_use_cpus() -> None:
+    """accelerate wraps with FSDP on accelerators alone, which torch does not need; its shared state knows no such rule."""
+    Accelerator(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    AcceleratorState._shared_state["distributed_type"] = DistributedType.FSDP
+    AcceleratorState._shared_state["fsdp_plugin"] = plugin = FullyShardedDataParallelPlugin()
+    if AcceleratorState().mixed_precision != "no":
+        plugin.set_mixed_precision(AcceleratorState().mixed_precision)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    output, max_steps = Path(sys.argv[1]), int(sys.argv[2])
+    fields = {name: yaml.safe_load(value) for name, value in (item.split("=", 1) for item in sys.argv[3:])}
+    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=3, ema_decay=fields.pop("ema_decay", None))
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        let_fsdp_use_cpus()
+    world = detect_world()
+    frames = read_clip_frames(12, 16, 16)
+    loader = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks)
+    held_out = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks, seed=1)
+    config = TrainConfig(
+        dataset="in memory",
+        output=output,
+        max_steps=max_steps,
+        model=ModelConfig(args=SMALL),
+        recompute=RecomputeConfig(blocks=tuple(fields.pop("blocks", ["Block"]))),
+        optimizer=optimizer,
+        eval=EvalConfig(steps=4),
+        log_steps=1,
+        **({"accumulate": 2} | fields),
+    )
+    try:
+        train(config, loader, held_out)
+    except StreamvidError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    finally:
+        PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()
