@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from streamvid.dataset.sidecar import Sidecar
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.plain import check_arguments, open_datasets, with_inputs
 from streamvid.loader.stores import Stores
+from streamvid.models.encoding import check_fresh
+from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.metrics import data_fields
 
@@ -88,7 +91,9 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
     configs, datasets = open_datasets(config.dataset, stores)
     options = loader_options(config, datasets)
     if config.task == "sft:train":
-        options |= {"sidecars": config.sidecar}
+        sidecar = Sidecar(open_store(str(config.sidecar), stores.options), stores.cache)
+        check_fresh(sidecar, config.model)
+        options |= {"sidecars": sidecar}
     with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]
     held_out = options | {"split": "val" if with_val else "train", "num_workers": 0, "prefetch_bytes": 0}
     with ExitStack() as stack:

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-import streamvid
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from streamvid.dataset.sidecar import open_sidecar
+from streamvid.errors import ConfigError, SampleError
+from streamvid.loader.loader import VideoLoader
+from streamvid.loader.sidecar import torch_tensor
+from streamvid.models.config import ModelConfig
+from streamvid.models.encoding import check_fresh
+from streamvid.plan import World
+from streamvid.trainer import train
+from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.encode import encode
+from streamvid.trainer.tasks import with_encoded
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
+from tests.trainer.encoders import build
+from tests.trainer.runs import config_of, losses_in, run, start
+
+pytestmark = pytest.mark.timeout(240)
+
+LAYOUT = {SMALL: [5, 4, 3], TALL: [6, 5]}
+ENCODERS = "tests.trainer.encoders:build"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,21 +48,302 @@ def _one_thread() -> None:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two buckets, five shards, 23 samples."""
-    return build_dataset(tmp_path_factory.mktemp("base"), {SMALL: [5, 4, 3], TALL: [6, 5]})
+    return build_dataset(tmp_path_factory.mktemp("base"), LAYOUT)
+
+
+def encoding(base: Path, sidecar: Path, args: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
+    """A run that encodes, two visits a sample."""
+    fields = {"task": "sft:data_process", "sidecar": str(sidecar), "num_visits": 2}
+    model = ModelConfig(factory=ENCODERS, args={"draws": 0.5} if args is None else args)
+    config = config_of(base, sidecar.parent / "out", **fields, model=model)
+    return replace(config, **changes)
+
+
+def training(config: TrainConfig, output: Path, **changes: Any) -> TrainConfig:
+    """A run that reads what another one encoded."""
+    return replace(config, task="sft:train", output=output, **changes)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def sidecar(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Encoded by one process that nothing interrupts."""
+    root = tmp_path_factory.mktemp("whole") / "sidecar"
+    result = encode(encoding(dataset, root))
+    assert result.is_sealed and (result.num_shards, result.num_samples, result.num_missing) == (5, 23, 0)
+    return root
+
+
+def stored(dataset: Path, sidecar: Path, num_visits: int) -> dict[tuple[str, int], dict[str, torch.Tensor]]:
+    """All that a sidecar holds, by key and visit, as its reader finds it."""
+    base, found = open_dataset(dataset), {}
+    opened = open_sidecar(sidecar)
+    for shard in base.shards:
+        members, tar = opened.members(shard), (sidecar / shard.path).read_bytes()
+        for row, key in enumerate(base.samples(shard, ["key"]).column("key").to_pylist()):
+            for visit in range(num_visits):
+                place = members.place(row, visit)
+                if place is not None:
+                    tensors = opened.tensors(tar[place[0] : place[0] + place[1]], key)
+                    found[key, visit] = {name: torch_tensor(raw) for name, raw in tensors.items()}
+    return found
 
 
 def test_one_shard_s_loader_shows_what_the_whole_dataset_s_does(dataset: Path) -> None:
     """SAMPLE-1: pixels and captions of a visit are the same whether a loader has one shard or all of them."""
     opened, whole = open_dataset(dataset), {}
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "spatial": "random_crop", "seed": 3, "tail": "uneven"}
-    with streamvid.VideoLoader(opened, num_epochs=2, **options) as loader:
+    with VideoLoader(opened, num_epochs=2, **options) as loader:
         for batch in loader:
             for i, key in enumerate(batch.sample_keys):
                 whole[key, loader.epoch] = (batch.video[i].clone(), batch.text[i])
     for shard in opened.shards:
-        with streamvid.VideoLoader(opened.only(shard), num_epochs=2, shuffle="none", **options) as loader:
+        with VideoLoader(opened.only(shard), num_epochs=2, shuffle="none", **options) as loader:
             for batch in loader:
                 for i, key in enumerate(batch.sample_keys):
                     video, text = whole.pop((key, loader.epoch))
                     assert torch.equal(video, batch.video[i]) and text == batch.text[i]
     assert not whole
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+def test_parts_that_do_not_know_each_other_make_the_same_bytes(
+    dataset: Path, sidecar: Path, tmp_path: Path, num_parts: int
+) -> None:
+    """SHARD-1: jobs of an array, in any order; the one that is done last seals."""
+    root = tmp_path / "sidecar"
+    parts = [encode(encoding(dataset, root), World(rank, num_parts)) for rank in reversed(range(num_parts))]
+    assert [part.is_sealed for part in parts] == [False] * (num_parts - 1) + [True]
+    assert sum(part.num_samples for part in parts) == 23
+    assert files_of(root) == files_of(sidecar)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_a_launch_make_the_same_bytes_and_each_sample_once(
+    dataset: Path, sidecar: Path, tmp_path: Path, ranks: int
+) -> None:
+    """SHARD-1: five shards for two or three ranks, which exchange nothing but their start."""
+    processes = start(encoding(dataset, tmp_path / "sidecar", {"draws": 0.5, "log": str(tmp_path)}), ranks)
+    assert processes.wait() == [0] * ranks, processes.stderr()
+    logs = [file.read_text().split() for file in tmp_path.glob("encoded-*")]
+    assert len(logs) == ranks
+    counts = Counter(key for log in logs for key in log)
+    assert len(counts) == 23 and set(counts.values()) == {2}  # visits
+    assert files_of(tmp_path / "sidecar") == files_of(sidecar)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_killed_and_run_again_it_ends_with_the_same_bytes_and_repeats_no_shard(
+    dataset: Path, sidecar: Path, tmp_path: Path, kills: int
+) -> None:
+    """SHARD-1: kill -9 at seeded moments, two ranks; the last run has one."""
+    draw, root, done = random.Random(kills), tmp_path / "sidecar", set[str]()
+    for number in range(kills):
+        log = tmp_path / f"log-{number}"
+        log.mkdir()
+        args = {"draws": 0.5, "log": str(log), "pause": 0.05}
+        processes = start(encoding(dataset, root, args), ranks=2)
+        while processes.is_alive() and not list(log.glob("encoded-*")):
+            time.sleep(0.005)
+        time.sleep(draw.random() * 0.4)
+        for process in processes.processes:
+            process.kill()
+        processes.wait()
+        again = {key for file in log.glob("encoded-*") for key in file.read_text().split()}
+        assert not again & done, "a finished shard was encoded again"
+        done |= _keys_of_finished(dataset, root)
+    run(encoding(dataset, root))
+    assert files_of(root) == files_of(sidecar)
+
+
+def _keys_of_finished(dataset: Path, root: Path) -> set[str]:
+    base = open_dataset(dataset)
+    finished = [shard for shard in base.shards if not (root / ".staging").exists() or _record(root, shard).exists()]
+    return {key for shard in finished for key in base.samples(shard, ["key"]).column("key").to_pylist()}
+
+
+def _record(root: Path, shard: ShardInfo) -> Path:
+    """What says that a shard of a sidecar that is not sealed is finished."""
+    return root / ".staging" / f"{shard.bucket_id}-{shard.number:06d}.json"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
+    dataset: Path, sidecar: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """STOP-1: nothing half done is left but finished shards; waiting for other ranks is no obstacle."""
+    processes = start(encoding(dataset, tmp_path / "sidecar", {"draws": 0.5, "log": str(tmp_path), "pause": 0.1}))
+    while processes.is_alive() and not list(tmp_path.glob("encoded-*")):
+        time.sleep(0.005)
+    processes.send(number)
+    assert processes.wait() == [128 + number], processes.stderr()
+    assert not list((tmp_path / "sidecar").rglob("spool*"))
+    assert encode(encoding(dataset, tmp_path / "sidecar")).is_sealed
+    assert files_of(tmp_path / "sidecar") == files_of(sidecar)
+
+
+def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tmp_path: Path) -> None:
+    """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for."""
+    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, encode_dtype="float16")
+    assert encode(config).is_sealed
+    found, module = stored(dataset, tmp_path / "sidecar", 2), _module(config)
+    assert len(found) == 46
+    with VideoLoader(dataset, batch_size=3, num_workers=0, num_epochs=2, tail="uneven") as loader:
+        for batch in loader:
+            expected = module.encode(batch)
+            for i, key in enumerate(batch.sample_keys):
+                tensors = found[key, loader.epoch]
+                assert tensors["latents"].dtype == torch.float16
+                torch.testing.assert_close(tensors["latents"].float(), expected["latents"][i], atol=2e-3, rtol=2e-3)
+                assert torch.equal(tensors["words"], expected["words"][i].half())
+    null = open_sidecar(tmp_path / "sidecar").null
+    assert torch.equal(torch_tensor(null["words"]), torch.zeros(1, 4, dtype=torch.float16))
+
+
+def _module(config: TrainConfig) -> Any:
+    from streamvid.models.build import build_module
+
+    return build_module(config.model, None, config.recompute, task="sft", seed=config.seed)
+
+
+def test_a_split_run_has_the_losses_of_one_stage(dataset: Path, tmp_path: Path) -> None:
+    """The same batches, seeds and tensors, and so the same losses, step by step, over two epochs of two visits."""
+    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, num_epochs=2, max_steps=None)
+    one = replace(config, task="sft", output=tmp_path / "one", sidecar=None)
+    assert encode(config).is_sealed
+    train(one)
+    train(training(config, tmp_path / "split"))
+    losses, split = losses_in(tmp_path / "one"), losses_in(tmp_path / "split")
+    assert len(losses) > 15 and losses.keys() == split.keys()
+    # Only that convolutions of other batch sizes add up in another order stands between them.
+    assert all(split[step] == pytest.approx(losses[step], rel=1e-5) for step in losses)
+
+
+def test_fields_of_both_ways_are_alike(dataset: Path, sidecar: Path) -> None:
+    """What `forward` finds in a batch has the same names, shapes and masks whether it was made now or before."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "seed": 0}
+    module = build(draws=0.0)
+    with VideoLoader(dataset, **options) as now, VideoLoader(dataset, sidecars=sidecar, **options) as before:
+        for made, read in zip(now, before, strict=True):
+            made = with_encoded(made, module.encode(made))
+            assert made.sample_keys == read.sample_keys and made.sample_seeds == read.sample_seeds
+            for name in ("latents", "words", "words_mask"):
+                assert made[name].shape == read[name].shape
+            assert torch.equal(made.words_mask, read.words_mask)
+
+
+def test_bad_samples_have_no_tensors_and_nobody_else_s(tmp_path: Path) -> None:
+    """BAD-1: what takes a bad sample's place when it is encoded is not stored as it; a shard without a good one has
+    none, and readers take others."""
+    layout: dict[Bucket, list[int]] = {SMALL: [4, 1, 3], LONG: [2]}
+    cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
+    bad = [f"{SMALL.id}-{number}" for number in (1, 4, 7)]
+    dataset = build_dataset(tmp_path / "ds", layout, damage=dict.fromkeys(bad, cut))
+    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, encode_dtype="bfloat16")
+    result = encode(config)
+    assert result.is_sealed and result.num_samples == 10 and result.num_missing == 6
+    assert open_sidecar(tmp_path / "sidecar").manifest.num_missing == 6
+    found = stored(dataset, tmp_path / "sidecar", 2)
+    keys = [f"{bucket.id}-{i}" for bucket, sizes in layout.items() for i in range(sum(sizes))]
+    assert sorted(found) == sorted((key, visit) for key in keys if key not in bad for visit in range(2))
+    module = _module(config)
+    with VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        for batch in loader:
+            if not batch.is_repeat.item():
+                expected = module.encode(batch)["latents"][0].bfloat16()
+                torch.testing.assert_close(found[batch.sample_keys[0], 0]["latents"], expected)
+    with VideoLoader(dataset, sidecars=tmp_path / "sidecar", batch_size=1, num_workers=0) as loader:
+        delivered = [(batch.sample_keys[0], batch.is_repeat.item()) for batch in loader]
+    assert len(delivered) == 10 and sum(repeat for _, repeat in delivered) == 3
+    assert not {key for key, _ in delivered} & set(bad)
+
+
+def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
+    """BAD-1: beyond the share that is allowed the run fails, a shard without a good sample too."""
+    cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
+    dataset = build_dataset(tmp_path / "ds", {SMALL: [3, 12]}, damage={f"{SMALL.id}-{n}": cut for n in range(3, 15)})
+    with pytest.raises(SampleError, match="max_bad_fraction"):
+        encode(encoding(dataset, tmp_path / "sidecar"))
+    lenient = encode(encoding(dataset, tmp_path / "sidecar", loader={"max_bad_fraction": 1.0}))
+    assert lenient.is_sealed and lenient.num_missing == 24
+
+
+STALE: dict[str, tuple[dict[str, Any], str]] = {
+    "temporal": ({"loader": {"temporal": "head"}}, r'temporal is "random" there and "head" here'),
+    "seed": ({"seed": 1}, r"seed is 0 there and 1 here"),
+    "factory": (
+        {"model": ModelConfig(factory="tests.trainer.encoders:build_other", args={"draws": 0.5})},
+        r'factory is "tests.trainer.encoders:build" there and "tests.trainer.encoders:build_other" here',
+    ),
+    "args": ({"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})}, r"args.draws is 0.5 there and 0.25 here"),
+    "captions": ({"dataset": {"url": "DATASET", "caption_prefix": "A film: "}}, r"caption_prefix"),
+}
+
+
+@pytest.mark.parametrize("what", [*STALE, "dataset"])
+def test_a_stale_sidecar_is_refused_by_what_changed(dataset: Path, sidecar: Path, tmp_path: Path, what: str) -> None:
+    """By who reads it and by who would go on with it, naming both values."""
+    changes, said = STALE.get(what, ({}, r"fingerprints\.|content"))
+    if what == "dataset":
+        changes = {"dataset": str(build_dataset(tmp_path / "other", {SMALL: [2]}))}
+    if what == "captions":
+        changes = {"dataset": changes["dataset"] | {"url": str(dataset)}}
+    config = encoding(dataset, sidecar, **changes)
+    with pytest.raises(ConfigError, match=said):
+        train(training(config, tmp_path / "out"))
+    before = files_of(sidecar)
+    with pytest.raises(ConfigError, match=said):
+        encode(config)
+    assert files_of(sidecar) == before
+
+
+def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
+    """A module that names its `encoder_args` trains other sizes of model on one sidecar; dropout of captions too."""
+    model = ModelConfig(factory=ENCODERS, args={"draws": 0.5, "dim": 8, "dropout": 0.5})
+    source = {"url": str(dataset), "caption_dropout": 0.5}
+    config = training(encoding(dataset, sidecar), tmp_path / "out", model=model, dataset=source, max_steps=3)
+    assert train(config).step == 3
+
+
+def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not(dataset: Path, tmp_path: Path) -> None:
+    """A sidecar knows its encoders' weight files by name and checksum, and nothing of files of what trains."""
+
+    def weights(name: str, seed: int) -> str:
+        torch.manual_seed(seed)
+        module = getattr(build(), name)
+        path = tmp_path / f"{name}.safetensors"
+        save_file({key: value.clone() for key, value in module.state_dict().items()}, path)
+        return str(path)
+
+    for paths in ({"vae": weights("vae", 1), "dit": weights("dit", 1)}, (weights("vae", 1), weights("dit", 1))):
+        model = ModelConfig(factory=ENCODERS, paths=paths)
+        root = tmp_path / f"sidecar-{type(paths).__name__}"
+        config = encoding(dataset, root, model=model, num_visits=1)
+        weights("vae", 1)
+        assert encode(config).is_sealed
+        opened = open_sidecar(root)
+        assert [row["name"] for row in opened.manifest.made_with["weights"]] == ["vae.safetensors"]
+        weights("dit", 2)
+        check_fresh(opened, model)
+        check_fresh(opened, replace(model, paths={"dit": str(tmp_path / "dit.safetensors")}))
+        weights("vae", 2)
+        with pytest.raises(ConfigError, match="weights are vae.safetensors with SHA-256"):
+            check_fresh(opened, model)
+        with pytest.raises(ConfigError, match="encoders_sha256"):
+            encode(config)
+        (tmp_path / "other.safetensors").write_bytes((tmp_path / "vae.safetensors").read_bytes())
+        with pytest.raises(ConfigError, match="other.safetensors"):
+            check_fresh(opened, replace(model, paths=(str(tmp_path / "other.safetensors"),)))
+        shutil.rmtree(root)
+
+
+def test_what_cannot_be_encoded_is_said_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
+    root = tmp_path / "sidecar"
+    with pytest.raises(ConfigError, match="has no `encode`"):
+        encode(encoding(dataset, root, model=ModelConfig(factory="tests.trainer.encoders:build_without_encode")))
+    with pytest.raises(ConfigError, match="names 2 datasets"):
+        encode(encoding(dataset, root, dataset=(str(dataset), str(dataset))))
+    assert not root.exists()

@@ -1,0 +1,43 @@
+"""Modules that encode, for tests of split training's first stage."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.trainer.modules import UserTraining
+
+
+class Encoding(UserTraining):
+    """draws: its latents are drawn, as from a posterior. log: where it writes down what it encodes, a file a process;
+    pause: how long that takes; neither is part of what a sidecar is made with."""
+
+    encoder_args = ("draws",)
+
+    def __init__(self, draws: float = 0.0, log: str = "", pause: float = 0.0, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.draws, self.log, self.pause = draws, log, pause
+
+    def encode(self, batch: Any) -> dict[str, Any]:
+        if self.log:
+            with (Path(self.log) / f"encoded-{os.getpid()}").open("a") as file:
+                file.write("".join(f"{key}\n" for key in batch.sample_keys))
+        time.sleep(self.pause)
+        found = super().encode(batch)
+        return found | {"latents": found["latents"] + self.draws * torch.randn(found["latents"].shape)}
+
+
+def build(task: str = "sft", **arguments: Any) -> Encoding:
+    return Encoding(encoder=task != "sft:train", **arguments)
+
+
+def build_other(task: str = "sft", **arguments: Any) -> Encoding:
+    return build(task, **arguments)
+
+
+def build_without_encode(task: str = "sft") -> torch.nn.Module:
+    return torch.nn.Linear(2, 2)
