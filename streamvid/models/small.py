@@ -113,6 +113,7 @@ class SmallTraining(nn.Module):
     """Children: `transformer`, which trains, and the frozen `encoders`."""
 
     encoders: tuple[str, ...]
+    encoder_args = ("autoencoder", "codec", "patch", "text")  # sidecars of a transformer are fit for others
 
     def __init__(self, config: SmallConfig, with_encoders: bool = True) -> None:
         super().__init__()
