@@ -144,7 +144,7 @@ class Run:
                 )
         if self.fixed and (step in (0, self.num_steps) or self.is_due(step, config.eval.steps)):
             record["eval_loss"] = evaluate(self.accelerator, self.step_module, self.fixed)
-        if self.fixed and self.is_due(step, config.eval.sample_steps):
+        if self.fixed and step and self.is_due(step, config.eval.sample_steps):
             folder = config.output / "samples"
             save_samples(self.accelerator, self.step_module, self.fixed[0], folder, f"step-{step}")
         self.last |= record

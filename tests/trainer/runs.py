@@ -19,10 +19,10 @@ from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig, OptimizerConfig, TrainConfig
 
 
-def config_of(dataset: Path, output: Path, **changes: Any) -> TrainConfig:
+def config_of(dataset: Path | dict[str, Any], output: Path, **changes: Any) -> TrainConfig:
     """A run of the tests' module that takes seconds."""
     fields: dict[str, Any] = {
-        "dataset": str(dataset),
+        "dataset": dataset if isinstance(dataset, dict) else str(dataset),
         "output": output,
         "max_steps": 8,
         "batch_size": 2,

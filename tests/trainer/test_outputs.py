@@ -1,0 +1,234 @@
+"""What a run leaves behind: weights by model, adapters, samples, figures; and what it refuses before it begins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import torch
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from streamvid.errors import ConfigError
+from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.trainer import train
+from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.trainer.modules import build
+from tests.trainer.runs import config_of, losses_in, metrics_in
+
+OURS = "tests.trainer.modules:build"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_dataset(tmp_path_factory.mktemp("outputs") / "ds", {SMALL: [4, 3], TALL: [3]})
+
+
+def digests(module: torch.nn.Module) -> dict[str, str]:
+    return {
+        name: hashlib.sha256(one.detach().numpy().tobytes()).hexdigest() for name, one in module.state_dict().items()
+    }
+
+
+def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, tmp_path: Path) -> None:
+    """Row 21: dotted and indexed names; the frozen bytes after training are those before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = build()
+    module.requires_grad_(False)
+    for part in (module.dit.head, module.dit.blocks[1]):
+        part.requires_grad_(True)
+    before = digests(module)
+    train(config_of(dataset, tmp_path / "run", max_steps=4), module=module)
+    changed = {name for name, digest in digests(module).items() if digest != before[name]}
+    assert changed == {"dit.head.weight", "dit.head.bias", "dit.blocks.1.0.weight", "dit.blocks.1.0.bias"}
+    named = config_of(
+        dataset,
+        tmp_path / "named",
+        max_steps=4,
+        model=ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1")),
+    )
+    train(named)
+    ours, theirs = (load_file(tmp_path / name / "step-4.safetensors") for name in ("named", "run"))
+    assert ours.keys() == theirs.keys() == changed
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
+    """Rows 22, 28, 29: plain keys that peft loads, rank and alpha beside them; a frozen base."""
+    config = config_of(
+        dataset, tmp_path / "run", max_steps=4,
+        model=ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias")),
+        lora=LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="encoder"):
+        train(config)
+    config = config_of(
+        dataset, tmp_path / "run", max_steps=4, find_unused_parameters=True,
+        model=ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare",)), lora=config.lora,
+    )  # fmt: skip
+    train(config)
+    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
+        "step-4.lora.safetensors",
+        "step-4.safetensors",
+    ]
+    adapters = load_file(config.output / "step-4.lora.safetensors")
+    assert set(adapters) == {f"{layer}.lora_{half}.weight" for layer in ("head", "embed") for half in "AB"}
+    with safe_open(config.output / "step-4.lora.safetensors", "pt") as file:
+        told = file.metadata()
+    assert (told["rank"], float(told["alpha"]), told["base_model"]) == ("3", 6.0, "dit")
+    assert adapters["head.lora_B.weight"].abs().sum() > 0
+    plain = PeftConfig(r=3, lora_alpha=6, target_modules=["head", "embed"])
+    injected = inject_adapter_in_model(plain, build().dit)
+    result = set_peft_model_state_dict(injected, adapters)
+    assert not result.unexpected_keys and not [key for key in result.missing_keys if "lora" in key]
+    wrapped = get_peft_model(build().dit, plain)
+    assert not set_peft_model_state_dict(
+        wrapped, {f"base_model.model.{k}": v for k, v in adapters.items()}
+    ).unexpected_keys
+    again = config_of(
+        dataset, tmp_path / "again", max_steps=1, model=ModelConfig(factory=OURS, trainable=()),
+        lora=LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0,
+                        checkpoint=config.output / "step-4.lora.safetensors"),
+        optimizer=OptimizerConfig(lr=1e-12, weight_decay=0.0),
+    )  # fmt: skip
+    train(again)
+    kept = load_file(again.output / "step-1.safetensors")
+    assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
+
+
+def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: Path) -> None:
+    """Row 26."""
+    config = config_of(dataset, tmp_path / "run", max_steps=None, num_epochs=2, save_steps=None, keep_checkpoints=1)
+    result = train(config)
+    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
+        "epoch-0.safetensors",
+        "epoch-1.safetensors",
+    ]
+    assert [path.name for path in (config.output / "state").iterdir()] == [f"step-{result.num_steps}"]
+    assert train(config).step == result.num_steps
+
+
+def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Path) -> None:
+    """Row 27: counted in steps of the optimizer, not batches."""
+    config = config_of(dataset, tmp_path / "run", max_steps=5, save_steps=2, accumulate=2)
+    train(config)
+    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
+        f"step-{n}.safetensors" for n in (2, 4, 5)
+    ]
+    assert metrics_in(config.output)[-1]["samples"] == 5 * 2 * 2
+
+
+def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
+    config = config_of(dataset, tmp_path / "run", max_steps=2, eval=EvalConfig(num_batches=1, sample_steps=2, steps=1))
+    train(config)
+    assert sorted(path.name for path in (config.output / "samples").iterdir()) == ["step-2.mp4", "step-2.png"]
+    with (
+        av.open(str(config.output / "samples" / "step-2.mp4")) as movie,
+        av.open(str(config.output / "samples" / "step-2.png")) as sheet,
+    ):
+        frames = list(movie.decode(video=0))
+        picture = next(sheet.decode(video=0))
+    assert (len(frames), frames[0].height) in [(5, 64), (9, 96)]
+    assert frames[0].width == 2 * (96 if len(frames) == 5 else 64)
+    assert (picture.height, picture.width) == (2 * frames[0].height, min(8, len(frames)) * frames[0].width // 2)
+    assert abs(int(frames[0].to_ndarray(format="rgb24").mean()) - 128) <= 2
+
+
+def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = config_of(
+        dataset,
+        tmp_path / "run",
+        max_steps=5,
+        trackers=("tensorboard",),
+        profile_steps=2,
+        eval=EvalConfig(steps=2, num_batches=1),
+    )
+    train(config)
+    events = EventAccumulator(str(config.output / "streamvid")).Reload()
+    logged = {one.step: one.value for one in events.Scalars("loss")}
+    assert logged == pytest.approx(losses_in(config.output))
+    assert {"lr", "grad_norm", "data_wait_share", "samples_per_second", "eval_loss"} <= set(events.Tags()["scalars"])
+    assert [path for path in (config.output / "profile").rglob("*") if path.is_file()]
+
+
+def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
+    """Row 25."""
+    own = config_of(dataset, tmp_path / "own", max_steps=2, task="tests.trainer.modules:distil")
+    train(own)
+    usual = config_of(dataset, tmp_path / "usual", max_steps=2)
+    train(usual)
+    assert losses_in(own.output)[1] != losses_in(usual.output)[1]
+    with pytest.raises(ConfigError, match=r"task is 'stf'; allowed: sft, sft:data_process, sft:train, or"):
+        train(config_of(dataset, tmp_path / "typo", task="stf"))
+
+
+def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
+    """Row 17."""
+    asked = ModelConfig(factory=OURS, extra_inputs=("score", "depth"))
+    with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* has not; its columns: .*score"):
+        train(config_of(dataset, tmp_path / "run", model=asked))
+    seen: list[Any] = []
+
+    class Reads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            seen.append(batch.score)
+            return self.weight + 1
+
+    there = ModelConfig(factory=OURS, extra_inputs=("score",))
+    train(config_of(dataset, tmp_path / "there", max_steps=1, model=there), module=Reads())
+    assert seen[0].shape == (2,) and seen[0].dtype == torch.float64
+
+
+def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "streamvid.trainer"):
+        train(config_of(dataset, tmp_path / "run", max_steps=1))
+    table = next(record.getMessage() for record in caplog.records if "trainable" in record.getMessage())
+    assert "dit" in table and "vae" in table and "float32" in table
+    assert json.loads((tmp_path / "run" / "versions.json").read_text())["accelerate"]
+
+
+def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -> None:
+    """Rows 33, 34: the same weights, bit for bit, dropout included."""
+    weights = []
+    for name, recompute in (("kept", RecomputeConfig()), ("again", RecomputeConfig(blocks=("dit.blocks.*",))),
+                            ("offloaded", RecomputeConfig(blocks=("Sequential",), offload=True))):  # fmt: skip
+        config = config_of(dataset, tmp_path / name, max_steps=3, recompute=recompute)
+        train(config)
+        weights.append((config.output / "step-3.safetensors").read_bytes())
+    assert weights[0] == weights[1] == weights[2]
+
+
+@pytest.mark.parametrize("name", ["torch.optim:SGD", "torch.optim:Adagrad"])
+def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
+    train(
+        config_of(dataset, tmp_path / "run", max_steps=1, optimizer=OptimizerConfig(factory=name, lr=1e-2, betas=None))
+    )
+    with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not take .*betas"):
+        train(config_of(dataset, tmp_path / "bad", optimizer=OptimizerConfig(factory="torch.optim:SGD")))
+
+
+def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"loader\.colums is no field; allowed: .*columns"):
+        train(config_of(dataset, tmp_path / "run", loader={"colums": ["score"]}))
+    with pytest.raises(ConfigError, match=r"dataset: number 0 is .*repeats.*num_repeats"):
+        train(config_of({"url": str(dataset), "repeats": 2}, tmp_path / "run"))
