@@ -63,7 +63,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 def test_hadolint_finds_nothing_wrong() -> None:
     command = [str(Path(sys.executable).with_name("hadolint")), "--no-color", str(DOCKERFILE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -22,6 +22,9 @@ from tests.conftest import Sharded
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "tools" / "examples"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+# Some seconds on an idle machine; a shared one has been seen to take ten times as long.
+TIMEOUT_SECONDS = 280
+pytestmark = pytest.mark.timeout(900)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node")
 
 
@@ -41,7 +44,7 @@ def start(name: str, dataset: Path, *arguments: object, cwd: Path, launcher: Ite
 def finish(process: Any, cwd: Path) -> tuple[int, str]:
     """Exit status and output of a process that has left no other of its session behind."""
     try:
-        output, _ = process.communicate(timeout=200)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -109,6 +109,6 @@ def test_the_environment_leads_to_the_server_and_to_nothing_else(
     assert Path(set_here["AWS_CONFIG_FILE"]).read_bytes() == b""
     bucket = f"by-environment-{os.getpid()}"
     script = f"import boto3; boto3.client('s3').create_bucket(Bucket={bucket!r})"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
     assert moto_server.objects(bucket) == {}
     assert "motosecret" not in repr(moto_server)

@@ -75,7 +75,7 @@ def test_an_interrupt_leaves_nothing_behind(tiny: Tiny) -> None:
         while len(workers) < 2 and time.monotonic() < until:
             workers |= set(psutil.Process(process.pid).children())
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     finally:
         process.kill()
         process.communicate()

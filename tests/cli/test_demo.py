@@ -32,7 +32,7 @@ def test_ctrl_c_while_the_corpus_is_built_leaves_no_process(tmp_path: Path) -> N
             break
     family = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 130
     until = time.monotonic() + 30
     while any(child.is_running() and child.status() != "zombie" for child in family) and time.monotonic() < until:

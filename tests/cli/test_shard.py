@@ -261,7 +261,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         while not (line := process.stderr.readline()).startswith(f"{phase} 0/120"):
             assert line, f"the phase {phase} never began"
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert not output and "Traceback" not in errors
     assert (

@@ -71,7 +71,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Pa
         while not (line := process.stderr.readline()).startswith("shards "):
             assert line
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=200)
     assert process.returncode == 130 and not output and "Traceback" not in errors
     assert errors.splitlines()[-1].startswith("interrupted; run the same command again")
     again = json.loads(run_streamvid(*arguments[3:], "--json", env=env).stdout)

@@ -348,7 +348,7 @@ print(seen)
 
 def run(root: Path, file: Path, moment: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", RUN, str(root), str(file), str(moment)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=dict(os.environ))
 
 
 def test_killed_at_any_write_it_is_the_old_dataset_or_the_new_one(root: Path, tmp_path: Path) -> None:

@@ -442,8 +442,8 @@ def test_processes_that_start_together_scan_once(counted: Dataset, tmp_path: Pat
         assert all(rank.poll() is None for rank in ranks)
         time.sleep(0.05)
     holder.kill()
-    holder.communicate(timeout=60)
-    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    holder.communicate(timeout=200)
+    outputs = [rank.communicate(timeout=200)[0] for rank in ranks]
     assert all("[3, 8, 1]" in output for output in outputs)
     assert sum("admits 12 of 15 samples" in output for output in outputs) == 1
 

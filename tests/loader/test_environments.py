@@ -178,7 +178,7 @@ print(len(set(keys)), pixels, os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev
 
 def run(command: list[str], **options: Any) -> list[int]:
     """The numbers that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, **options)
     assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 

@@ -344,4 +344,4 @@ def test_a_first_batch_imports_no_pandas(dataset: Path) -> None:
     code = "import sys, streamvid\n"
     code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader: next(iter(loader))\n"
     code += "assert 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(dataset)], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code, str(dataset)], check=True, timeout=200)

@@ -28,6 +28,7 @@ def check(result: dict[str, Any]) -> None:
     assert result["growth_bytes"] < 0.1 * result["bound_bytes"], result
 
 
+@pytest.mark.timeout(900)
 def test_streaming_1080p_takes_the_ring_and_its_decoders_and_no_more() -> None:
     """Pictures that outlive their decode (a cycle through PyAV's frames kept one a clip) show as growth at this size."""
     check(measure("--clips", 3, "--frames", 50, "--epochs", 8, "--batch-size", 1, "--prefetch-bytes", 2**26))

@@ -45,7 +45,7 @@ def test_the_rest_is_bit_identical_in_a_new_process(dataset: Path, seed: int) ->
                 state = json.dumps(loader.state_dict())
     assert len(state) < 4096
     command = [sys.executable, "-c", READ_REST, str(dataset), state, str(random_step.choice([0, 1, 3])), "2"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     assert [json.loads(line) for line in result.stdout.splitlines()] == batches[stop:]
 
 

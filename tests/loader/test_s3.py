@@ -87,7 +87,7 @@ def check_processes(source: Source, folder: Path, decode: bool) -> None:
         for rank in range(2)
     ]
     for rank, process in enumerate(ranks):
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
         got, stats = s3_run.told(folder / str(rank))
         assert got == s3_run.run(source.root, **options | {"num_workers": 0}, world=streamvid.World(rank, 2))

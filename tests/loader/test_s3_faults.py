@@ -143,7 +143,7 @@ def test_ranks_that_are_processes_go_through_faults(
         for rank in range(3)
     ]
     for rank, process in enumerate(ranks):
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
         got, _ = s3_run.told(tmp_path / f"{rank}")
         assert got == s3_run.run(source.root, batch_size=2, world=streamvid.World(rank, 3))
@@ -445,7 +445,7 @@ def test_a_process_that_waits_for_a_store_ends_when_told(
     time.sleep(1.0)
     process.send_signal(number)
     since = time.monotonic()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert time.monotonic() - since < 8
     assert process.returncode != 0 and (number == signal.SIGKILL or "KeyboardInterrupt" in errors), errors
     assert wait_for_end(workers) == []

@@ -85,7 +85,7 @@ def test_two_jobs_share_a_cache_of_half_the_dataset_and_one_is_killed(
             ),
             s3_run.start(dataset=large.url, options=options | cache | {"seed": 2}, out=tmp_path / "2"),
         ]
-        errors = [job.communicate(timeout=100)[1] for job in jobs]
+        errors = [job.communicate(timeout=200)[1] for job in jobs]
     finally:
         watcher.is_over.set()
         watcher.join()

@@ -66,7 +66,7 @@ def test_no_worker_outlives_its_loader(dataset: Path, then: str, code: int, says
         process, workers = start(dataset, "sys.exit(0)")
     else:
         process, workers = start(dataset, then)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == code, errors
     assert says in errors and (says or not errors), errors
     assert wait_for_end(workers) == []
@@ -76,7 +76,7 @@ def test_ctrl_c_reaches_the_loop_and_leaves_nothing(dataset: Path) -> None:
     process, workers = start(dataset, "time.sleep(60)")
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert "KeyboardInterrupt" in errors and process.returncode != 0
     assert wait_for_end(workers) == []
 
@@ -440,5 +440,5 @@ if __name__ == "__main__":
     process.start(); process.join(); sys.exit(process.exitcode)
 """)
     out = tmp_path / "count"
-    subprocess.run([sys.executable, str(script), str(dataset), str(out)], check=True, timeout=90)
+    subprocess.run([sys.executable, str(script), str(dataset), str(out)], check=True, timeout=200)
     assert out.read_text() == "23"

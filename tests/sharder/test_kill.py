@@ -164,7 +164,7 @@ def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: si
         if line.startswith(phase + ("" if phase == "build" else " 1 ")):
             break
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode != 0
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     wait_until_gone(mark)
@@ -186,6 +186,6 @@ def test_a_second_sharder_is_refused(built: Built, tmp_path: Path) -> None:
         assert "another sharder is at work" in result.stderr
     finally:
         first.send_signal(signal.SIGCONT)
-        first.communicate(timeout=60)
+        first.communicate(timeout=200)
     assert first.returncode == 0
     assert tree_of(tmp_path / "dataset") == built.tree

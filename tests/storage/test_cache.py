@@ -433,7 +433,7 @@ def watched(folder: Path, max_bytes: int) -> Iterator[None]:
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.stdin = None
-        out, err = watcher.communicate(timeout=60)
+        out, err = watcher.communicate(timeout=200)
         assert 0 < int(out) <= max_bytes, err
 
 
