@@ -1,0 +1,98 @@
+"""streamvid encode: in real processes where that is what matters, else by its command, as torch takes long to import."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from streamvid.cli.main import cli
+from streamvid.errors import ConfigError
+from tests.cli.conftest import Tiny, files_of
+from tests.conftest import run_streamvid
+
+# The small module that ships; one visit, no workers: the dataset has two samples.
+SETTINGS = (
+    "batch_size=1",
+    "num_workers=0",
+    "cpu=true",
+    "max_steps=2",
+    "eval.num_batches=0",
+    "model.args={dim: 12, heads: 2}",
+)
+
+
+def arguments(tiny: Tiny, folder: Path) -> list[str]:
+    own = (f"dataset={tiny.dataset}", f"sidecar={folder / 'sidecar'}", f"output={folder / 'out'}")
+    return [word for one in (*SETTINGS, *own) for word in ("--set", one)]
+
+
+def invoke(*words: str, exit_code: int = 0) -> str:
+    """What the streamvid command prints on standard output, of this process."""
+    done = CliRunner().invoke(cli, list(words))
+    assert done.exit_code == exit_code, done.output
+    return done.stdout
+
+
+def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: Path) -> None:
+    """SHARD-1: a dry run loads nothing and writes nothing; the last part seals; training reads it; again it is done."""
+    given = arguments(tiny, tmp_path)
+    survey = invoke("encode", *given, "--dry-run").splitlines()
+    assert survey[0] == f"2 samples in 2 shards → {tmp_path / 'sidecar'}" and "known once" in survey[1]
+    assert not (tmp_path / "sidecar").exists() and not (tmp_path / "out").exists()
+    first = run_streamvid("encode", *given, "--part", "2/2")
+    assert first.stdout.splitlines()[0] == "1 samples in 1 shards encoded" and "the last one seals" in first.stdout
+    assert "encode 1/1" in first.stderr
+    half = json.loads(invoke("encode", *given, "--dry-run", "--json"))
+    assert (half["num_samples_done"], half["is_sealed"]) == (1, False)
+    second = json.loads(invoke("encode", *given, "--part", "1/2", "--json"))
+    assert second["is_sealed"] and second["num_samples"] == 1
+    written = files_of(tmp_path / "sidecar")
+    size = sum(len(data) for path, data in written.items() if path.startswith("shards/"))
+    whole = json.loads(invoke("encode", *given, "--dry-run", "--json"))
+    assert whole["is_sealed"] and whole["num_bytes_expected"] == size
+    assert (
+        "0 samples in 0 shards encoded\nsealed" in invoke("encode", *given)
+        and files_of(tmp_path / "sidecar") == written
+    )
+    trained = invoke("train", *given, "--set", "task=sft:train", "--set", "model.args={dim: 24, heads: 2}")
+    assert "step 2: loss" in trained
+
+
+def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    given = arguments(tiny, tmp_path)
+    for more, said in (
+        (["--part", "3/2"], "'3/2' is no part"),
+        (["--set", "model.paths={autoencoder: nowhere.safetensors}", "--dry-run"], "nowhere.safetensors is not there"),
+        (["--set", "batch_size=null"], "give exactly one of them"),
+    ):
+        with pytest.raises((ConfigError, click.UsageError), match=re.escape(said)):
+            cli.main(["encode", *given, *more], standalone_mode=False)
+    assert not (tmp_path / "sidecar").exists()
+
+
+def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path) -> None:
+    """STOP-1: 130, with what is done kept."""
+    slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "num_visits=3"]
+    given = arguments(tiny, tmp_path) + slow
+    args = ["--set", f"model.args={{log: '{tmp_path}', pause: 0.3}}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "streamvid", "encode", *given, *args],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while process.poll() is None and not list(tmp_path.glob("encoded-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=200)[0]
+    assert process.returncode == 130 and "the same command goes on from there" in told
+    assert not list((tmp_path / "sidecar").rglob("spool*"))
+    assert "sealed: " in invoke("encode", *given, "--set", "model.args={}")
