@@ -181,7 +181,7 @@ def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[st
     buckets = tuple(mix.buckets.values())
     memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
     if given.sidecars is not None:
-        arguments.check_with_sidecars(decode, media=given.media or None, shared_group=given.shared_group)
+        arguments.check_with_sidecars(decode, media=given.media or None)
         return {"decode": False, **arguments.memory_options(*memory, None)}
     of_pictures: dict[str, Any] = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
     of_pictures["media"] = given.media or None

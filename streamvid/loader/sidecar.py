@@ -5,6 +5,7 @@ Legend: B samples, L the first size of a tensor that differs from sample to samp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,15 +45,18 @@ def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
 
 
 def torch_tensor(raw: RawTensor) -> torch.Tensor:
-    """A stored tensor, in memory of its own."""
+    """A stored tensor, over the memory of its bytes where that may be written to."""
+    import numpy as np
     import torch
 
-    # Bytes first: where a file comes from elsewhere they may lie at any address.
-    data = (
-        torch.frombuffer(bytearray(raw.data), dtype=torch.uint8) if raw.num_bytes else torch.empty(0, dtype=torch.uint8)
-    )
-    values = data != 0 if raw.dtype == "BOOL" else data.view(getattr(torch, _DTYPES[raw.dtype]))
-    return values.reshape(raw.shape)
+    dtype = getattr(torch, _DTYPES[raw.dtype])
+    if not raw.num_bytes:
+        return torch.empty(raw.shape, dtype=dtype)
+    data = np.frombuffer(raw.data, np.uint8)
+    if raw.dtype == "BOOL":  # of a hostile file its bytes may be any
+        return torch.from_numpy(data != 0).reshape(raw.shape)
+    values = torch.from_numpy(data if data.flags.writeable else data.copy())
+    return values.view(dtype).reshape(raw.shape)
 
 
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
@@ -74,16 +78,31 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
                 "size of those that a list was given for"
             )
         if name not in ragged:
-            fields[name] = torch.stack(list(several))
+            fields[name] = _joined(several, first.shape)
             continue
         lengths = [len(one) for one in several]
-        padded = torch.zeros((len(several), max(lengths), *first.shape[1:]), dtype=first.dtype, device=first.device)
-        for row, one in zip(padded, several, strict=True):
-            row[: len(one)] = one
+        fields[name] = _joined(several, (max(lengths), *first.shape[1:]))
         places = torch.arange(max(lengths), device=first.device)
-        fields[name] = padded
         fields[f"{name}_mask"] = places < torch.tensor(lengths, device=first.device)[:, None]
     return fields
+
+
+def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    """Tensors side by side, (B, *shape), each at the start of its room, behind it zeros."""
+    import numpy as np
+    import torch
+
+    first = several[0]
+    if first.device.type != "cpu" or not math.prod(shape) or any(one.requires_grad for one in several):
+        joined = torch.zeros((len(several), *shape), dtype=first.dtype, device=first.device)
+        for place, one in zip(joined, several, strict=True):
+            (place if one.shape == place.shape else place[: len(one)]).copy_(one)
+        return joined
+    # By bytes: torch's own copies wait for all of its threads, which on a busy machine takes far longer than to copy.
+    rooms = np.zeros((len(several), math.prod(shape) * first.itemsize), np.uint8)
+    for room, one in zip(rooms, several, strict=True):
+        room[: one.nbytes] = one.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(rooms).reshape(-1).view(first.dtype).reshape(len(several), *shape)
 
 
 def tensor_fields(pending: PendingBatch, memory: memoryview, texts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -95,7 +114,8 @@ def tensor_fields(pending: PendingBatch, memory: memoryview, texts: Sequence[str
     for slot, (sample, row, text) in enumerate(zip(pending.request.samples, pending.rows, texts, strict=True)):
         stored, sidecar = pending.clips[slot], sample.part.sidecar
         assert sidecar is not None
-        data = memory[stored.offset : stored.offset + stored.num_bytes] if stored.own is None else stored.own
+        own = stored.own
+        data = memory[stored.offset : stored.offset + stored.num_bytes] if own is None else memoryview(bytearray(own))
         where = f"{sidecar.url}: what {sample.file.path} has of {row['key']}"
         try:
             tensors = sidecar.tensors(data, where)

@@ -84,6 +84,17 @@ def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path
     assert any(len(one) == 2 for one in both)  # else nothing was drawn
 
 
+def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Path) -> None:
+    """A digest is that of keys, texts and tensors, whichever of them differs."""
+    batch = next(iter(streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=3, num_workers=0)))
+    digest = batch.digest()
+    assert batch.clone().digest() == batch.to("cpu").digest() == digest
+    other = batch.latents.clone()
+    other[2, 1, 2] += 1
+    for changed in ({"latents": other}, {"text": ["a", "b", "c"]}, {"sample_keys": batch.sample_keys[::-1]}):
+        assert batch.with_fields(changed).digest() != digest
+
+
 def test_workers_change_nothing(dataset: Path, sidecar: Path) -> None:
     """PLAN-5: read by the caller's own threads, or by processes."""
     alone = run(dataset, sidecars=sidecar, num_epochs=2)
