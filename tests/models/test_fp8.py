@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -192,3 +194,28 @@ def test_what_trains_and_what_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="'text_encoder', which is neither a part of the training module nor one of"):
         fp8.store(module, ["text_encoder"])
     assert list(fp8.store(module, ["dit.blocks.0.ffn"])) == ["dit.blocks.0.ffn.0", "dit.blocks.0.ffn.2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_ranks_that_share_or_spread_weights_take_8_bits_adapters_and_recomputed_blocks(how: str) -> None:
+    """Two processes: the gradients of one. FSDP's first version takes no two dtypes; its second, tried here, does."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.models.spread", how]
+    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same gradients") == 2
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_8_bits_on_the_device_are_those_of_the_host() -> None:
+    module = frozen(dim=64)
+    fp8.store(module, ["dit", "autoencoder"])
+    batch = {name: tensor.cuda() for name, tensor in modules.batch().items()}
+    before, weight = output(module), module.dit.head.weight
+    module.cuda()
+    assert torch.equal(module.dit.head.weight.cpu(), weight)
+    with torch.no_grad():
+        assert distance(module.dit(batch["latents"], batch["times"]).cpu(), before) < 1e-3
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert distance(module.dit(batch["latents"], batch["times"]).cpu(), before) < 0.03

@@ -152,3 +152,25 @@ def test_a_wrapped_block_keeps_its_class_for_policies_and_its_copies_run_themsel
         for parameter in module.parameters():
             parameter.zero_()
     assert twin(modules.batch()).item() != module(modules.batch()).item()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_on_the_device_gradients_are_the_same_and_its_memory_less() -> None:
+    """Row 34: with offload, less than without."""
+    peaks, found = [], []
+    for prepare in (nothing, wrapping(), wrapping(offload=True)):
+        torch.manual_seed(0)
+        module = modules.build(dim=256, depth=8, dropout=0.3, task="sft:train").cuda()
+        prepare(module)
+        batch = {name: tensor.cuda() for name, tensor in modules.batch(size=32, length=64).items()}
+        torch.cuda.reset_peak_memory_stats()
+        torch.manual_seed(1)
+        module(batch).backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        found.append({name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None})
+        del module, batch
+    for other in found[1:]:
+        for name, grad in found[0].items():
+            assert torch.allclose(other[name], grad, rtol=1e-4, atol=1e-6), name
+    assert peaks[2] < peaks[1] < peaks[0]
