@@ -147,7 +147,7 @@ def _run(config: TrainConfig, *, is_main: bool) -> int:
         from streamvid.cli.train_data import note_dataset
 
         code = run_to_exit_code(config)
-        if code == 0 and is_main:
+        if code == 0 and is_main:  # sealed: all ranks wait for that
             note_dataset(config)
             click.echo(f"encoded: {config.sidecar}\nnext: --task sft:train --dataset_base_path {config.sidecar}")
         return code

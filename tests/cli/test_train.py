@@ -1,4 +1,4 @@
-"""streamvid train: what is wrong with a config or a dataset is said before anything is done. Runs: test_end_to_end.py."""
+"""streamvid train: what is wrong with a config or a dataset is said before anything is done. Runs: test_train_run.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from streamvid.errors import ConfigError
 from tests.cli.conftest import Tiny
+from tests.cli.test_train_flags import config_of
 from tests.clips import ROOT
 from tests.conftest import run_streamvid
 
@@ -17,16 +19,25 @@ TINY = ROOT / "configs" / "train" / "tiny.yaml"
     ("override", "says"),
     [
         ("datset=ds", "did you mean 'dataset'?"),
-        pytest.param("optimizer.learning_rate=1", "optimizer.learning_rate", marks=pytest.mark.slow),
-        ("num_steps=many", 'num_steps is "many"'),
-        pytest.param("num_steps", "num_steps", marks=pytest.mark.slow),
-        pytest.param("num_steps=0", "1 and up", marks=pytest.mark.slow),
+        ("optimizer.learning_rate=1", "optimizer.learning_rate"),
+        ("max_steps=many", 'max_steps is "many"'),
+        ("max_steps", "max_steps"),
+        ("max_steps=0", "1 and up"),
+        ("max_steps=1.5", "max_steps"),
     ],
 )
-def test_a_bad_key_or_value_is_exit_code_2(tiny: Tiny, tmp_path: Path, override: str, says: str) -> None:
-    arguments = ("--set", f"dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", override)
+def test_a_bad_key_or_value_is_named(tmp_path: Path, override: str, says: str) -> None:
+    arguments = ("--set", "dataset=ds", "--set", f"output={tmp_path / 'run'}", "--set", override)
+    with pytest.raises(ConfigError) as caught:
+        config_of("--config", TINY, *arguments)
+    assert says in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_key_is_exit_code_2(tiny: Tiny, tmp_path: Path) -> None:
+    arguments = ("--set", f"dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "datset=ds")
     done = run_streamvid("train", "--config", TINY, *arguments, check=False)
-    assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "did you mean 'dataset'?" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,3 +53,4 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
     done = run_streamvid("train", "--config", TINY, *arguments, check=False)
     assert done.returncode == 1 and f"error: no dataset at {tmp_path / 'ds'}" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Adapters of a large model on small GPUs: every clip is encoded once, then training builds no encoder and keeps frozen
+# weights and the optimizer in the host's memory (ZeRO-3 with offload), which gathers a layer at a time on the GPU.
+#
+#   FACTORY=my_pkg.train:build DATA=videos/ METADATA=videos/metadata.csv OUTPUT=run \
+#     bash configs/recipes/low_memory.sh --model_paths '["weights/dit.safetensors", "weights/vae.safetensors"]' \
+#       --max_pixels 399360 --num_frames 49 --num_epochs 5
+#
+# What stands behind the script's name goes to both stages. Both name $LATENTS and nothing else of each other, so that
+# the second reads what the first wrote; stopped anywhere, the same command goes on there.
+# DATA may be a sealed dataset, without METADATA. LAUNCH=python tries it all in one process, without a GPU.
+set -euo pipefail
+
+: "${FACTORY:?what builds the training module, as my_pkg.train:build}"
+: "${DATA:?the folder of the videos, or a sealed dataset}"
+OUTPUT=${OUTPUT:-run}
+LATENTS=${LATENTS:-$OUTPUT/latents}
+LORA_MODEL=${LORA_MODEL:-dit}
+LORA_LAYERS=${LORA_LAYERS:-q,k,v,o,ffn.0,ffn.2}
+LORA_RANK=${LORA_RANK:-32}
+ENCODE_LAUNCH=${LAUNCH:-accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml}
+TRAIN_LAUNCH=${LAUNCH:-accelerate launch --config_file configs/accelerate/zero3_cpu_offload.yaml --mixed_precision bf16}
+
+both=(--factory "$FACTORY" "$@")
+
+$ENCODE_LAUNCH -m streamvid train "${both[@]}" --task sft:data_process \
+  --dataset_base_path "$DATA" ${METADATA:+--dataset_metadata_path "$METADATA"} --output_path "$LATENTS"
+
+$TRAIN_LAUNCH -m streamvid train "${both[@]}" --task sft:train \
+  --dataset_base_path "$LATENTS" --output_path "$OUTPUT" \
+  --lora_base_model "$LORA_MODEL" --lora_target_modules "$LORA_LAYERS" --lora_rank "$LORA_RANK" \
+  --use_gradient_checkpointing --initialize_model_on_cpu
