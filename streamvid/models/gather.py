@@ -1,11 +1,20 @@
-"""Tensors that ranks hold parts of, as FSDP and DeepSpeed leave them, made whole."""
+"""What of a module training changes, and tensors that ranks hold parts of (FSDP, DeepSpeed), made whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def changing(module: nn.Module) -> dict[str, Tensor]:
+    """By name: parameters that train, and buffers of parts in train mode, as those of batch normalisation."""
+    found = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    for path, part in module.named_modules():
+        if part.training:
+            found |= {f"{path}.{name}".lstrip("."): one for name, one in part.named_buffers(recurse=False)}
+    return found
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

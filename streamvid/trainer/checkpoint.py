@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.models import weights
-from streamvid.models.gather import gathered
+from streamvid.models.gather import changing, gathered
 from streamvid.models.optimizer import Ema
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
@@ -64,7 +64,8 @@ class Checkpoints:
         """Write the effective config and the versions beside the weights."""
         self.config.output.mkdir(parents=True, exist_ok=True)
         (self.config.output / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
-        _write_json(self.config.output / "versions.json", {name: _version(name) for name in _PACKAGES})
+        installed = {one.name: one.version for one in importlib.metadata.distributions()}
+        _write_json(self.config.output / "versions.json", {name: installed.get(name) for name in _PACKAGES})
 
     def save(
         self, name: str, step: nn.Module, ema: Ema | None, progress: Progress, loader_state: dict[str, Any]
@@ -78,8 +79,9 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
         self.accelerator.save_state(str(temporary), safe_serialization=True)
         model = self.accelerator.unwrap_model(step).model
-        live = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
-        whole = {"": gathered(live)} | ({} if ema is None else {".ema": gathered(ema.mean)})
+        whole = {"": gathered(changing(model))}
+        if ema is not None:
+            whole[".ema"] = whole[""] | gathered(ema.mean)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             for kind, tensors in whole.items():
@@ -170,10 +172,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 
     Where ranks hold parts of the weights, FSDP and DeepSpeed write theirs themselves.
     """
-    wanted = {name for name, tensor in model.named_parameters() if tensor.requires_grad}
-    for path, part in model.named_modules():
-        if part.training:
-            wanted |= {f"{path}.{name}".lstrip(".") for name, _ in part.named_buffers(recurse=False)}
+    wanted = changing(model).keys()
 
     def save(models: list[nn.Module], states: list[dict[str, Tensor]], folder: str) -> None:
         plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # DDP's
@@ -204,13 +203,6 @@ def _state_folders(folder: Path) -> list[Path]:
 
 def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _read(folder: Path) -> dict[str, Any]:

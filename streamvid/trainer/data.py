@@ -79,7 +79,7 @@ class BatchClock:
 def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str, Any]:
     """What training, evaluation and encoding ask of their loaders alike."""
     check_arguments(config.loader, _OWN, "loader")
-    options = {"batch_size": config.batch_size, "max_tokens_per_batch": config.max_tokens_per_batch}
+    options: dict[str, Any] = {"batch_size": config.batch_size, "max_tokens_per_batch": config.max_tokens_per_batch}
     options |= {"storage": config.storage, "seed": config.seed, "num_workers": config.num_workers, **config.loader}
     return with_inputs(options, config.model.extra_inputs, datasets)
 

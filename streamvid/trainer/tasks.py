@@ -72,13 +72,13 @@ class Step(nn.Module):
         batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
         found: Any = self.task.loss(self.model, batch) if validate is None else validate(batch)
-        found = {"loss": found} if isinstance(found, Tensor) else dict(found)
-        if not isinstance(found.get("loss"), Tensor):
+        told: dict[str, Tensor] = {"loss": found} if isinstance(found, Tensor) else dict(found)
+        if not isinstance(told.get("loss"), Tensor):
             raise ConfigError(
-                f"task: the loss of {type(self.model).__name__} is {type(found.get('loss')).__name__}; "
+                f"task: the loss of {type(self.model).__name__} is {type(told.get('loss')).__name__}; "
                 "allowed: a tensor, or a mapping with one by 'loss'"
             )
-        return found
+        return told
 
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | list[Tensor]]) -> Batch:

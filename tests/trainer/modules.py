@@ -104,3 +104,20 @@ class LoggedTraining(UserTraining):
 
 def build_logged(log: str, pause: float = 0.0, task: str = "sft", **arguments: Any) -> LoggedTraining:
     return LoggedTraining(log, pause, encoder=task != "sft:train", **arguments)
+
+
+class Counting(nn.Module):
+    """Has a buffer that training counts on, and one of a frozen part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dit = nn.Sequential(nn.BatchNorm3d(3), nn.Conv3d(3, 3, 1))
+        self.vae = nn.BatchNorm3d(3).requires_grad_(False)
+
+    def forward(self, batch: Any) -> Tensor:
+        video = batch.normalized(torch.float32)
+        return (self.dit(video) - self.vae(video)).square().mean()
+
+
+def build_counting() -> Counting:
+    return Counting()

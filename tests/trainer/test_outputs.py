@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,15 @@ def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path)
         train(config_of(dataset, tmp_path / "run", loader={"colums": ["score"]}))
     with pytest.raises(ConfigError, match=r"dataset: number 0 is .*repeats.*num_repeats"):
         train(config_of({"url": str(dataset), "repeats": 2}, tmp_path / "run"))
+
+
+def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
+    model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
+    whole = config_of(dataset, tmp_path / "whole", max_steps=4, model=model, eval=EvalConfig(steps=1, num_batches=1))
+    train(whole)
+    parts = replace(whole, output=tmp_path / "parts")
+    train(replace(parts, max_steps=2))
+    train(parts)
+    one, other = (load_file(run.output / "step-4.safetensors") for run in (whole, parts))
+    assert one["dit.0.num_batches_tracked"] == 4 and not any(name.startswith("vae") for name in one)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
