@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 ENCODE_ONLY = "sft:data_process"
 ENCODED = "sft:train"
+# The host, told apart from the "cpu" that a factory sets itself, for a part that brings its weights along.
+_UNTOLD = torch.device("cpu", 0)
 _LARGE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
@@ -52,6 +54,8 @@ def build_module(
     Raises ConfigError that names what is wrong: files before anything is made, then factory, keys, names.
     """
     sources = weights.resolve(model)
+    if lora_config is not None:
+        lora.require_files(lora_config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _make(model, task)
@@ -154,13 +158,14 @@ def _without_memory() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
+        if param is not None and not param.is_meta and torch.get_default_device() == _UNTOLD:
             param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
         register(self, name, param)
 
     nn.Module.register_parameter = register_meta  # type: ignore[method-assign]
     try:
-        yield
+        with _UNTOLD:
+            yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 

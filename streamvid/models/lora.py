@@ -38,6 +38,7 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     """
     if config.base_model is None:
         return ()
+    require_files(config)
     base = _child(module, "base_model", config.base_model)
     targets = choose_targets(base, config.target_modules)
     from peft import LoraConfig as PeftConfig
@@ -62,6 +63,14 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     _log.info("adapters of rank %d on %d layers of %s (%s): %s", config.rank, len(targets), config.base_model, how,
               ", ".join(_patterns(targets)))  # fmt: skip
     return tuple(f"{config.base_model}.{name}" for name in targets)
+
+
+def require_files(config: LoraConfig) -> None:
+    """Raises ConfigError if a file that the configuration names is not there: to be asked before models are made."""
+    named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
+    lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
+    if lacking:
+        raise ConfigError(f"{' and '.join(lacking)}, where no file is; give that of adapters, a .safetensors")
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
@@ -95,6 +104,7 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
     """
     if config.preset_path is None or config.preset_model is None:
         return 0
+    require_files(config)
     base = _child(module, "preset_model", config.preset_model)
     path = config.preset_path
     state = _plain(_read(path, "preset_path"), config.preset_model)
@@ -197,8 +207,6 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig, path: Path) -> None:
 
 
 def _read(path: Path, field: str) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ConfigError(f"{field} is {path}, where no file is; give that of adapters, a .safetensors")
     state = read_state([path])
     if not any(map(is_adapter, state)):
         raise ConfigError(f"{field} {path} has no lora_A and lora_B; give a file of adapters")

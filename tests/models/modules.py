@@ -92,6 +92,15 @@ def build(*, dim: int = 16, depth: int = 2, dropout: float = 0.0, task: str = "s
     return module
 
 
+def build_with_its_encoder(**arguments: int) -> Training:
+    """As a factory does whose encoder comes with its weights, from a package or by from_pretrained."""
+    module = build(task="sft:train", **arguments)
+    with torch.device("cpu"):
+        torch.manual_seed(11)
+        module.autoencoder = Autoencoder()
+    return module
+
+
 class Pair(nn.Module):
     """Two models that are alike, and one whose layers share a weight."""
 

@@ -69,6 +69,14 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
         make(factory=factory)
 
 
+def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
+    lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b, where no file is"):
+        make(lora, factory="no_such_package:build")
+    with pytest.raises(ConfigError, match="c.safetensors is not there"):
+        make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")
+
+
 def test_arguments_that_a_factory_does_not_take_are_named() -> None:
     with pytest.raises(ConfigError, match=r"does not take the arguments given: got an unexpected keyword .*'width'"):
         make(args={"width": 3})
@@ -201,6 +209,18 @@ def test_a_meta_module_has_only_what_files_gave_and_the_tables_it_computed(tmp_p
     assert torch.equal(module(modules.batch()), whole(modules.batch()))
     with pytest.raises(ConfigError, match=r"init is 'meta' and no weight file has refiner.0.weight, .*factory fill"):
         make(init="meta", paths=paths[1:], task="sft:train")
+
+
+def test_what_a_meta_factory_makes_on_the_cpu_itself_stays(tmp_path: Path) -> None:
+    """An encoder from a package brings its weights along: none of its files are named."""
+    factory = "tests.models.modules:build_with_its_encoder"
+    save_file(make().dit.state_dict(), tmp_path / "dit.safetensors")
+    save_file(make().refiner.state_dict(), tmp_path / "refiner.safetensors")
+    paths = (str(tmp_path / "refiner.safetensors"), str(tmp_path / "dit.safetensors"))
+    module, whole = make(factory=factory, init="meta", paths=paths), make(factory=factory)
+    for name, tensor in module.autoencoder.state_dict().items():
+        assert torch.equal(tensor, whole.autoencoder.state_dict()[name])
+    assert not any(parameter.is_meta for parameter in module.parameters())
 
 
 def test_all_of_it_together_trains(tmp_path: Path) -> None:
