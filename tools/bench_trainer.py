@@ -130,8 +130,8 @@ def main() -> None:
         print(json.dumps(table, indent=1))
         return
     print(f"{'step sleeps':>12} {'step takes':>11} {'waits for data: median':>23} {'lowest':>8} {'highest':>8}")
-    for seconds, row in table.items():
-        print(f"{seconds + ' s':>12} {row['step_seconds']:>9.3f} s {row['wait_share']:>22.2%} "
+    for name, row in table.items():
+        print(f"{name + ' s':>12} {row['step_seconds']:>9.3f} s {row['wait_share']:>22.2%} "
               f"{row['lowest']:>8.2%} {row['highest']:>8.2%}")  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
-    from av.video.stream import VideoStream
 
 _MAX_COLUMNS = 8
 
@@ -39,7 +38,7 @@ def movie(videos: npt.NDArray[np.uint8], fps: float) -> bytes:
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4") as container:
         rate = Fraction(fps).limit_denominator(1001)
-        stream = cast("VideoStream", container.add_stream("libx264", rate=rate, options={"crf": "18"}))
+        stream = container.add_stream("libx264", rate=rate, options={"crf": "18"})
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
         for picture in pictures:
             padded = np.pad(picture, ((0, height - picture.shape[0]), (0, width - picture.shape[1]), (0, 0)), "edge")

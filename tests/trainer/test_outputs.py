@@ -17,14 +17,16 @@ from peft import get_peft_model, inject_adapter_in_model, set_peft_model_state_d
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from streamvid.config import load_config
 from streamvid.errors import ConfigError
 from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
-from streamvid.trainer import train
+from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.modules import build
 from tests.trainer.runs import config_of, losses_in, metrics_in
 
+ROOT = Path(__file__).parents[2]
 OURS = "tests.trainer.modules:build"
 
 
@@ -177,6 +179,26 @@ def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     assert losses_in(own.output)[1] != losses_in(usual.output)[1]
     with pytest.raises(ConfigError, match=r"task is 'stf'; allowed: sft, sft:data_process, sft:train, or"):
         train(config_of(dataset, tmp_path / "typo", task="stf"))
+
+
+def test_the_example_of_a_task_teaches_a_student(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "examples"))
+    teacher = load_config(
+        TrainConfig, ROOT / "configs/train/tiny.yaml",
+        [f"dataset={dataset}", f"output={tmp_path / 'teacher'}", "max_steps=20", "save_steps=20", "num_workers=0", "eval.num_batches=0"],
+    )  # fmt: skip
+    train(teacher)
+    args = {"teacher": str(teacher.output / "step-20.safetensors")}
+    config = config_of(
+        dataset, tmp_path / "run", task="distillation:distil", max_steps=30, optimizer=OptimizerConfig(lr=5e-3),
+        model=ModelConfig(factory="distillation:build", args=args, trainable=("student",)),
+    )  # fmt: skip
+    train(config)
+    losses = list(losses_in(config.output).values())
+    assert sum(losses[-6:]) < 0.7 * sum(losses[:6])
+    assert all(name.startswith("student.") for name in load_file(config.output / "step-30.safetensors"))
 
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""A task of one's own for `streamvid train`: a small student learns a larger teacher's velocity, not the data's.
+
+    PYTHONPATH=tools/examples streamvid train --config tiny --set dataset=DATASET --set output=run/ \\
+        --set model.factory=distillation:build --set task=distillation:distil \\
+        --set 'model.args={teacher: teacher.safetensors}' --set 'model.trainable=[student]'
+
+A task is a function (module, batch) → loss; the module's children are the models, `model.trainable` says which trains.
+teacher.safetensors: what `streamvid train --config tiny` wrote, run/step-N.safetensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from streamvid.loader.batch import Batch
+from streamvid.models.flow import draw_noise_and_times
+from streamvid.models.small import SmallTraining
+from streamvid.models.small import build as build_small
+
+TEACHER: dict[str, Any] = {
+    "dim": 128,
+    "depth": 2,
+    "heads": 4,
+    "patch": [4, 16, 16],
+}  # as configs/train/tiny.yaml has it
+
+
+class Distillation(nn.Module):
+    """Children: `student`, which trains, and `small` with the frozen teacher and its encoders."""
+
+    encoders = ("small",)
+
+    def __init__(self, small: SmallTraining, student: nn.Module) -> None:
+        super().__init__()
+        self.small, self.student = small, student
+
+    def encode(self, batch: Batch) -> dict[str, Any]:
+        """The small module's latents and text states."""
+        return self.small.encode(batch)
+
+
+def build(teacher: str, dim: int = 48, depth: int = 1) -> Distillation:
+    """A teacher out of a file, and a student that is smaller."""
+    small = build_small(**TEACHER)
+    small.load_state_dict(load_file(teacher), strict=False)
+    return Distillation(small, build_small(task="sft:train", **{**TEACHER, "dim": dim, "depth": depth}).transformer)
+
+
+def distil(module: Distillation, batch: Batch) -> dict[str, Tensor]:
+    """How far the student's velocity is from the teacher's, a sample."""
+    latents = batch.latents
+    noise, times = draw_noise_and_times(latents.shape[1:], batch.sample_seeds, latents.device)
+    t = times[:, None, None, None, None]
+    given = ((1 - t) * latents + t * noise, times, batch.text_states, batch.text_states_mask)
+    with torch.no_grad():
+        wanted = module.small.transformer(*given)
+    return {"loss": (module.student(*given).float() - wanted.float()).square().flatten(1).mean(dim=1)}
