@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
     """By name: parameters that train, and buffers of parts in train mode, as those of batch normalisation."""
-    found = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
     for path, part in module.named_modules():
         if part.training:
             found |= {f"{path}.{name}".lstrip("."): one for name, one in part.named_buffers(recurse=False)}

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from av.video.codeccontext import VideoCodecContext
 
 _MAX_COLUMNS = 8
 
@@ -22,7 +18,7 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
     numbers = np.linspace(0, videos.shape[1] - 1, min(_MAX_COLUMNS, videos.shape[1])).round().astype(int)
     rows = [np.concatenate(list(video[numbers]), axis=1) for video in videos]
     sheet = np.ascontiguousarray(np.concatenate(rows, axis=0))
-    encoder = cast("VideoCodecContext", av.CodecContext.create("png", "w"))
+    encoder = av.CodecContext.create("png", "w")
     encoder.height, encoder.width, encoder.pix_fmt = sheet.shape[0], sheet.shape[1], "rgb24"
     encoder.time_base = Fraction(1, 25)
     frame = av.VideoFrame.from_ndarray(sheet, format="rgb24")
