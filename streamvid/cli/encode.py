@@ -12,9 +12,9 @@ import click
 from streamvid.cli.console import Progress, print_json, size
 
 if TYPE_CHECKING:
+    from streamvid.models.encode_dataset import EncodeResult
     from streamvid.plan.world import World
     from streamvid.trainer.config import TrainConfig
-    from streamvid.trainer.encode import EncodeResult
 
 _EPILOG = """\b
 Examples:
@@ -69,7 +69,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         return run_to_exit_code(run)
     from streamvid.trainer.encode import encode
 
-    logging.getLogger("streamvid.trainer").setLevel(logging.WARNING)  # the bar says as much
+    logging.getLogger("streamvid.models.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
     progress = Progress()
     try:
         result = encode(run, part, progress)
