@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from streamvid.cli.train import command
 from streamvid.cli.train_cache import VARIABLE, cache_folder
@@ -45,11 +46,14 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One for all runs here: what one has sharded the next one finds."""
+    """One for all runs here: what one has sharded the next one finds. And one thread, as tests share a machine."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("cache")))
         patch.chdir(ROOT)
         yield
+    torch.set_num_threads(num_threads)
 
 
 def arguments(log: Path, *given: object) -> list[str]:
