@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from streamvid.dataset.manifest import MANIFEST, FileInfo, ShardInfo
+from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, ShardInfo
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.sidecar import NULL_FILE, SidecarManifest, base_facts, differences, read_sidecar_manifest
@@ -193,6 +193,8 @@ class SidecarWriter:
         if isinstance(self._store, LocalStore):
             shutil.rmtree(self._store.root / STAGING, ignore_errors=True)
         else:
+            for folder in LARGE_FOLDERS:
+                self._store.abort_uploads(folder)  # of writers that were killed
             for file in list(self._store.files(STAGING)):
                 self._store.remove(file.path)
         return self._sealed

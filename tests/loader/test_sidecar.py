@@ -314,6 +314,29 @@ def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: 
             streamvid.VideoLoader(DatasetConfig(dataset, **changed), sidecars=sidecar, batch_size=1)
 
 
+def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_path: Path) -> None:
+    """`annotate`: a score changes nothing that was encoded, a new caption does; one that is not read does not."""
+    source = build_dataset(tmp_path / "d", {SMALL: [3]})
+    root = make_sidecar(tmp_path / "s", source, num_visits=1)
+    keys = [key for shard in open_dataset(source).shards for key in all_keys(source, shard)]
+
+    def annotate(**columns: object) -> None:
+        rows = "".join(json.dumps({"key": key, **columns}) + "\n" for key in keys)
+        (tmp_path / "a.jsonl").write_text(rows)
+        streamvid.annotate(source, tmp_path / "a.jsonl", caption_column="caption" if "caption" in columns else None)
+
+    annotate(motion=0.5)
+    options: dict[str, Any] = {"sidecars": root, "batch_size": 1, "num_workers": 0}
+    assert len(run(source, columns=["motion"], **options)) == 3
+    annotate(caption="all new")
+    with pytest.raises(ConfigError, match='caption_values is null there and ".*" here'):
+        streamvid.VideoLoader(source, **options)
+    unread = DatasetConfig(source, caption_column="place")
+    again = make_sidecar(tmp_path / "again", source, num_visits=1, view=facts_of(unread))
+    annotate(caption="newer still")
+    assert len(run(unread, **options | {"sidecars": again})) == 3
+
+
 def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     other = build_dataset(tmp_path / "other", {SMALL: [5, 4, 3], TALL: [6, 5]}, variants=1)
     with pytest.raises(ConfigError, match="was made of another dataset .*fingerprints.content is .* there and .* here"):
