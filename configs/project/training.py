@@ -92,11 +92,11 @@ class MyTraining(nn.Module):
 
     def __init__(self, task: str, dim: int, depth: int, heads: int) -> None:
         super().__init__()
+        if task != "sft:data_process":
+            self.dit = Transformer(dim, depth, heads)  # first, so that it begins the same with encoders and without
         if task != "sft:train":
             self.autoencoder = Autoencoder()
             self.text_encoder = TextEncoder(dim).requires_grad_(False)
-        if task != "sft:data_process":
-            self.dit = Transformer(dim, depth, heads)
 
     def encode(self, batch) -> dict[str, Tensor | list[Tensor]]:
         """What is frozen, without gradients. A list of B tensors may differ in their first size."""
