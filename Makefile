@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEMO   ?= demo
 
-.PHONY: demo test test-slow check bench-smoke install peers clean
+.PHONY: demo test test-slow zero check bench-smoke install peers clean
 
 $(VENV)/.installed-demo: pyproject.toml tools/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,16 @@ test: check                       ## everything that CI runs
 
 test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, more ranks
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
+$(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target $(VENV)/deepspeed -r tools/deepspeed.txt
+	touch $@
+
+zero: $(VENV)/.installed-deepspeed ## DeepSpeed's ZeRO-2 and ZeRO-3 on two ranks of this machine; needs g++
+	PYTHONPATH=$(VENV)/deepspeed DS_ACCELERATOR=cpu $(BIN)/python -m pytest -m slow -W ignore \
+	  tests/test_accelerate_configs.py tests/trainer/test_at_scale.py
 
 bench-smoke: $(VENV)/.installed-dev ## has it become slower? CPU ratios against tools/bench_reference.json; minutes
 	$(BIN)/python -m tools.bench_smoke

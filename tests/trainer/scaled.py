@@ -41,7 +41,7 @@ def main() -> None:
     output, max_steps = Path(sys.argv[1]), int(sys.argv[2])
     fields = {name: yaml.safe_load(value) for name, value in (item.split("=", 1) for item in sys.argv[3:])}
     optimizer = OptimizerConfig(lr=3e-3, warmup_steps=3, ema_decay=fields.pop("ema_decay", None))
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and "LEAVE_FSDP" not in os.environ:
         let_fsdp_use_cpus()
     world = detect_world()
     frames = read_clip_frames(12, 16, 16)

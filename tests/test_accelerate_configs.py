@@ -1,0 +1,117 @@
+"""configs/accelerate and configs/slurm: read by those that they are for, and of one mind with the trainer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import DeepSpeedPlugin
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+
+from streamvid.models.transformer import Block
+from streamvid.shipped import shipped
+
+FOLDER = shipped("configs/accelerate")
+SETUPS = sorted(FOLDER.glob("*.yaml"))
+JSONS = sorted(FOLDER.glob("*.json"))
+# What accelerate and streamvid.trainer.launch fill; of any other "auto", accelerate asks a transformers model.
+FILLED = {
+    "gradient_accumulation_steps", "gradient_clipping", "train_batch_size", "train_micro_batch_size_per_gpu",
+    "torch_autocast.enabled", "torch_autocast.dtype",
+}  # fmt: skip
+
+
+def of(path: Path) -> Any:
+    return load_config_from_file(str(path))
+
+
+def autos(told: dict[str, Any], prefix: str = "") -> set[str]:
+    found = set()
+    for name, value in told.items():
+        if isinstance(value, dict):
+            found |= autos(value, f"{prefix}{name}.")
+        elif value == "auto":
+            found.add(prefix + name)
+    return found
+
+
+def test_all_that_the_readme_of_a_cluster_needs_is_there() -> None:
+    wanted = {"cpu_2ranks", "single_gpu", "ddp_8gpu", "ddp_2machines", "fsdp", "zero2", "zero3", "zero3_cpu_offload"}
+    assert wanted == {path.stem for path in SETUPS}
+    assert {path.stem for path in JSONS} == {f"ds_{name}" for name in wanted if name.startswith("zero")}
+
+
+@pytest.mark.parametrize("path", SETUPS, ids=lambda path: path.stem)
+def test_accelerate_reads_each_and_its_launcher_knows_every_key(path: Path) -> None:
+    told = of(path).to_dict()
+    flags = {action.dest for action in launch_command_parser()._actions}
+    assert set(told.get("fsdp_config") or {}) | set(told.get("deepspeed_config") or {}) <= flags
+    assert told["num_processes"] >= told["num_machines"] >= 1
+
+
+@pytest.mark.parametrize("path", SETUPS, ids=lambda path: path.stem)
+def test_the_first_line_is_the_command_that_uses_it(path: Path) -> None:
+    first = path.read_text().split("compute_environment")[0]
+    assert f"accelerate launch --config_file configs/accelerate/{path.name}" in first
+    assert "-m streamvid.trainer --config FILE" in first
+
+
+@pytest.mark.parametrize("path", [path for path in SETUPS if path.stem.startswith("zero")], ids=lambda path: path.stem)
+def test_a_deepspeed_setup_says_nothing_that_accelerate_refuses_beside_its_json(path: Path) -> None:
+    told = of(path)
+    assert Path(told.deepspeed_config["deepspeed_config_file"]) == Path("configs/accelerate") / f"ds_{path.stem}.json"
+    assert told.mixed_precision is None
+    assert set(told.deepspeed_config) == {"deepspeed_config_file", "zero3_init_flag"}
+
+
+@pytest.mark.parametrize("path", JSONS, ids=lambda path: path.stem)
+def test_each_json_is_a_plugin_whose_autos_are_all_filled(path: Path) -> None:
+    plugin = DeepSpeedPlugin(hf_ds_config=str(path), zero3_init_flag=False)
+    name = path.stem.removeprefix("ds_")
+    told = json.loads(path.read_text())
+    assert autos(told) == FILLED
+    assert plugin.zero_stage == (2 if name == "zero2" else 3)
+    is_offloaded = name.endswith("offload")
+    assert {plugin.offload_optimizer_device, plugin.offload_param_device} == {"cpu" if is_offloaded else "none"}
+    assert plugin.zero3_save_16bit_model == (plugin.zero_stage == 3)
+    assert told["activation_checkpointing"].keys() == {
+        "partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", JSONS, ids=lambda path: path.stem)
+def test_deepspeed_takes_each_json_once_filled(path: Path) -> None:
+    """Its own check: it forbids fields that it does not know in the part about ZeRO."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs deepspeed; run this by `make zero`")
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    told = json.loads(path.read_text())
+    told |= {"gradient_accumulation_steps": 2, "gradient_clipping": 1.0, "train_micro_batch_size_per_gpu": 3}
+    told |= {"train_batch_size": 6, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    made = DeepSpeedConfig(told)
+    assert made.zero_optimization_stage == (2 if path.stem == "ds_zero2" else 3)
+    assert (made.gradient_accumulation_steps, made.torch_autocast_enabled, made.bfloat16_config.enabled) == (
+        2,
+        True,
+        False,
+    )
+
+
+def test_fsdp_wraps_the_blocks_of_the_small_model() -> None:
+    assert of(FOLDER / "fsdp.yaml").fsdp_config["fsdp_transformer_layer_cls_to_wrap"] == Block.__name__
+
+
+@pytest.mark.parametrize("name", ["train", "encode"])
+def test_slurms_scripts_are_bash_that_stops_before_its_time_and_is_queued_again(name: str) -> None:
+    path = shipped(f"configs/slurm/{name}.sbatch")
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --signal=USR1@120" in options
+    assert "#SBATCH --requeue" in options

@@ -1,0 +1,148 @@
+"""The same training over weights that are whole on each rank, or spread over them: real processes, on CPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+HERE = Path(__file__).parent
+SETUPS = HERE.parents[1] / "configs" / "accelerate"
+# Seconds on an idle machine, but DeepSpeed compiles on first use.
+TIMEOUT_SECONDS = 600
+pytestmark = pytest.mark.timeout(1800)
+
+Launch = Callable[..., str]
+
+
+def launched(setup: str, output: Path, num_steps: int, *fields: str, ranks: int = 2, **environment: str) -> str:
+    """Train to that step; what it said on stderr, which begins with the exit code."""
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SETUPS / f"{setup}.yaml")),
+        *("--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"),
+        *(str(HERE / "scaled.py"), str(output), str(num_steps), *fields),
+    ]
+    # The JSON of a launcher's config is named as in a checkout.
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
+        cwd=HERE.parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )  # fmt: skip
+    return f"{done.returncode}\n{done.stderr}"
+
+
+def run(setup: str, output: Path, num_steps: int, *fields: str, **options: Any) -> None:
+    said = launched(setup, output, num_steps, *fields, **options)
+    assert said.startswith("0\n"), said[-3000:]
+
+
+def deepspeed() -> dict[str, str]:
+    """The environment for it. `make zero` puts it where it is found."""
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("needs deepspeed; run this by `make zero`")
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, by which deepspeed compiles its optimizer")
+    return {"DS_ACCELERATOR": "cpu"}
+
+
+def figures(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(output: Path) -> list[float]:
+    return [line["loss"] for line in figures(output) if "loss" in line]
+
+
+def weights(output: Path) -> dict[str, Tensor]:
+    return load_file(output / "epoch-0.safetensors")
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Up to the order in which floats are added."""
+    for mine, other in zip(figures(found), figures(expected), strict=True):
+        for name in {"step", "loss", "eval_loss", "lr", "grad_norm", "samples", "tokens"} & other.keys():
+            assert mine[name] == pytest.approx(other[name], rel=1e-5), (mine["step"], name)
+    mine, other = weights(found), weights(expected)
+    assert mine.keys() == other.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, other[name], rtol=0, atol=2e-6)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, of two batches each, by two ranks that both hold all weights."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    run("cpu_2ranks", output, 4)
+    return output
+
+
+def test_fsdp_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path) -> None:
+    """And the launcher's number of batches a step gives way to the config's."""
+    run("fsdp", tmp_path / "run", 2)
+    run("fsdp", tmp_path / "run", 4, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3")
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_fsdp_keeps_no_moving_average_and_is_refused_without_accelerators(tmp_path: Path) -> None:
+    said = launched("fsdp", tmp_path / "run", 1, "ema_decay=0.9", ranks=1)
+    assert "ConfigError: ema_decay is 0.9 and no rank has whole weights" in said
+    said = launched("fsdp", tmp_path / "run", 1, ranks=1, LEAVE_FSDP="1")
+    assert "ConfigError: FSDP is asked for without accelerators" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["zero2", "zero3", "zero3_cpu_offload"])
+def test_zero_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path, setup: str) -> None:
+    """The blocks are recomputed by DeepSpeed, whose JSON asks for that, and by torch under DDP."""
+    run(setup, tmp_path / "run", 2, **deepspeed())
+    run(setup, tmp_path / "run", 4, **deepspeed())
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["zero2", "zero3"])
+def test_zero_steps_at_the_rate_of_its_step(tmp_path: Path, setup: str) -> None:
+    """DeepSpeed makes its step on the way back: with one batch a step, a rate that is set after it would come late."""
+    run("cpu_2ranks", tmp_path / "whole", 4, "accumulate=1", "save_steps=100")
+    run(setup, tmp_path / "run", 4, "accumulate=1", "save_steps=100", **deepspeed())
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_bf16_is_autocast_under_zero_as_under_ddp(tmp_path: Path) -> None:
+    for setup, environment in {"cpu_2ranks": {}, "zero3": deepspeed()}.items():
+        run(setup, tmp_path / setup, 4, "mixed_precision=bf16", **environment)
+    assert losses(tmp_path / "zero3") == pytest.approx(losses(tmp_path / "cpu_2ranks"), rel=1e-3)
+    assert {tensor.dtype for tensor in weights(tmp_path / "zero3").values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_zero_3_keeps_no_moving_average_and_its_json_may_not_contradict_the_config(tmp_path: Path) -> None:
+    said = launched("zero3", tmp_path / "run", 1, "ema_decay=0.9", **deepspeed())
+    assert "ConfigError: ema_decay is 0.9 and no rank has whole weights" in said
+    told = json.loads((SETUPS / "ds_zero3.json").read_text()) | {"gradient_accumulation_steps": 3}
+    (tmp_path / "ds.json").write_text(json.dumps(told))
+    environment = deepspeed() | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "ds.json")}
+    setup = (SETUPS / "zero3.yaml").read_text().replace("configs/accelerate/ds_zero3.json", str(tmp_path / "ds.json"))
+    (tmp_path / "zero3.yaml").write_text(setup)
+    said = launched(str(tmp_path / "zero3"), tmp_path / "run", 1, **environment)
+    assert "gradient_accumulation_steps of DeepSpeed's JSON is 3, and accumulate 2" in said
+
+
+@pytest.mark.slow
+def test_a_state_of_zero_says_that_it_is_for_as_many_ranks(tmp_path: Path) -> None:
+    run("zero3", tmp_path / "run", 2, **deepspeed())
+    said = launched("zero3", tmp_path / "run", 4, ranks=1, **deepspeed())
+    assert not said.startswith("0\n")
+    assert "StateError: cannot read checkpoint" in said
