@@ -28,7 +28,9 @@ class Encoding(UserTraining):
                 file.write("".join(f"{key}\n" for key in batch.sample_keys))
         time.sleep(self.pause)
         found = super().encode(batch)
-        return found | {"latents": found["latents"] + self.draws * torch.randn(found["latents"].shape)}
+        if self.draws:
+            found["latents"] = found["latents"] + self.draws * torch.randn(found["latents"].shape)
+        return found
 
 
 def build(task: str = "sft", **arguments: Any) -> Encoding:
