@@ -24,7 +24,7 @@ from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
 from streamvid.dataset.proof import SamplesFile, read_packets, read_shards, read_tables
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import BlockCache, CachedStore, Ranges, StorageOptions, Store, open_store, read_content
+from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -180,13 +180,6 @@ class Dataset:
         data = read_packets(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
         return PacketTables(data, sha256, shard.num_samples, where)
-
-    def read_shard(self, shard: ShardInfo, ranges: Ranges, *, is_again: bool = False) -> None:
-        """Fill buffers with ranges of a shard's tar, which nothing proves yet; `is_again`: they were found wrong.
-
-        Raises StorageError.
-        """
-        read_content(self.store, shard.path, (shard.sha256, shard.num_bytes), ranges, is_again=is_again)
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
