@@ -52,7 +52,7 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
         ]
         for path, layer in layers:
             if path not in stored:
-                _store_layer(layer)
+                _store_layer(path, layer)
                 stored[path] = None
         if not layers:
             raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; name one that has")
@@ -151,10 +151,12 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, bases, {"__module__": kind.__module__, **own})
 
 
-def _store_layer(layer: nn.Module) -> None:
+def _store_layer(path: str, layer: nn.Module) -> None:
     weight = layer._parameters.pop("weight")
     if weight is None:
-        raise ConfigError("fp8 names a layer that has no weight; leave it out")
+        raise ConfigError(f"fp8 takes in {path}, which has no weight; leave it out")
+    if not bool(weight.isfinite().all()):
+        raise ConfigError(f"fp8 takes in {path}, whose weights are not all finite numbers; its file is broken")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
     layer.register_parameter(_STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))

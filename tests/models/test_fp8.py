@@ -193,6 +193,9 @@ def test_what_trains_and_what_is_not_there_is_refused() -> None:
         fp8.store(module, ["dit"])
     with pytest.raises(ConfigError, match="'text_encoder', which is neither a part of the training module nor one of"):
         fp8.store(module, ["text_encoder"])
+    module.refiner[2].weight.data[0, 0] = float("nan")
+    with pytest.raises(ConfigError, match="refiner.2, whose weights are not all finite numbers"):
+        fp8.store(module, ["refiner"])
     assert list(fp8.store(module, ["dit.blocks.0.ffn"])) == ["dit.blocks.0.ffn.0", "dit.blocks.0.ffn.2"]
 
 
