@@ -22,7 +22,8 @@ class ModelConfig:
         STREAMVID_MODEL_ROOT, DIFFSYNTH_MODEL_BASE_PATH, or ./models).   download: ask the Hugging Face hub for those.
     allow_missing, allow_unexpected: keys of the module that no file has, and of files that the module has not.
     init: "meta" makes the module without memory, so that every tensor has to come from files.
-    trainable: dotted names of what trains; None: what the factory left with requires_grad. The rest is frozen.
+    trainable: dotted names of what trains; None: what the factory left with requires_grad; (): adapters alone. The rest
+        is frozen, and so are the module's `encoders` always.
     fp8: dotted names of frozen children, or paths of `paths`, whose weights are stored in 8 bits.
     extra_inputs: columns and media that the module's forward reads: one that the dataset has not is named at start.
     """
