@@ -87,8 +87,11 @@ def resolved_config(
     from streamvid.trainer.config import TrainConfig
 
     file = None if config is None else shipped_config("train", config)
-    named = frozenset(named_fields({} if file is None else read_yaml(file), overrides))
-    lines = flag_overrides(flags, named, has_config=file is not None)
+    tree, in_sets = {} if file is None else read_yaml(file), frozenset(named_fields({}, overrides))
+    named = frozenset(named_fields(tree, overrides))
+    tasks = [text.partition("=")[2] for text in reversed(overrides) if text.partition("=")[0].strip() == "task"]
+    task = next(iter([*tasks, flags["task"] or tree.get("task", "sft")]))
+    lines = flag_overrides(flags, named, has_config=file is not None, task=str(task))
     lines += [override("model.factory", factory)] if factory is not None else []
     lines += [override("trackers", list(trackers))] if trackers else []
     base = flags["dataset_base_path"]
@@ -101,10 +104,21 @@ def resolved_config(
     )
     data = DataFlags(
         base, flags["dataset_metadata_path"], flags["dataset_repeat"], flags["data_file_keys"], flags["height"],
-        flags["width"], flags["max_pixels"], flags["num_frames"], named,
+        flags["width"], flags["max_pixels"], flags["num_frames"], named, in_sets,
     )  # fmt: skip
+    if data.metadata_path is not None:
+        _check_model(first)
     found = data_fields(data, first, _shard)
     return load_config(TrainConfig, file, [*lines, *(override(k, v) for k, v in found.items()), *overrides])
+
+
+def _check_model(config: TrainConfig) -> None:
+    """ConfigError for weight files and a factory that are not there: sharding may take hours, and needs neither."""
+    from streamvid.models.build import import_object
+    from streamvid.models.weights import resolve
+
+    resolve(config.model)
+    import_object(config.model.factory)
 
 
 def _check_alone(flags: dict[str, Any]) -> None:

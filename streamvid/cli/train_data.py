@@ -36,7 +36,10 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 
 @dataclass(frozen=True)
 class DataFlags:
-    """The flags about the data, None where one was not given. named: fields of TrainConfig that file or --set name."""
+    """The flags about the data, None where one was not given.
+
+    named: fields of TrainConfig that the file or --set names; in_sets: those of --set, which goes before flags.
+    """
 
     base_path: str
     metadata_path: str | None = None
@@ -47,6 +50,7 @@ class DataFlags:
     max_pixels: int | None = None
     num_frames: int | None = None
     named: frozenset[str] = frozenset()
+    in_sets: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.repeat is not None and self.repeat < 1:
@@ -117,7 +121,7 @@ def data_fields(flags: DataFlags, config: TrainConfig, shard: Callable[[str, Sha
 
     base, storage = flags.base_path, config.storage
     kind = _kind(base, storage)
-    if "dataset" in flags.named and (kind != "sidecar" or flags.metadata_path is not None):
+    if "dataset" in flags.in_sets and (kind != "sidecar" or flags.metadata_path is not None):
         raise ConfigError(f"dataset stands beside dataset_base_path={base!r}, which says the same; leave one out")
     if flags.metadata_path is not None:
         if kind is not None:
@@ -127,7 +131,7 @@ def data_fields(flags: DataFlags, config: TrainConfig, shard: Callable[[str, Sha
         found = _extra_fields(flags, config, columns)
     elif kind == "sidecar":
         dataset = _dataset_of_sidecar(flags, config)
-        found = {**({} if "sidecar" in flags.named else {"sidecar": base}), **_extra_fields(flags, config, None)}
+        found = {**({} if "sidecar" in flags.in_sets else {"sidecar": base}), **_extra_fields(flags, config, None)}
     elif kind == "dataset":
         _check_sizes(flags, base, storage)
         dataset, found = base, _extra_fields(flags, config, None)
@@ -168,7 +172,7 @@ def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] 
     if config.task == "sft:train":  # what was made of the media is there in their place
         return {"model.extra_inputs": [name for name in asked if name not in media.values()]}
     found: dict[str, Any] = {"model.extra_inputs": asked}
-    if media and "loader.media" not in flags.named:
+    if media and "loader.media" not in (flags.named if flags.file_keys is None else flags.in_sets):
         found["loader.media"] = list(media.values())
     return found
 
@@ -211,9 +215,9 @@ def _dataset_of_sidecar(flags: DataFlags, config: TrainConfig) -> Any:
     url = flags.base_path
     if config.task in ("sft", "sft:data_process"):
         raise ConfigError(f"dataset_base_path is {url!r}, which sft:data_process wrote; task sft:train reads such")
-    if "dataset" in flags.named:
-        return json.loads(json.dumps(config.dataset))
     store = open_store(url, config.storage)
+    if "dataset" in flags.in_sets or ("dataset" in flags.named and store.size(NOTE) is None):
+        return json.loads(json.dumps(config.dataset))
     remedy = "say where that is, as --set dataset=URL"
     try:
         if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:

@@ -128,7 +128,6 @@ FLAGS = (
     Flag("max_pixels", SIZE, "Each clip's own size, scaled down to so many pixels.  [default: 1048576]", kind=int),
     Flag("num_frames", SIZE, "The first so many frames, 4k+1; fewer of shorter clips.  [default: 81]", kind=int),
 )  # fmt: skip
-_BY_NAME = {flag.name: flag for flag in FLAGS}
 _THEIR_OPTIMIZER = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
 
 
@@ -147,11 +146,13 @@ def override(field: str, value: object) -> str:
     return f"{field}={text}"
 
 
-def flag_overrides(given: Mapping[str, Any], named: Collection[str], *, has_config: bool) -> list[str]:
+def flag_overrides(
+    given: Mapping[str, Any], named: Collection[str], *, has_config: bool, task: str | None = None
+) -> list[str]:
     """What the flags say of a run, as lines for `load_config`; those about the data are `train_data`'s.
 
     given: flag → value, None where it was not given.   named: fields that the file or --set names.
-    has_config: without a file, what nobody says is as DiffSynth-Studio has it.
+    has_config: without a file, what nobody says is as DiffSynth-Studio has it.   task: of the run, whoever says it.
     """
     found = {
         flag.field: flag.parse(given[flag.name]) for flag in FLAGS if flag.field and given.get(flag.name) is not None
@@ -162,9 +163,11 @@ def flag_overrides(given: Mapping[str, Any], named: Collection[str], *, has_conf
         found["batch_size"] = 1
     if not has_config and given.get("dataset_base_path") is not None:
         found |= {name: value for name, value in _theirs(said).items() if name not in said}
-    if found.get("task") == "sft:data_process" and "output" in found:
-        found.setdefault("sidecar", found["output"])
-    if found.get("task") == "sft:data_process":
+    if given.get("num_epochs") is not None and "max_steps" in named:
+        found["max_steps"] = None  # of the file; of --set it is said once more behind this
+    if (task or found.get("task")) == "sft:data_process":
+        if "output" in found:
+            found["sidecar"] = found["output"]
         # Nothing trains, and what would is not there: their scripts name it in both stages all the same.
         found = {name: value for name, value in found.items() if not name.startswith(_TRAINED)}
     return [override(name, value) for name, value in found.items()]

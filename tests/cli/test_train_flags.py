@@ -195,6 +195,17 @@ def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     assert (config.batch_size, config.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
 
 
+def test_flags_go_before_a_file_that_says_the_same_otherwise(tiny: Tiny, tmp_path: Path) -> None:
+    """Its dataset, its number of steps; and a task that --set says is heeded as one of a flag."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("dataset: other/\noutput: run\nmax_steps: 7\nsidecar: elsewhere/\n")
+    config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--num_epochs", 2)
+    assert (config.dataset, config.max_steps, config.num_epochs) == (str(tiny.dataset), None, 2)
+    given = ("--config", file, "--dataset_base_path", tiny.dataset, "--output_path", "latents")
+    assert config_of(*given, "--set", "task=sft:data_process").sidecar == "latents"
+    assert config_of(*given).sidecar == "elsewhere/"
+
+
 def test_stage_one_writes_where_output_path_says(tiny: Tiny) -> None:
     """Nothing trains there: what would train is not asked for, as it is not built."""
     config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--task", "sft:data_process")

@@ -216,7 +216,13 @@ def test_mistakes_are_told_before_anything_is_sharded(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    for wrong, says in (("learning_rate=1", "learning_rate"), ("max_steps=many", "max_steps")):
+    wrongs = (
+        ("learning_rate=1", "learning_rate"),
+        ("max_steps=many", "max_steps"),
+        ("model.paths=[no.safetensors]", "no.safetensors"),
+        ("model.factory=tests.cli.logged_training:biuld", "biuld"),
+    )
+    for wrong, says in wrongs:
         with pytest.raises(ConfigError, match=says):
             train(tmp_path / "log", *of_metadata(videos), "--output_path", tmp_path / "run", "--set", wrong)
     assert list(tmp_path.iterdir()) == []
