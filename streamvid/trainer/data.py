@@ -93,6 +93,7 @@ def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]
     if config.task == "sft:train":
         sidecar = Sidecar(open_store(str(config.sidecar), stores.options), stores.cache)
         check_fresh(sidecar, config.model)
+        options.pop("media", None)  # `encode` had them, and what it made of them is there
         options |= {"sidecars": sidecar}
     with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]
     held_out = options | {"split": "val" if with_val else "train", "num_workers": 0, "prefetch_bytes": 0}

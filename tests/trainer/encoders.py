@@ -33,6 +33,21 @@ class Encoding(UserTraining):
         return found
 
 
+class Controlled(Encoding):
+    """Encodes a control video too, which the model sees added to its latents."""
+
+    def encode(self, batch: Any) -> dict[str, Any]:
+        assert self.vae is not None
+        return super().encode(batch) | {"control": self.vae(batch.media["control"].float() / 127.5 - 1)}
+
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch.with_fields({"latents": batch.latents + batch.control}))
+
+
+def build_controlled(task: str = "sft", **arguments: Any) -> Controlled:
+    return Controlled(encoder=task != "sft:train", **arguments)
+
+
 def build(task: str = "sft", **arguments: Any) -> Encoding:
     return Encoding(encoder=task != "sft:train", **arguments)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.manifest import ShardInfo
@@ -35,6 +36,7 @@ from streamvid.trainer.tasks import with_encoded
 from tests.clips import encode as make_clip
 from tests.clips import frames_of
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
+from tests.media_clips import MEDIA, make_rows, write_rows
 from tests.servers import S3Env, S3Server
 from tests.trainer.encoders import build
 from tests.trainer.runs import config_of, losses_in, run, start
@@ -233,6 +235,20 @@ def test_a_split_run_has_the_losses_of_one_stage(
     losses, split = losses_in(tmp_path / "one"), losses_in(tmp_path / "split")
     assert len(losses) > 15 and losses.keys() == split.keys()
     assert all(split[step] == pytest.approx(losses[step], rel=bound, abs=0) for step in losses)
+
+
+def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
+    """What a module reads besides, `encode` reads in the first stage; one config serves both, and one stage."""
+    source = write_rows(tmp_path, make_rows(tmp_path, 3))
+    options = ShardOptions(buckets=parse_buckets("96x64@9"), workers=1, media_columns=MEDIA)
+    assert sharder.shard(source, tmp_path / "ds", options).num_samples == 3
+    model = ModelConfig(factory="tests.trainer.encoders:build_controlled", extra_inputs=("control",))
+    config = encoding(tmp_path / "ds", tmp_path / "sidecar", model=model, max_steps=3, batch_size=1)
+    assert encode(config).is_sealed
+    train(replace(config, task="sft", output=tmp_path / "one", sidecar=None))
+    train(training(config, tmp_path / "split"))
+    losses = losses_in(tmp_path / "one")
+    assert len(losses) == 3 and losses_in(tmp_path / "split") == pytest.approx(losses, rel=1e-5)
 
 
 def test_fields_of_both_ways_are_alike(dataset: Path, sidecar: Path) -> None:
