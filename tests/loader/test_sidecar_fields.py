@@ -10,6 +10,7 @@ import torch
 import streamvid
 from streamvid import World
 from streamvid.errors import ConfigError
+from streamvid.loader.sampling import sample_seed
 
 
 def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, str], int]:
@@ -34,6 +35,12 @@ def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
     assert two[0] | two[1] == alone
     other = seeds_of(dataset, World(0, 1), batch_size=2, seed=1, **options)
     assert other.keys() == alone.keys() and not set(other.values()) & set(alone.values())
+
+
+def test_seeds_stay_what_they_are() -> None:
+    """SAMPLE-1: of another version of the library too, so that a run goes on with the same noise."""
+    assert sample_seed(seed=0, key="a", visit=0) == 6195026668461239124
+    assert sample_seed(seed=7, key="clip-9", visit=-3) == 4739910669824933658
 
 
 def test_a_batch_with_more_fields(dataset: Path) -> None:
