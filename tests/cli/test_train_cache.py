@@ -25,6 +25,7 @@ from streamvid.errors import ConfigError, StorageError
 from streamvid.storage import StorageOptions
 from tests.cli.conftest import files_of
 from tests.clips import ROOT, encode, frames_of
+from tests.servers import S3Env, S3Server
 
 CLIPS = {"wide": (96, 64, 12), "tall": (64, 96, 9), "big": (160, 96, 30)}  # width, height, frames
 COLUMNS = ("video", "prompt", "control_video", "score")
@@ -220,3 +221,21 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
     assert options_of(videos, num_frames=None, max_pixels=None).config.to_json() == {
         "max_pixels": 1048576, "max_frames": 81, "frame_rule": "4k+1",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_media_in_a_bucket_are_the_same_dataset(
+    videos: Path, whole: Path, moto_server: S3Server, s3_env: S3Env, tmp_path: Path
+) -> None:
+    """FETCH-2: of s3:// the same bytes; and an object that is replaced makes another dataset."""
+    s3_env(moto_server)
+    bucket = moto_server.new_bucket()
+    moto_server.upload_folder(videos, bucket, "media/")
+    url = f"s3://{bucket}/media"
+    data = DataFlags(url, f"{url}/metadata.csv", file_keys=KEYS, max_pixels=MAX_PIXELS, num_frames=NUM_FRAMES)
+    options = replace(shard_options(data, COLUMNS, StorageOptions()), workers=1)
+    folder, report = cached_dataset(url, options, lambda *_: None, lambda _: None)
+    assert report is not None and files_of(folder) == files_of(whole)
+    assert cached_dataset(url, options, lambda *_: None, lambda _: None) == (folder, None)
+    moto_server.put(bucket, "media/wide.mp4", (videos / "wide.mp4").read_bytes()[::-1])
+    assert content_key(url, options) != folder.name
