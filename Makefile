@@ -36,7 +36,7 @@ $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt
 	touch $@
 
 zero: $(VENV)/.installed-deepspeed ## DeepSpeed's ZeRO-2 and ZeRO-3 on two ranks of this machine; needs g++
-	PYTHONPATH=$(VENV)/deepspeed DS_ACCELERATOR=cpu $(BIN)/python -m pytest -m slow -W ignore \
+	PYTHONPATH=$(abspath $(VENV)/deepspeed) DS_ACCELERATOR=cpu $(BIN)/python -m pytest -m slow -W ignore \
 	  tests/test_accelerate_configs.py tests/trainer/test_at_scale.py
 
 bench-smoke: $(VENV)/.installed-dev ## has it become slower? CPU ratios against tools/bench_reference.json; minutes

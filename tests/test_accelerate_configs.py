@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,51 @@ def test_fsdp_wraps_the_blocks_of_the_small_model() -> None:
     assert of(FOLDER / "fsdp.yaml").fsdp_config["fsdp_transformer_layer_cls_to_wrap"] == Block.__name__
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """A job of two tasks on the first of two machines, and stand-ins that write down what the scripts start."""
+    stand_ins = {
+        "srun": """
+            while [[ $1 == --* ]]; do shift; done
+            for rank in 0 1; do
+              SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_STEP_NUM_TASKS=2 "$@" || code=$?
+            done
+            exit "${code:-0}" """,
+        "scontrol": 'if [ "$1" = show ]; then echo first; echo second; else echo "$@" >> requeued; fi',
+        "python": 'echo "$RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $*" >> started; exit "$EXITS"',
+        "streamvid": 'echo "$*" >> started; exit "$EXITS"',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "machine-[1-2]",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_JOB_ID": "77",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_ARRAY_TASK_MIN": "1",
+        "SLURM_ARRAY_TASK_COUNT": "16",
+    }
+
+
+@pytest.mark.parametrize("exits", [0, 1, 138, 143])
 @pytest.mark.parametrize("name", ["train", "encode"])
-def test_slurms_scripts_are_bash_that_stops_before_its_time_and_is_queued_again(name: str) -> None:
-    path = shipped(f"configs/slurm/{name}.sbatch")
-    subprocess.run(["bash", "-n", str(path)], check=True)
-    options = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert "#SBATCH --signal=USR1@120" in options
-    assert "#SBATCH --requeue" in options
+def test_a_job_is_queued_again_if_it_was_stopped_for_its_time(
+    tmp_path: Path, cluster: dict[str, str], name: str, exits: int
+) -> None:
+    """STOP-1: 138 is what the commands end with after Slurm's SIGUSR1; a mistake is not tried for ever."""
+    script = shipped(f"configs/slurm/{name}.sbatch")
+    command = ["bash", str(script), "--config", "my run.yaml"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, env=cluster | {"EXITS": str(exits)})
+    assert done.returncode == exits
+    started = (tmp_path / "started").read_text().splitlines()
+    if name == "train":
+        rest = "first -m streamvid.trainer --config my run.yaml"
+        assert started == [f"{rank}/2 {rank}/2 {rest}" for rank in (0, 1)]
+    else:
+        assert set(started) == {"encode --part 3/16 --config my run.yaml"}
+    requeued = tmp_path / "requeued"
+    assert (requeued.read_text() if requeued.exists() else "") == ("requeue 77\n" if exits == 138 else "")
+    options = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"#SBATCH --signal=USR1@120", "#SBATCH --requeue"} <= set(options)

@@ -58,7 +58,7 @@ class Checkpoints:
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
         self.config, self.accelerator, self.folder = config, accelerator, config.output / "state"
-        self._made_of = _made_of(config)
+        self._made_of, self._has_zero = _made_of(config), accelerator.distributed_type.value == "DEEPSPEED"
 
     def describe(self) -> None:
         """Write the effective config and the versions beside the weights."""
@@ -77,7 +77,9 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(temporary), safe_serialization=True)
+        # DeepSpeed writes its own file of weights, in which frozen ones would be too.
+        own = {"exclude_frozen_parameters": True} if self._has_zero else {}
+        self.accelerator.save_state(str(temporary), safe_serialization=True, **own)
         model = self.accelerator.unwrap_model(step).model
         whole = {"": gathered(changing(model))}
         if ema is not None:
@@ -144,7 +146,7 @@ class Checkpoints:
                 f"checkpoint {folder} is of another model: {pairs}; use its values, or another output folder"
             )
         try:
-            self.accelerator.load_state(str(folder))
+            self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
         except (RuntimeError, OSError, ValueError, KeyError) as error:
             raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another one") from error
         self.accelerator.step = 0  # counts batches, of which there may be another number to a step now

@@ -108,6 +108,10 @@ def test_zero_trains_saves_and_resumes_as_ddp_does(tmp_path: Path, whole: Path, 
     run(setup, tmp_path / "run", 2, **deepspeed())
     run(setup, tmp_path / "run", 4, **deepspeed())
     assert_same_run(tmp_path / "run", whole)
+    if setup == "zero2":  # whose state has weights by name: what is frozen is not among them
+        state = tmp_path / "run" / "state" / "step-4" / "pytorch_model" / "mp_rank_00_model_states.pt"
+        kept = torch.load(state, weights_only=False)["module"]  # it is our own
+        assert {name.removeprefix("model.") for name in kept} == weights(tmp_path / "run").keys()
 
 
 @pytest.mark.slow
