@@ -29,7 +29,7 @@ _VERBS = {
     "presets": "List bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
     "stats": "Show what a dataset holds and what was rejected.",
-    "train": "Train the small video model on a dataset.",
+    "train": "Train a model of yours, or a small one, on a dataset.",
     "verify": "Check a dataset against its manifest, and name what is wrong.",
 }
 
