@@ -49,6 +49,7 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:
     """Run the `encode` of a config's model over its dataset, and keep what it makes in config.sidecar."""
+    from streamvid.cli.train_data import note_dataset
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
@@ -66,7 +67,10 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
 
         if part is not None:
             raise click.UsageError("--part is for jobs that do not know each other, and a launcher started this one")
-        return run_to_exit_code(run)
+        code = run_to_exit_code(run)
+        if code == 0 and is_main:
+            note_dataset(run)
+        return code
     from streamvid.trainer.encode import encode
 
     logging.getLogger("streamvid.models.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
@@ -75,6 +79,8 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         result = encode(run, part, progress)
     finally:
         progress.close()
+    if result.is_sealed:
+        note_dataset(run)
     _print(run, result, as_json)
     return 0 if result.stopped_by is None else 128 + result.stopped_by
 

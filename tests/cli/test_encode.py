@@ -59,6 +59,7 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     written = files_of(tmp_path / "sidecar")
     size = sum(len(data) for path, data in written.items() if path.startswith("shards/"))
     whole = json.loads(invoke("encode", *given, "--dry-run", "--json"))
+    assert json.loads(written["train.json"])["dataset"] == str(tiny.dataset)  # for --dataset_base_path
     assert whole["is_sealed"] and whole["num_bytes_expected"] == size
     assert (
         "0 samples in 0 shards encoded\nsealed" in invoke("encode", *given)
