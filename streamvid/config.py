@@ -265,3 +265,26 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
         return ConfigError(f"{source}: {problems[0]}")
     lines = "\n".join(f"  - {problem}" for problem in problems)
     return ConfigError(f"{len(problems)} mistakes in {source}:\n{lines}")
+
+
+# What dataclasses that are built so check of themselves.
+
+
+def require(holds: bool, name: str, value: Any, allowed: str) -> None:
+    """ConfigError unless it holds."""
+    if not holds:
+        raise ConfigError(f"{name} is {value}; allowed: {allowed}")
+
+
+def require_at_least(instance: Any, least: int, *names: str) -> None:
+    """ConfigError for the first of these fields that is less; None is allowed."""
+    for name in names:
+        value = getattr(instance, name)
+        require(value is None or value >= least, name, value, f"{least} and up")
+
+
+def require_one_of(instance: Any, first: str, second: str) -> None:
+    """ConfigError where both fields are given."""
+    values = (getattr(instance, first), getattr(instance, second))
+    if None not in values:
+        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")

@@ -63,6 +63,22 @@ class LoaderStats:
         """What came after `earlier`, stats of the same loader: the sums of that interval."""
         return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in _SUMS})
 
+    def figures(self) -> dict[str, float]:
+        """What a training log says of a loader, this rank's: fields named data_*.
+
+        fetch and decode seconds are summed over samples, which are worked on at the same time while the model computes:
+        they tell where to look once waiting is high, not how long a step took.
+        """
+        return {
+            "data_batch_seconds": round(self.batch_seconds, 4),
+            "data_fetch_seconds": round(self.fetch_seconds, 4),
+            "data_decode_seconds": round(self.decode_seconds, 4),
+            "data_bytes": self.num_bytes_fetched,
+            "data_retries": self.num_retries,
+            "data_substituted": self.num_substituted,
+            "data_queue_depth": round(self.mean_queue_depth, 2),
+        }
+
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON has it, seconds and shares rounded to microseconds; `last` as an object or null."""
         record: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from streamvid.config import require
 from streamvid.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} is {value}; allowed: {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +35,14 @@ class OptimizerConfig:
     ema_decay: float | None = None
 
     def __post_init__(self) -> None:
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
+        require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
         betas = self.betas or ()
-        _require(all(0 <= beta < 1 for beta in betas), "betas", self.betas, "two numbers in [0, 1), or null")
-        _require((self.weight_decay or 0) >= 0, "weight_decay", self.weight_decay, "0 and up, or null")
-        _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
-        _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or null for none")
-        _require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
-        _require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 and up")
+        require(all(0 <= beta < 1 for beta in betas), "betas", self.betas, "two numbers in [0, 1), or null")
+        require((self.weight_decay or 0) >= 0, "weight_decay", self.weight_decay, "0 and up, or null")
+        require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
+        require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or null for none")
+        require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 and up")
 
     def lr_at(self, step: int, num_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 1, of a run of `num_steps`."""

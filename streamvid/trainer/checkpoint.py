@@ -109,21 +109,20 @@ class Checkpoints:
     def find(self) -> Path | None:
         """The state folder to go on from, or None for a fresh run. Raises ConfigError where that would spoil a run."""
         there, output, resume = _state_folders(self.folder), self.config.output, self.config.resume_from_checkpoint
+        newest = there[-1] if there else None
         if resume == "latest":
-            return there[-1] if there else None
-        if resume is None:
-            if there or (output / METRICS_FILE).exists():
-                raise ConfigError(
-                    f"output {output} holds a run already and resume_from_checkpoint is null; "
-                    "allowed: 'latest' to go on with it, or an output folder of its own"
-                )
-            return None
-        if not (resume / "trainer.json").is_file():
+            return newest
+        if resume is None and (newest or (output / METRICS_FILE).exists()):
+            raise ConfigError(
+                f"output {output} holds a run already and resume_from_checkpoint is null; "
+                "allowed: 'latest' to go on with it, or an output folder of its own"
+            )
+        if resume is not None and not (resume / "trainer.json").is_file():
             raise ConfigError(
                 f"resume_from_checkpoint is {resume}, which is no checkpoint; "
                 "allowed: 'latest', null or OUTPUT/state/step-N"
             )
-        newer = [path.name for path in there if _step_of(path) > _read(resume)["step"]]
+        newer = [path.name for path in there if resume is not None and _step_of(path) > _read(resume)["step"]]
         if newer:
             raise ConfigError(
                 f"resume_from_checkpoint is {resume}, but output {output} holds newer ones ({', '.join(newer)}), "
@@ -208,23 +207,17 @@ def _step_of(folder: Path) -> int:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    saved = _read_json(folder / "trainer.json")
+    saved, why = _read_json(folder / "trainer.json"), "1 was of the small model alone: train anew, into another output"
     if saved.get("version") != STATE_VERSION:
-        raise StateError(
-            f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}. Its weights, if of version 1, "
-            "are of the small model before it was a training module: train anew, into another output"
-        )
+        raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}. {why}")
     return saved
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise StateError(f"cannot read {path} of the checkpoint: {error}; resume from another one") from error
-    if not isinstance(value, dict):
-        raise StateError(f"{path} of the checkpoint holds no JSON object; resume from another one")
-    return value
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -6,27 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.errors import ConfigError
+from streamvid.config import require, require_at_least, require_one_of
 from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
 from streamvid.models.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
-
-
-def _require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} is {value}; allowed: {allowed}")
-
-
-def _require_at_least(instance: Any, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(instance, name)
-        _require(value is None or value >= least, name, value, f"{least} and up")
-
-
-def _require_one_of(instance: Any, first: str, second: str) -> None:
-    values = (getattr(instance, first), getattr(instance, second))
-    if None not in values:
-        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +25,8 @@ class EvalConfig:
     sample_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "steps", "sample_steps")
-        _require_at_least(self, 0, "num_batches")
+        require_at_least(self, 1, "steps", "sample_steps")
+        require_at_least(self, 0, "num_batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +87,14 @@ class TrainConfig:
     cpu: bool = False
 
     def __post_init__(self) -> None:
-        _require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
-        _require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
-        _require_at_least(self, 1, "max_steps", "num_epochs", "max_tokens_per_batch", "save_steps", "accumulate")
-        _require_at_least(self, 1, "keep_checkpoints", "keep_weights", "log_steps", "num_visits")
-        _require_at_least(self, 0, "num_workers", "profile_steps")
-        _require_one_of(self, "max_steps", "num_epochs")
-        _require_one_of(self, "batch_size", "max_tokens_per_batch")
+        require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
+        require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
+        require_at_least(self, 1, "max_steps", "num_epochs", "max_tokens_per_batch", "save_steps", "accumulate")
+        require_at_least(self, 1, "keep_checkpoints", "keep_weights", "log_steps", "num_visits")
+        require_at_least(self, 0, "num_workers", "profile_steps")
+        require_one_of(self, "max_steps", "num_epochs")
+        require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
-        _require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
+        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
         needs_sidecar = self.task in ("sft:data_process", "sft:train")
-        _require(self.sidecar is not None or not needs_sidecar, "sidecar", "null", f"a URL, for task {self.task!r}")
+        require(self.sidecar is not None or not needs_sidecar, "sidecar", "null", f"a URL, for task {self.task!r}")

@@ -16,7 +16,6 @@ from streamvid.loader.stores import Stores
 from streamvid.models.encoding import check_fresh
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.metrics import data_fields
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
@@ -71,7 +70,7 @@ class BatchClock:
         self._since, self._wait_seconds = now, 0.0
         if self._stats and self._before:
             stats = self._stats()
-            spent |= data_fields(stats.since(self._before))
+            spent |= stats.since(self._before).figures()
             self._before = stats
         return spent
 

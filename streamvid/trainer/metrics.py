@@ -6,10 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from streamvid.loader.stats import LoaderStats
+from typing import Any
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -19,23 +16,6 @@ def append_metrics(folder: Path, record: dict[str, Any]) -> None:
     line = json.dumps(record, allow_nan=False) + "\n"
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(line)
-
-
-def data_fields(spent: LoaderStats) -> dict[str, float]:
-    """What a line says of the loader, on this rank and since the line before: fields named data_*.
-
-    fetch and decode seconds are summed over samples, which are worked on at the same time while the model computes:
-    they tell where to look once data_wait_seconds is high, not how long a step took.
-    """
-    return {
-        "data_batch_seconds": round(spent.batch_seconds, 4),
-        "data_fetch_seconds": round(spent.fetch_seconds, 4),
-        "data_decode_seconds": round(spent.decode_seconds, 4),
-        "data_bytes": spent.num_bytes_fetched,
-        "data_retries": spent.num_retries,
-        "data_substituted": spent.num_substituted,
-        "data_queue_depth": round(spent.mean_queue_depth, 2),
-    }
 
 
 def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:

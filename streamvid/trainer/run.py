@@ -85,7 +85,9 @@ class Run:
         if self.is_main:
             self.checkpoints.describe()
             drop_metrics_after(config.output, self.progress.step if folder is not None else -1)
-        self._start_trackers()
+        if config.trackers:
+            told = {"task": config.task, "seed": config.seed, "dataset": str(config.dataset)}
+            accelerator.init_trackers("streamvid", config=told)
 
     def _num_steps(self) -> int:
         if self.config.max_steps is not None:
@@ -96,11 +98,6 @@ class Run:
         # From where the loader stands, because other ranks or batch sizes make other steps of what is left.
         later = loader.num_steps(epochs) - loader.num_steps(loader.epoch + 1)
         return self.progress.step + (loader.num_steps_left + later) // self.config.accumulate
-
-    def _start_trackers(self) -> None:
-        if self.config.trackers:
-            told = {"task": self.config.task, "seed": self.config.seed, "dataset": str(self.config.dataset)}
-            self.accelerator.init_trackers("streamvid", config=told)
 
     def take_step(self, clock: BatchClock, number: int) -> StepMade:
         """One step of the optimizer, the `number`th, over `accumulate` batches."""

@@ -9,7 +9,7 @@ import pytest
 from streamvid.loader.batch import Batch
 from streamvid.loader.stats import BatchStats, LoaderStats, StatsMeter
 from streamvid.trainer.data import BatchClock
-from streamvid.trainer.metrics import METRICS_FILE, append_metrics, data_fields, drop_metrics_after
+from streamvid.trainer.metrics import METRICS_FILE, append_metrics, drop_metrics_after
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
@@ -78,4 +78,4 @@ def test_a_loader_without_stats_has_its_waiting_measured() -> None:
     clock = BatchClock(StandInLoader(read_clip_frames(12, 16, 16)))
     clock.next_batch()
     assert clock.take_fields().keys() == {"seconds", "data_wait_seconds", "data_wait_share"}
-    assert data_fields(LoaderStats())["data_queue_depth"] == 0
+    assert LoaderStats().figures()["data_queue_depth"] == 0
