@@ -194,8 +194,10 @@ def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
 
 
 def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tmp_path: Path) -> None:
-    """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for."""
-    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, encode_dtype="float16")
+    """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for; all
+    captions, as which are dropped is drawn in training."""
+    source = {"url": str(dataset), "caption_dropout": 1.0}
+    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, dataset=source, encode_dtype="float16")
     assert encode(config).is_sealed
     found, module = stored(dataset, tmp_path / "sidecar", 2), _module(config)
     assert len(found) == 46
