@@ -75,8 +75,8 @@ def build_module(
     if task != ENCODE_ONLY:
         recompute.wrap(module, recompute_config, checkpoint_function)
     skipped = {path for source in sources for path in source.written} - went.keys()
-    kept = [name for name in model.fp8 if name not in skipped and not _is_absent(module, name, may_lack)]
-    fp8.store(module, [went.get(name, name) for name in kept])
+    named = [went.get(name, name) for name in model.fp8 if name not in skipped]
+    fp8.store(module, [name for name in named if not _is_absent(module, name, may_lack)])
     train_mode(module)
     return module
 

@@ -239,3 +239,13 @@ def test_all_of_it_together_trains(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
     moved = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
     assert moved == {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("task", ["sft", "sft:data_process"])
+def test_an_encoder_named_by_its_file_is_in_8_bits_where_it_only_encodes_too(tmp_path: Path, task: str) -> None:
+    path = str(tmp_path / "autoencoder.safetensors")
+    save_file(make(seed=1).autoencoder.state_dict(), path)
+    by_path = make(task=task, paths=(path,), fp8=(path,))
+    by_name = make(task=task, paths=(path,), fp8=("autoencoder",))
+    assert any(name.endswith("_fp8") for name in by_path.autoencoder.state_dict())
+    assert by_path.autoencoder.state_dict().keys() == by_name.autoencoder.state_dict().keys()
