@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -160,8 +161,9 @@ class TransformersEncoder(nn.Module):
         folder = str(config.folder)
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-            loaded = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **safe)
+            with _without_bars():
+                self.tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+                loaded = AutoModel.from_pretrained(folder, use_safetensors=True, **safe).float()
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"the text encoder in {folder!r} cannot be loaded: {error}") from None
         is_pair = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
@@ -181,6 +183,20 @@ class TransformersEncoder(nn.Module):
         tokens = self.tokenizer(caption, truncation=True, max_length=self.max_tokens, return_tensors="pt").to(device)
         states: Tensor = self.model(**tokens).last_hidden_state[0]
         return states.float()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No progress bar of transformers on the caller's terminal: a small encoder is there at once."""
+    from transformers.utils import logging as bars
+
+    were_shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if were_shown:
+            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder:

@@ -84,6 +84,11 @@ def test_states_of_a_published_encoder_are_its_last_hidden_ones(minilm: Transfor
     assert not any(parameter.requires_grad for parameter in minilm.parameters())
 
 
+def test_an_encoder_loads_without_a_word_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    build_text_encoder(MINILM)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_captions_of_one_meaning_lie_nearer_than_others(minilm: TransformersEncoder) -> None:
     """The weights that the package ships are trained ones: of random ones this would not hold."""
     rabbit, bunny, car = (
