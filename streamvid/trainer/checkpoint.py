@@ -146,7 +146,7 @@ class Checkpoints:
             )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
-        except (RuntimeError, OSError, ValueError, KeyError) as error:
+        except Exception as error:  # of torch, safetensors, DeepSpeed, which have no class in common
             raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another one") from error
         self.accelerator.step = 0  # counts batches, of which there may be another number to a step now
         loader.load_state_dict(_read_json(folder / "loader.json"))

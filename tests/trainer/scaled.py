@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.world import detect_world
-from streamvid.models.config import ModelConfig, RecomputeConfig
+from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
@@ -51,7 +51,8 @@ def main() -> None:
         dataset="in memory",
         output=output,
         max_steps=max_steps,
-        model=ModelConfig(args=SMALL),
+        model=ModelConfig(**fields.pop("model", {"args": SMALL})),
+        lora=LoraConfig(**fields.pop("lora", {})),
         recompute=RecomputeConfig(blocks=tuple(fields.pop("blocks", ["Block"]))),
         optimizer=optimizer,
         eval=EvalConfig(steps=4),
