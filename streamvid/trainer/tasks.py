@@ -64,7 +64,9 @@ class Step(nn.Module):
         encode = getattr(self.model, "encode", None)
         if encode is None or self.task.sidecar == "read":
             return batch
-        with torch.no_grad():
+        device = next(batch.tensors()).device
+        # What it draws moves nothing that the rest of the step draws: from a sidecar, it would draw nothing.
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
