@@ -8,7 +8,8 @@
 #
 # What stands behind the script's name goes to both stages. Both name $LATENTS and nothing else of each other, so that
 # the second reads what the first wrote; stopped anywhere, the same command goes on there.
-# DATA may be a sealed dataset, without METADATA. LAUNCH=python tries it all in one process, without a GPU.
+# DATA may be a sealed dataset, without METADATA. PROCESSES: one a GPU (8). PRECISION: bf16, or fp16.
+# LAUNCH=python tries it all in one process, without a GPU.
 set -euo pipefail
 
 : "${FACTORY:?what builds the training module, as my_pkg.train:build}"
@@ -18,8 +19,11 @@ LATENTS=${LATENTS:-$OUTPUT/latents}
 LORA_MODEL=${LORA_MODEL:-dit}
 LORA_LAYERS=${LORA_LAYERS:-q,k,v,o,ffn.0,ffn.2}
 LORA_RANK=${LORA_RANK:-32}
-ENCODE_LAUNCH=${LAUNCH:-accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml}
-TRAIN_LAUNCH=${LAUNCH:-accelerate launch --config_file configs/accelerate/zero3_cpu_offload.yaml --mixed_precision bf16}
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../accelerate" && pwd)
+RANKS="--num_processes ${PROCESSES:-8} --main_process_port 0"
+ENCODE_LAUNCH=${LAUNCH:-accelerate launch --config_file $HERE/ddp_8gpu.yaml $RANKS}
+TRAIN_LAUNCH=${LAUNCH:-accelerate launch --config_file $HERE/zero3_cpu_offload.yaml $RANKS
+  --deepspeed_config_file $HERE/ds_zero3_cpu_offload.json --mixed_precision ${PRECISION:-bf16}}
 
 both=(--factory "$FACTORY" "$@")
 
