@@ -172,7 +172,7 @@ def test_what_the_compose_file_says_works(
     ours = [sys.executable, "-m", "streamvid"]
     for said in ("\nsealed: ", "\nsealed there before"):
         assert said in run([*ours, *services["sharder"]["command"]], services["sharder"]["environment"])
-    few = ["--set", "num_steps=2", "--set", "eval.num_batches=1"]
+    few = ["--set", "max_steps=2", "--set", "eval.num_batches=1"]
     run([*ours, *services["trainer"]["command"], *few], services["trainer"]["environment"])
 
     assert any((data / "run").glob("step-*.safetensors")) and any((data / "cache" / "blocks").iterdir())

@@ -129,7 +129,7 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
     from streamvid.trainer.trainer import train
 
     overrides = [f"dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
-    overrides += [f"num_steps={steps}"] if steps is not None else []
+    overrides += [f"max_steps={steps}"] if steps is not None else []
     # With so few samples some buckets fill no step of two; in a dataset of one's own that is worth the warning.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING)
