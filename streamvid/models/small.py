@@ -125,20 +125,20 @@ class SmallTraining(nn.Module):
             dim=config.dim, depth=config.depth, heads=config.heads, channels=channels,
             patch=(1, 1, 1) if is_patch else config.cut, text_width=config.text.states_width,
         )  # fmt: skip
-        self.encoders = ()
+        self.encoders = ("text_encoder",) if is_patch else ("autoencoder", "text_encoder")
         if with_encoders:
             # Their weights come with them, also where the rest is made without memory, to be filled later.
             with torch.device("cpu"):
                 self.text_encoder = build_text_encoder(config.text)
                 if not is_patch:
                     self.autoencoder = load_autoencoder(config.autoencoder)
-            self.encoders = ("text_encoder",) if is_patch else ("autoencoder", "text_encoder")
 
     def train(self, mode: bool = True) -> SmallTraining:
         """As of any module; the encoders stay as they are used."""
         super().train(mode)
         for name in self.encoders:
-            getattr(self, name).eval()
+            if hasattr(self, name):
+                getattr(self, name).eval()
         return self
 
     @torch.no_grad()
@@ -206,7 +206,7 @@ class SmallTraining(nn.Module):
     def _decoder(self) -> PatchCodec | Autoencoder:
         if self.codec is not None:
             return self.codec
-        if "autoencoder" in self.encoders:
+        if hasattr(self, "autoencoder"):
             return self.autoencoder
         return load_autoencoder(self.config.autoencoder).to(self.transformer.always.device)
 
