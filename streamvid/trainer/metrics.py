@@ -30,10 +30,9 @@ def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     # The slowest rank's wait is everybody's.
     for name in ("data_wait_seconds", "data_wait_share"):
         spent[name] = max(one["spent"][name] for one in told)
-    names = told[0]["figures"]
     return {
         "loss": sum(one["loss"] for one in told) / len(told),
-        **{name: sum(one["figures"][name] for one in told) / len(told) for name in names},
+        **{name: sum(one["figures"][name] for one in told) / len(told) for name in told[0]["figures"]},
         "loss_of_bucket": {name: sums[0] / sums[1] for name, sums in of_bucket.items()},
         "samples": samples,
         "tokens": tokens,

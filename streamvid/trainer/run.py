@@ -155,6 +155,7 @@ class Run:
         figures = {name: float(value) for name, value in made.figures.items()}
         buckets = [(one.id, float(loss), count, one.tokens) for one, loss, count in self._of_buckets]
         self._of_buckets.clear()
+        spent = spent | {"step_seconds": round(spent["seconds"] * self.config.accumulate / len(buckets), 5)}
         told = {"loss": float(made.loss), "figures": figures, "buckets": buckets, "spent": spent}
         told |= {"samples": progress.num_samples, "tokens": progress.num_tokens}
         norm = {} if made.grad_norm is None else {"grad_norm": float(made.grad_norm)}

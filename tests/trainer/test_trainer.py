@@ -98,7 +98,18 @@ def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tens
     assert lines[0].keys() == {"step", "eval_loss"}
     assert [line["step"] for line in lines] == list(range(13))
     for line in lines[1:]:
-        fields = {"step", "loss", "late", "lr", "grad_norm", "samples", "tokens", "loss_of_bucket", "seconds"}
+        fields = {
+            "step",
+            "loss",
+            "late",
+            "lr",
+            "grad_norm",
+            "samples",
+            "tokens",
+            "loss_of_bucket",
+            "seconds",
+            "step_seconds",
+        }
         fields |= {
             "samples_per_second",
             "tokens_per_second",
