@@ -95,6 +95,19 @@ def train_mode(module: nn.Module) -> nn.Module:
     return module
 
 
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; what was frozen in evaluation mode already stays so afterwards."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def import_object(path: str) -> Any:
     """What "package.module:name" names; name may be dotted. The working directory is searched first, and stays on
     `sys.path`, for what the module imports later. Raises ConfigError that says which part of the path there is not."""

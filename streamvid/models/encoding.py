@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from streamvid.dataset.sidecar import REMEDY, Sidecar, differences
 from streamvid.dataset.sidecar_tensors import RawTensor
 from streamvid.errors import ConfigError
-from streamvid.loader.sidecar import raw_tensor
+from streamvid.loader.sidecar import collate, raw_tensor
 from streamvid.models import fit
 from streamvid.models.config import ModelConfig
 from streamvid.models.state_files import read_state
@@ -115,6 +115,13 @@ def _raw(name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: boo
         )
     except ConfigError as error:
         raise ConfigError(f"encode gave {name!r}: {error}") from error
+
+
+def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
+    """The batch with what `encode` made of it; a list of B tensors is padded, with a mask, as a sidecar's are."""
+    ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
+    whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
+    return batch.with_fields({**whole, **collate(ragged, set(ragged))})
 
 
 def _digest(module: nn.Module) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from streamvid.errors import StreamvidError
+
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
     """By name: parameters that train, and buffers of parts in train mode, as those of batch normalisation."""
@@ -15,6 +17,16 @@ def changing(module: nn.Module) -> dict[str, Tensor]:
         if part.training:
             found |= {f"{path}.{name}".lstrip("."): one for name, one in part.named_buffers(recurse=False)}
     return found
+
+
+def require_numbers(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
+    """StreamvidError where one of `tensors` that trains has an infinity or NaN: saved, it would be gone on from."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not tensors[name].isfinite().all():
+            raise StreamvidError(
+                f"{name} has values that are no numbers after step {step}, which is not saved; what was saved before "
+                "stays: lower optimizer.lr or optimizer.grad_clip"
+            )
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

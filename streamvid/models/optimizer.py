@@ -44,6 +44,12 @@ class OptimizerConfig:
         require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 and up")
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the optimizer is called with, besides parameters."""
+        common = {"betas": self.betas, "weight_decay": self.weight_decay}
+        return {"lr": self.lr, **{name: value for name, value in common.items() if value is not None}, **self.args}
+
     def lr_at(self, step: int, num_steps: int) -> float:
         """The learning rate of optimizer step `step`, counted from 1, of a run of `num_steps`."""
         if step <= self.warmup_steps:
@@ -60,13 +66,11 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ConfigError("trainable: nothing trains; name a child in model.trainable, or one for lora.base_model")
-    common = {"betas": config.betas, "weight_decay": config.weight_decay}
-    given = {"lr": config.lr, **{name: value for name, value in common.items() if value is not None}, **config.args}
     try:
-        made: torch.optim.Optimizer = import_object(config.factory)(parameters, **given)
+        made: torch.optim.Optimizer = import_object(config.factory)(parameters, **config.arguments)
     except TypeError as error:
         raise ConfigError(
-            f"optimizer.factory {config.factory!r} does not take {', '.join(given)}: {error}; "
+            f"optimizer.factory {config.factory!r} does not take {', '.join(config.arguments)}: {error}; "
             "set betas or weight_decay to null, and args as it wants them"
         ) from error
     return made

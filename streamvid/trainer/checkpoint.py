@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import logging
 import re
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.models import weights
-from streamvid.models.gather import changing, gathered
+from streamvid.models.gather import changing, gathered, require_numbers
 from streamvid.models.optimizer import Ema
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
@@ -36,7 +37,7 @@ from streamvid.trainer.metrics import METRICS_FILE
 _log = logging.getLogger(__name__)
 
 STATE_VERSION = 2
-_WEIGHTS = re.compile(r"(?:step|epoch)-([0-9]+)(?:\..*)?\.safetensors")
+_WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?\.safetensors")
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
 
@@ -73,15 +74,17 @@ class Checkpoints:
         """Weights by `name`, and the state of this step. The oldest go, beyond those that are to stay."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
+        model = self.accelerator.unwrap_model(step).model
+        whole = {"": gathered(changing(model))}
+        require_numbers(model, whole[""], progress.step)
         if self.accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left in self.folder.glob(".step-*.tmp"):
+                shutil.rmtree(left)
             temporary.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
         # DeepSpeed writes its own file of weights, in which frozen ones would be too.
         own = {"exclude_frozen_parameters": True} if self._has_zero else {}
         self.accelerator.save_state(str(temporary), safe_serialization=True, **own)
-        model = self.accelerator.unwrap_model(step).model
-        whole = {"": gathered(changing(model))}
         if ema is not None:
             whole[".ema"] = whole[""] | gathered(ema.mean)
         self.accelerator.wait_for_everyone()
@@ -157,15 +160,15 @@ class Checkpoints:
 
     def _remove_old(self) -> None:
         for folder in _state_folders(self.folder)[: -self.config.keep_checkpoints]:
-            shutil.rmtree(folder)
+            # What has its name is complete, also where a kill comes in the midst of this.
+            shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
         if self.config.keep_weights is not None:
-            numbered = [
-                (found, path) for path in self.config.output.iterdir() if (found := _WEIGHTS.fullmatch(path.name))
-            ]
-            stay = sorted({int(found[1]) for found, _ in numbered})[-self.config.keep_weights :]
-            for found, path in numbered:
-                if int(found[1]) not in stay:
-                    path.unlink()
+            saves: dict[str, list[Path]] = {}  # oldest first, by time, because steps and epochs do not compare
+            for path in sorted(self.config.output.glob("*.safetensors"), key=lambda one: one.stat().st_mtime_ns):
+                if found := _WEIGHTS.fullmatch(path.name):
+                    saves.setdefault(found[1], []).append(path)
+            for path in itertools.chain.from_iterable(list(saves.values())[: -self.config.keep_weights]):
+                path.unlink()
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
@@ -190,7 +193,7 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
 
 def _made_of(config: TrainConfig) -> dict[str, Any]:
     lora = dataclasses.asdict(config.lora)
-    made: dict[str, Any] = {"model.factory": config.model.factory}
+    made: dict[str, Any] = {"model.factory": config.model.factory, "optimizer.factory": config.optimizer.factory}
     made |= {f"model.args.{name}": value for name, value in config.model.args.items()}
     made |= {"model.trainable": config.model.trainable}
     made |= {f"lora.{name}": lora[name] for name in ("base_model", "target_modules", "rank", "alpha")}

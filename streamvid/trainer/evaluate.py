@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from torch import nn
 
 from streamvid.errors import ConfigError
+from streamvid.models.build import evaluating
+from streamvid.plan.hashing import hash64
 from streamvid.video.showing import contact_sheet, movie
 
 if TYPE_CHECKING:
@@ -22,27 +24,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Without gradients and dropout; what was frozen in evaluation mode already stays so afterwards."""
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part in training:
-            part.training = True
-
-
 def evaluate(accelerator: Accelerator, step: nn.Module, batches: Sequence[Batch]) -> float:
     """The mean loss a sample over all ranks' batches; repeats are left out where the module gives a loss a sample."""
     total = torch.zeros(2, device=accelerator.device)
     with evaluating(step):
-        for batch in (one.to(accelerator.device) for one in batches):
+        for number, batch in enumerate(one.to(accelerator.device) for one in batches):
+            set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # what a module draws by itself
             losses = step(batch, validates=True)["loss"].float()
-            count = (~batch.is_repeat).float() if losses.ndim else torch.tensor(float(len(batch.sample_keys)))
-            count = count.to(losses.device)
+            count = (~batch.is_repeat).float() if losses.ndim else losses.new_tensor(len(batch.sample_keys))
             total += torch.stack([(losses * count).sum(), count.sum()])
     loss_sum, count_sum = accelerator.reduce(total, reduction="sum").tolist()
     return float(loss_sum / count_sum) if count_sum else float("nan")
@@ -55,6 +44,7 @@ def save_samples(accelerator: Accelerator, step: nn.Module, batch: Batch, folder
     if not hasattr(model, "sample"):
         raise ConfigError(f"eval.sample_steps is set and {type(model).__name__} has no `sample`; give it one, or null")
     with evaluating(step), accelerator.autocast():
+        set_seed(accelerator.process_index)
         video = model.sample(unwrapped.encoded(batch.to(accelerator.device)))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)

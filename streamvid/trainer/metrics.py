@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name, loss, count, of_sample in sorted(entry for one in told for entry in one["buckets"]):
         sums = of_bucket.setdefault(name, [0.0, 0.0, 0.0])
         sums[0], sums[1], sums[2] = sums[0] + loss * count, sums[1] + count, sums[2] + of_sample * count
+    of_figure: dict[str, list[float]] = {}  # which a module may tell of some batches alone
+    for name, value in (entry for one in told for entry in one["figures"].items()):
+        of_figure.setdefault(name, []).append(value)
     samples, tokens = sum(one["samples"] for one in told), sum(one["tokens"] for one in told)
     spent, seconds = dict(told[0]["spent"]), max(told[0]["spent"]["seconds"], 1e-9)
     spent["data_substituted"] = sum(one["spent"].get("data_substituted", 0) for one in told)
@@ -32,7 +36,7 @@ def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         spent[name] = max(one["spent"][name] for one in told)
     return {
         "loss": sum(one["loss"] for one in told) / len(told),
-        **{name: sum(one["figures"][name] for one in told) / len(told) for name in told[0]["figures"]},
+        **{name: sum(values) / len(values) for name, values in of_figure.items()},
         "loss_of_bucket": {name: sums[0] / sums[1] for name, sums in of_bucket.items()},
         "samples": samples,
         "tokens": tokens,
@@ -40,6 +44,13 @@ def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "samples_per_second": round(sum(sums[1] for sums in of_bucket.values()) / seconds, 4),
         "tokens_per_second": round(sum(sums[2] for sums in of_bucket.values()) / seconds, 4),
     }
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it, with None for a number that it has no word for."""
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def flat(record: dict[str, Any]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches
 from streamvid.trainer.evaluate import evaluate, save_samples
 from streamvid.trainer.launch import make_accelerator, recompute_function
-from streamvid.trainer.metrics import append_metrics, drop_metrics_after, flat, merge_told
+from streamvid.trainer.metrics import append_metrics, drop_metrics_after, flat, merge_told, plain
 from streamvid.trainer.tasks import Step, find_task
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Run:
         held_out = itertools.islice(eval_loader or (), config.eval.num_batches)
         self.fixed = [batch.clone() for batch in held_out] if config.eval.num_batches else []
         self.progress = self.checkpoints.load(folder, self.step_module, self.ema, loader)
+        for group in self.optimizer.param_groups:  # the checkpoint's are as its config said
+            group |= {name: value for name, value in config.optimizer.arguments.items() if name in group}
         self.num_steps = self._num_steps()
         if self.is_main:
             self.checkpoints.describe()
@@ -112,7 +114,7 @@ class Run:
                 for group in self.optimizer.param_groups:  # before `backward`, in which DeepSpeed steps
                     group["lr"] = lr
                 found = self.step_module(batch)
-                mean = found["loss"].float().mean()
+                mean = found.pop("loss").float().mean()
                 # The loader's weights make what accelerate averages, over ranks and batches, the mean of all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
@@ -121,7 +123,7 @@ class Run:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             loss += mean.detach() * batch.loss_weight / config.accumulate
-            figures = {name: value.detach().float().mean() for name, value in found.items() if name != "loss"}
+            figures = {name: torch.as_tensor(value).detach().float().mean() for name, value in found.items()}
             self._of_buckets.append((batch.bucket, mean.detach(), len(batch.sample_keys)))
             samples += len(batch.sample_keys)
             tokens += len(batch.sample_keys) * batch.bucket.tokens
@@ -134,7 +136,7 @@ class Run:
         step, config = progress.step, self.config
         record: dict[str, Any] = {"step": step}
         if made is not None and spent is not None:
-            record |= {"loss": 0.0, "lr": made.lr, **self._told(progress, made, spent)}
+            record |= {"loss": 0.0, "lr": made.lr, **self._told(progress, made, spent), "step": step}
             if not math.isfinite(record["loss"]):
                 raise StreamvidError(
                     f"loss is {record['loss']} at step {step}; lower optimizer.lr or optimizer.grad_clip"
@@ -146,8 +148,9 @@ class Run:
             save_samples(self.accelerator, self.step_module, self.fixed[0], folder, f"step-{step}")
         self.last |= record
         if self.is_main and len(record) > 1:
-            append_metrics(config.output, record)
-            _log.info("%s", ", ".join(f"{name} {_brief(value)}" for name, value in record.items()))
+            append_metrics(config.output, plain(record))
+            short = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
+            _log.info("%s", ", ".join(f"{name} {value}" for name, value in short.items()))
         self.accelerator.log(flat(record), step=step)
 
     def _told(self, progress: Progress, made: StepMade, spent: dict[str, float]) -> dict[str, Any]:
@@ -193,7 +196,3 @@ class Run:
     @staticmethod
     def is_due(step: int, *every: int | None) -> bool:
         return any(number is not None and step % number == 0 for number in every)
-
-
-def _brief(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.loader.batch import Batch
-from streamvid.loader.sidecar import collate
 from streamvid.models.build import import_object
+from streamvid.models.encoding import with_encoded
 
 Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
 
@@ -74,17 +74,11 @@ class Step(nn.Module):
         batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
         found: Any = self.task.loss(self.model, batch) if validate is None else validate(batch)
-        told: dict[str, Tensor] = {"loss": found} if isinstance(found, Tensor) else dict(found)
-        if not isinstance(told.get("loss"), Tensor):
+        told: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {"loss": found}
+        loss, count = told.get("loss"), len(batch.sample_keys)
+        if not isinstance(loss, Tensor) or loss.ndim > 1 or loss.numel() not in (1, count):
             raise ConfigError(
-                f"task: the loss of {type(self.model).__name__} is {type(told.get('loss')).__name__}; "
-                "allowed: a tensor, or a mapping with one by 'loss'"
+                f"task: the loss of {type(self.model).__name__} is {getattr(loss, 'shape', type(loss).__name__)}; "
+                f"allowed: a tensor, () or ({count},), or a mapping with one by 'loss'"
             )
         return told
-
-
-def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | list[Tensor]]) -> Batch:
-    """The batch with what `encode` made of it; a list of B tensors is padded, with a mask, as a sidecar's are."""
-    ragged = {name: tensors for name, tensors in encoded.items() if isinstance(tensors, list)}
-    whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
-    return batch.with_fields({**whole, **collate(ragged, set(ragged))})

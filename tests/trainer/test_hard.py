@@ -1,0 +1,146 @@
+"""What users' modules and hands do that a run has to bear, or to refuse before it costs anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from streamvid.errors import ConfigError, StateError, StreamvidError
+from streamvid.trainer import train
+from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.trainer.metrics import merge_told
+from tests.loader.conftest import SMALL, build_dataset
+from tests.trainer.modules import UserTraining
+from tests.trainer.runs import config_of, losses_in, metrics_in
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_dataset(tmp_path_factory.mktemp("hard") / "ds", {SMALL: [4, 3]})
+
+
+class Telling(UserTraining):
+    """Says of its loss what `tell` makes of it."""
+
+    def __init__(self, tell: Any) -> None:
+        super().__init__()
+        self.tell, self.steps = tell, 0
+
+    def forward(self, batch: Any) -> Any:
+        self.steps += self.training
+        return self.tell(self, super().forward(batch)["loss"])
+
+
+class Tupled(UserTraining):
+    def encode(self, batch: Any) -> dict[str, Any]:
+        found = super().encode(batch)
+        return found | {"words": tuple(found["words"])}
+
+
+def told(dataset: Path, output: Path, tell: Any, **changes: Any) -> list[dict[str, Any]]:
+    """The lines of a run whose module tells so."""
+    train(config_of(dataset, output, **({"max_steps": 2} | changes)), module=Telling(tell))
+    return metrics_in(output)
+
+
+def test_figures_of_a_module_need_not_be_tensors_nor_numbers(dataset: Path, tmp_path: Path) -> None:
+    """A mean over nothing is NaN: that is no reason to end a run."""
+    lines = told(dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "half": 0.5, "none": torch.tensor(NAN)})
+    assert [(line["half"], line["none"]) for line in lines if "loss" in line] == [(0.5, None)] * 2
+
+
+def test_a_figure_by_the_name_of_ours_takes_no_place(dataset: Path, tmp_path: Path) -> None:
+    lines = told(dataset, tmp_path / "run", lambda _, loss: {"loss": loss, "step": loss.mean()})
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2]
+
+
+def test_a_figure_that_some_ranks_lack_is_the_mean_of_the_others() -> None:
+    spent = {"seconds": 1.0, "data_wait_seconds": 0.0, "data_wait_share": 0.0}
+    one = {"loss": 1.0, "buckets": [("a", 1.0, 1, 1)], "spent": spent, "samples": 1, "tokens": 1}
+    merged = merge_told([one | {"figures": {}}, one | {"figures": {"x": 2.0}}, one | {"figures": {"x": 4.0}}])
+    assert merged["x"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda _, loss: None,
+        lambda _, loss: "low",
+        lambda _, loss: (loss, {}),
+        lambda _, loss: loss[:, None].expand(-1, 7),
+        lambda _, loss: loss[:, None].expand(-1, len(loss)),
+        lambda _, loss: torch.cat([loss, loss]),
+    ],
+)
+def test_what_is_no_loss_is_refused(dataset: Path, tmp_path: Path, tell: Any) -> None:
+    with pytest.raises(ConfigError, match="the loss of Telling is"):
+        told(dataset, tmp_path / "run", tell)
+
+
+def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tmp_path: Path) -> None:
+    """Steps between two lines, or the one that is saved, may spoil the weights: what was saved before stays."""
+
+    def tell(module: Telling, loss: Tensor) -> Tensor:
+        return loss * (NAN if module.steps >= 3 else 1.0)
+
+    with pytest.raises(StreamvidError, match=r"lower optimizer\.lr"):
+        told(dataset, tmp_path / "run", tell, max_steps=8, save_steps=1, log_steps=8, keep_checkpoints=1)
+    assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-2"]
+    saved = [load_file(path) for path in (tmp_path / "run").glob("*.safetensors")]
+    assert len(saved) == 2
+    assert all(tensor.isfinite().all() for one in saved for tensor in one.values())
+
+
+def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: Path) -> None:
+    """Also that of a module which draws it by itself, not from the samples' seeds."""
+    changes = {"eval": EvalConfig(steps=1, num_batches=2), "optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0)}
+    lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), **changes)
+    assert len({line["eval_loss"] for line in lines}) == 1
+
+
+def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_path: Path) -> None:
+    """A preempted job names a file by its step, an epoch's end by the epoch, whose number is lower."""
+    output = tmp_path / "run"
+    train(config_of(dataset, output, max_steps=2, keep_weights=1))
+    train(config_of(dataset, output, max_steps=None, num_epochs=2, save_steps=None, keep_weights=1))
+    assert [path.name for path in output.glob("*.safetensors")] == ["epoch-1.safetensors"]
+
+
+def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Path) -> None:
+    """The effective config beside the weights is not one thing and what made them another."""
+    ours = tmp_path / "run"
+    train(config_of(dataset, ours, max_steps=1, optimizer=OptimizerConfig(weight_decay=0.0)))
+    changed = OptimizerConfig(weight_decay=0.5, betas=(0.5, 0.6), args={"eps": 1e-6})
+    train(config_of(dataset, ours, max_steps=2, optimizer=changed))
+    group = torch.load(ours / "state" / "step-2" / "optimizer.bin")["param_groups"][0]
+    assert (group["weight_decay"], tuple(group["betas"]), group["eps"]) == (0.5, (0.5, 0.6), 1e-6)
+    with pytest.raises(StateError, match=r"optimizer\.factory is torch\.optim:SGD here"):
+        train(config_of(dataset, ours, optimizer=OptimizerConfig(factory="torch.optim:SGD", betas=None)))
+
+
+def test_what_a_killed_save_left_goes(dataset: Path, tmp_path: Path) -> None:
+    left = tmp_path / "run" / "state" / ".step-7.tmp"
+    left.mkdir(parents=True)
+    train(config_of(dataset, tmp_path / "run", max_steps=1))
+    assert [path.name for path in left.parent.iterdir()] == ["step-1"]
+
+
+def test_a_list_of_tensors_may_be_a_tuple(dataset: Path, tmp_path: Path) -> None:
+    """As where it goes into a sidecar."""
+    torch.manual_seed(0)
+    train(config_of(dataset, tmp_path / "tuple", max_steps=2), module=Tupled())
+    torch.manual_seed(0)
+    train(config_of(dataset, tmp_path / "list", max_steps=2), module=UserTraining())
+    assert losses_in(tmp_path / "tuple") == losses_in(tmp_path / "list")
