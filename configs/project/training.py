@@ -34,7 +34,9 @@ class TextEncoder(nn.Module):
 
     def __init__(self, dim: int, most: int = 256) -> None:
         super().__init__()
-        self.most, self.table = most, nn.Embedding(256, dim)
+        # Drawn by itself: the same whether or not a task has built the transformer before.
+        table = torch.randn(256, dim, generator=torch.Generator().manual_seed(0))
+        self.most, self.table = most, nn.Embedding.from_pretrained(table)
 
     def forward(self, texts: list[str]) -> list[Tensor]:
         """Texts ─► a tensor (L, D) each. Lengths may differ: they are padded, with a mask, where they are used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 import zipfile
@@ -10,11 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from streamvid.errors import ConfigError
 
 SAFETENSORS = ".safetensors"
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, the same bytes for the same content: safetensors itself writes metadata in any order."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata=dict(metadata))
+    with path.open("r+b") as file:
+        room = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(room))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(room))
 
 
 def proved(file: Path) -> str | None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from streamvid.config import dump_config
@@ -30,6 +30,7 @@ from streamvid.errors import ConfigError, StateError
 from streamvid.models import weights
 from streamvid.models.gather import changing, gathered, require_numbers
 from streamvid.models.optimizer import Ema
+from streamvid.models.state_files import write_state
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
 from streamvid.trainer.metrics import METRICS_FILE
@@ -106,7 +107,7 @@ class Checkpoints:
             path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
             state = weights.remove_prefix(file.tensors, self.config.remove_prefix)
             temporary = path.with_name(f".{path.name}.tmp")
-            save_file({key: value.contiguous() for key, value in state.items()}, str(temporary), metadata=file.metadata)
+            write_state(temporary, state, file.metadata)
             temporary.rename(path)
 
     def find(self) -> Path | None:

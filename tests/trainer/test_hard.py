@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from streamvid.errors import ConfigError, StateError, StreamvidError
+from streamvid.models.config import LoraConfig
+from streamvid.shipped import shipped
 from streamvid.trainer import train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from streamvid.trainer.metrics import merge_told
@@ -144,3 +149,34 @@ def test_a_list_of_tensors_may_be_a_tuple(dataset: Path, tmp_path: Path) -> None
     torch.manual_seed(0)
     train(config_of(dataset, tmp_path / "list", max_steps=2), module=UserTraining())
     assert losses_in(tmp_path / "tuple") == losses_in(tmp_path / "list")
+
+
+def test_files_of_adapters_are_the_same_bytes_each_time(dataset: Path, tmp_path: Path) -> None:
+    """Their header has several facts, which safetensors writes in any order."""
+    adapters = LoraConfig(base_model="dit", rank=2)
+    for number in range(4):
+        train(config_of(dataset, tmp_path / str(number), max_steps=1, lora=adapters))
+    assert len({(tmp_path / str(number) / "step-1.safetensors").read_bytes() for number in range(4)}) == 1
+    with safe_open(tmp_path / "0" / "step-1.safetensors", "pt") as file:
+        assert file.metadata()["rank"] == "2"
+    assert all(tensor.isfinite().all() for tensor in load_file(tmp_path / "0" / "step-1.safetensors").values())
+
+
+def test_a_new_projects_encoders_are_the_same_in_each_task() -> None:
+    """Else what `sft:data_process` stores is not what `sft` trains on."""
+    build = runpy.run_path(str(shipped("configs/project/training.py")))["build"]
+    tables = []
+    for task in ("sft", "sft:data_process"):
+        torch.manual_seed(0)
+        tables.append(build(task).text_encoder.table.weight)
+    assert torch.equal(*tables)
+
+
+def test_a_new_projects_comments_are_fields_that_there_are(dataset: Path, tmp_path: Path) -> None:
+    """Each line that a user may take the # away from."""
+    text = shipped("configs/project/config.yaml").read_text()
+    loader = next(line for line in text.splitlines() if line.startswith("# loader:"))
+    fields = yaml.safe_load(loader.removeprefix("# "))["loader"]
+    source = next(line for line in text.splitlines() if line.startswith("#   {url:"))
+    row = yaml.safe_load(source.removeprefix("#").partition("    in")[0]) | {"url": str(dataset)}
+    train(config_of(row, tmp_path / "run", max_steps=1, loader=fields))
