@@ -80,7 +80,7 @@ class DataFlags:
         if not there:
             raise ConfigError(
                 f"data_file_keys is {','.join(asked)!r}, of which the metadata has no column; it has "
-                f"{', '.join(columns or ()) or 'none'}"
+                f"{', '.join(columns or ()) or 'none'}: name those that hold files, as --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in there), there[0])
         return clip, tuple(name for name in there if name != clip)

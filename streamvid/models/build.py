@@ -60,6 +60,10 @@ def build_module(
         torch.manual_seed(seed)
         module = _make(model, task)
         encoders = _encoders(module)
+        strange = [name for name in encoders if task != ENCODED and not hasattr(module, name.partition(".")[0])]
+        if strange:
+            children = ", ".join(name for name, _ in module.named_children())
+            raise ConfigError(f"encoders of {type(module).__name__} names {strange[0]!r}; its children: {children}")
         may_lack = {ENCODED: encoders, ENCODE_ONLY: None}.get(task, ())
         went = weights.load(module, sources, model, may_lack=may_lack)
         _fuse_preset(module, lora_config, may_lack)

@@ -119,6 +119,8 @@ def _raw(name: str, tensor: object, dtype: torch.dtype | None, *, is_ragged: boo
 
 def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]]) -> Batch:
     """The batch with what `encode` made of it; a list of B tensors is padded, with a mask, as a sidecar's are."""
+    if taken := encoded.keys() & set(batch):
+        raise ConfigError(f"encode gives {min(taken)!r}, which the batch has already; allowed: any other name")
     ragged = {name: tensors for name, tensors in encoded.items() if not isinstance(tensors, Tensor)}
     whole = {name: tensor for name, tensor in encoded.items() if name not in ragged}
     return batch.with_fields({**whole, **collate(ragged, set(ragged))})
@@ -190,13 +192,21 @@ def facts(module: nn.Module, model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def check_fresh(sidecar: Sidecar, model: ModelConfig) -> None:
+def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None = None) -> None:
     """ConfigError, naming what changed, for a sidecar of other encoders than `model` says, as far as is known without
-    them; the loader compares dataset and views."""
+    them; the loader compares dataset and views. module: where it has all of its encoders, their weights count too."""
     made = sidecar.manifest.made_with
     now = {"version": VERSION, "factory": model.factory, "args": _arguments(model, made.get("encoder_args"))}
     problems = differences({name: made.get(name) for name in now}, now)
+    if made.get("encoder_args") is None and made.get("args") != now["args"]:
+        problems[-1] += (
+            " (arguments that encoders do not hang on may change: name the others in the module's encoder_args)"
+        )
     problems += _changed_files(made.get("weights", ()), model)
+    names = getattr(module, "encoders", ())
+    if module is not None and names and all(fit.part_of(module, name) is not None for name in names):
+        here = {"encoders_sha256": _digest(module)}
+        problems += differences({"encoders_sha256": made.get("encoders_sha256")}, here)
     if problems:
         raise ConfigError(f"sidecar {sidecar.url} is stale: {'; '.join(problems)}; {REMEDY}")
 

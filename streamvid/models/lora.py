@@ -41,8 +41,11 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     require_files(config)
     base = _child(module, "base_model", config.base_model)
     targets = choose_targets(base, config.target_modules)
-    from peft import LoraConfig as PeftConfig
-    from peft import inject_adapter_in_model
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("lora.base_model needs the package peft: pip install 'streamvid[lora]'") from error
 
     # As an expression of whole names: peft takes a list for endings, which may end other layers' names too.
     inject_adapter_in_model(

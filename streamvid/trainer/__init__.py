@@ -1,4 +1,4 @@
-"""The thin accelerate loop: a small video transformer trained by rectified flow on what the loader delivers."""
+"""The thin accelerate loop: any module trained on what the loader delivers."""
 
 from __future__ import annotations
 

@@ -41,23 +41,18 @@ def run_to_exit_code(config: TrainConfig) -> int:
     """Do what the config's task says."""
     from accelerate import PartialState
 
+    from streamvid.trainer.encode import encode
     from streamvid.trainer.tasks import find_task
-
-    if find_task(config.task).sidecar == "write":
-        from streamvid.trainer.encode import encode
-
-        logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would tell of each shard
-        encoded = encode(config)
-        PartialState().destroy_process_group()
-        return 0 if encoded.stopped_by is None else 128 + encoded.stopped_by
     from streamvid.trainer.trainer import train
 
-    result = train(config)
+    encodes = find_task(config.task).sidecar == "write"
+    if encodes:
+        logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would tell of each shard
+    result = encode(config) if encodes else train(config)
     PartialState().destroy_process_group()
     if result.stopped_by is not None:
-        _log.warning("stopped by %s after step %d of %d", result.stopped_by.name, result.step, result.num_steps)
-        return 128 + result.stopped_by
-    return 0
+        _log.warning("stopped by %s; the same command goes on from there", result.stopped_by.name)
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
 
 
 def is_alone_by_mistake(environ: Mapping[str, str]) -> bool:

@@ -16,11 +16,11 @@ from streamvid.storage import StorageOptions
 class EvalConfig:
     """Held-out loss on the same batches with the same noise and times each time, and samples to look at.
 
-    steps: how often, in steps.   num_batches: a rank's; 0: none.
+    steps: how often, in steps; None: never.   num_batches: a rank's; 0: none.
     sample_steps: how often the module's `sample` makes videos of the first held-out batch; None: never.
     """
 
-    steps: int = 100
+    steps: int | None = 100
     num_batches: int = 2
     sample_steps: int | None = None
 
@@ -97,4 +97,9 @@ class TrainConfig:
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
         require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
         needs_sidecar = self.task in ("sft:data_process", "sft:train")
-        require(self.sidecar is not None or not needs_sidecar, "sidecar", "null", f"a URL, for task {self.task!r}")
+        require(
+            self.sidecar is not None or not needs_sidecar,
+            "sidecar",
+            "null",
+            f"a folder or URL, as sidecar=latents/, for task {self.task!r}",
+        )

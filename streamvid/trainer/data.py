@@ -84,14 +84,14 @@ def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str
 
 
 @contextmanager
-def open_loaders(config: TrainConfig) -> Iterator[tuple[Batches, Iterable[Batch]]]:
+def open_loaders(config: TrainConfig, module: Any = None) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """The training loader and the one for evaluation: of split "val" where a dataset has it, else "train"."""
     stores = Stores.of(config.storage, config.cache_dir, config.cache_bytes)
     configs, datasets = open_datasets(config.dataset, stores)
     options = loader_options(config, datasets)
     if config.task == "sft:train":
         sidecar = Sidecar(open_store(str(config.sidecar), stores.options), stores.cache)
-        check_fresh(sidecar, config.model)
+        check_fresh(sidecar, config.model, module)
         options.pop("media", None)  # `encode` had them, and what it made of them is there
         options |= {"sidecars": sidecar}
     with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]

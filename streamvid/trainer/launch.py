@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProfileKwargs
 
 from streamvid.errors import ConfigError
@@ -31,6 +32,8 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     if config.profile_steps:
         schedule = {"wait": 1, "warmup": 1, "active": config.profile_steps, "repeat": 1}
         kwargs.append(ProfileKwargs(schedule_option=schedule, output_trace_dir=str(config.output / "profile")))
+    if missing := set(config.trackers) - set(map(str, get_available_trackers())):
+        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
     accelerator = Accelerator(
         mixed_precision=config.mixed_precision,
         cpu=(config.cpu or is_bare) and not needs_backend,

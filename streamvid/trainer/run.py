@@ -51,7 +51,7 @@ class Run:
 
     def __init__(
         self, config: TrainConfig, module: nn.Module | None, loader: Batches | None,
-        eval_loader: Iterable[Batch] | None, open_loaders: Callable[[], tuple[Batches, Iterable[Batch]]],
+        eval_loader: Iterable[Batch] | None, open_loaders: Callable[[nn.Module], tuple[Batches, Iterable[Batch]]],
     ) -> None:  # fmt: skip
         self.config, self.last = config, dict[str, Any]()
         task = find_task(config.task)
@@ -69,7 +69,7 @@ class Run:
                 checkpoint_function=recompute_function(accelerator),
             )  # fmt: skip
         if loader is None:
-            loader, eval_loader = open_loaders()
+            loader, eval_loader = open_loaders(module)
         self.loader = loader
         self._of_buckets: list[tuple[Bucket, Tensor, int]] = []
         optimizer = build_optimizer(config.optimizer, module)
@@ -78,8 +78,9 @@ class Run:
         self.parameters = [one for one in self.step_module.parameters() if one.requires_grad]
         decay = config.optimizer.ema_decay
         self.ema = None if decay is None else Ema(accelerator.unwrap_model(self.step_module).model, decay)
-        held_out = itertools.islice(eval_loader or (), config.eval.num_batches)
-        self.fixed = [batch.clone() for batch in held_out] if config.eval.num_batches else []
+        wanted = config.eval.num_batches if config.eval.steps or config.eval.sample_steps else 0
+        held_out = itertools.islice(eval_loader or (), wanted) if wanted else ()
+        self.fixed = [batch.clone() for batch in held_out]
         self.progress = self.checkpoints.load(folder, self.step_module, self.ema, loader)
         for group in self.optimizer.param_groups:  # the checkpoint's are as its config said
             group |= {name: value for name, value in config.optimizer.arguments.items() if name in group}
@@ -141,26 +142,24 @@ class Run:
                 raise StreamvidError(
                     f"loss is {record['loss']} at step {step}; lower optimizer.lr or optimizer.grad_clip"
                 )
-        if self.fixed and (step in (0, self.num_steps) or self.is_due(step, config.eval.steps)):
+        if self.fixed and config.eval.steps and (step in (0, self.num_steps) or step % config.eval.steps == 0):
             record["eval_loss"] = evaluate(self.accelerator, self.step_module, self.fixed)
         if self.fixed and step and self.is_due(step, config.eval.sample_steps):
-            folder = config.output / "samples"
-            save_samples(self.accelerator, self.step_module, self.fixed[0], folder, f"step-{step}")
+            save_samples(self.accelerator, self.step_module, self.fixed[0], config.output / "samples", f"step-{step}")
         self.last |= record
         if self.is_main and len(record) > 1:
             append_metrics(config.output, plain(record))
             short = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
-            _log.info("%s", ", ".join(f"{name} {value}" for name, value in short.items()))
+            _log.info("%s", ", ".join(f"{k} {v}" for k, v in short.items() if k[:5] != "data_" or k.endswith("share")))
         self.accelerator.log(flat(record), step=step)
 
     def _told(self, progress: Progress, made: StepMade, spent: dict[str, float]) -> dict[str, Any]:
         """What all ranks tell of the steps since the last line, as one record."""
-        figures = {name: float(value) for name, value in made.figures.items()}
         buckets = [(one.id, float(loss), count, one.tokens) for one, loss, count in self._of_buckets]
         self._of_buckets.clear()
         spent = spent | {"step_seconds": round(spent["seconds"] * self.config.accumulate / len(buckets), 5)}
-        told = {"loss": float(made.loss), "figures": figures, "buckets": buckets, "spent": spent}
-        told |= {"samples": progress.num_samples, "tokens": progress.num_tokens}
+        told = {"loss": float(made.loss), "figures": {name: float(one) for name, one in made.figures.items()}}
+        told |= {"buckets": buckets, "spent": spent, "samples": progress.num_samples, "tokens": progress.num_tokens}
         norm = {} if made.grad_norm is None else {"grad_norm": float(made.grad_norm)}
         return merge_told(gather_object([told])) | norm
 

@@ -49,7 +49,7 @@ def train(
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
-        run = Run(config, module, loader, eval_loader, lambda: stack.enter_context(open_loaders(config)))
+        run = Run(config, module, loader, eval_loader, lambda made: stack.enter_context(open_loaders(config, made)))
         stack.callback(run.close)
         return _loop(run, stop)
 

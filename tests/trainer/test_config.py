@@ -33,7 +33,7 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
         (["recompute.offload=true"], "recompute: offload is true and blocks is empty"),
         (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 up to lr=0.0001"),
         (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: in"),
-        (["task=sft:train"], "sidecar is null; allowed: a URL, for task 'sft:train'"),
+        (["task=sft:train"], "sidecar is null; allowed: a folder or URL, as sidecar=latents/, for task 'sft:train'"),
         (["optimizer.lr=0"], "optimizer: lr is 0.0; allowed: a finite number above 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer: betas is"),
         (["optimizer.grad_clip=0"], "optimizer: grad_clip is 0.0; allowed: above 0, or null for none"),

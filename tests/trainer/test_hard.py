@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from streamvid.errors import ConfigError, StateError, StreamvidError
-from streamvid.models.config import LoraConfig
+from streamvid.models.config import LoraConfig, ModelConfig
 from streamvid.shipped import shipped
 from streamvid.trainer import train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.trainer.encode import encode
 from streamvid.trainer.metrics import merge_told
 from tests.loader.conftest import SMALL, build_dataset
 from tests.trainer.modules import UserTraining
@@ -180,3 +183,58 @@ def test_a_new_projects_comments_are_fields_that_there_are(dataset: Path, tmp_pa
     source = next(line for line in text.splitlines() if line.startswith("#   {url:"))
     row = yaml.safe_load(source.removeprefix("#").partition("    in")[0]) | {"url": str(dataset)}
     train(config_of(row, tmp_path / "run", max_steps=1, loader=fields))
+
+
+def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
+    quiet = EvalConfig(steps=None, sample_steps=2, num_batches=1)
+    config = config_of(dataset, tmp_path / "run", max_steps=2, eval=quiet)
+    train(config)
+    assert not any("eval_loss" in line for line in metrics_in(config.output))
+    assert (config.output / "samples" / "step-2.png").exists()
+
+
+def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Path) -> None:
+    class Typo(UserTraining):
+        encoders = ("vea",)
+
+    class Taken(UserTraining):
+        def encode(self, batch: Any) -> dict[str, Any]:
+            return {"text": torch.zeros(len(batch.text), 1)}
+
+    names = vars(sys.modules[__name__])
+    names["Typo"], names["Taken"] = Typo, Taken
+    for name, message in (
+        ("Typo", r"encoders of Typo names 'vea'; its children: dit, vae"),
+        ("Taken", "encode gives 'text'"),
+    ):
+        model = ModelConfig(factory=f"{__name__}:{name}")
+        with pytest.raises(ConfigError, match=message):
+            train(config_of(dataset, tmp_path / name, model=model))
+    with pytest.raises(ConfigError, match="trackers has clearml, whose package is not installed"):
+        train(config_of(dataset, tmp_path / "tracker", trackers=("clearml",)))
+
+
+class Seeded(UserTraining):
+    """Builds its encoder for every task, with weights that hang on a number beside its arguments."""
+
+    number = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.init.constant_(self.vae.weight, 0.01 + self.number)
+
+
+def test_a_sidecar_of_other_weights_is_refused_where_training_builds_the_encoders(
+    dataset: Path, tmp_path: Path
+) -> None:
+    model = ModelConfig(factory=f"{__name__}:Seeded")
+    config = config_of(dataset, tmp_path / "run", max_steps=1, model=model, sidecar=str(tmp_path / "latents"))
+    encode(replace(config, task="sft:data_process"))
+    fresh = replace(config, task="sft:train")
+    train(fresh)
+    Seeded.number = 1
+    try:
+        with pytest.raises(ConfigError, match=r"latents is stale: encoders_sha256 is .* there and .* here"):
+            train(replace(fresh, output=tmp_path / "other"))
+    finally:
+        Seeded.number = 0
