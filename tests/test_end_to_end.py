@@ -250,6 +250,7 @@ def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Pa
     assert (tmp_path / "whole" / "step-12.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
     """PLAN-2 in real processes: a step that one rank lacked, or of another bucket, would hang or fail the all-reduce."""

@@ -81,6 +81,7 @@ def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path:
     assert not (tmp_path / "sidecar").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path) -> None:
     """STOP-1: 130, with what is done kept."""
     slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "num_visits=3"]

@@ -266,7 +266,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
     assert not output and "Traceback" not in errors
     assert (
         errors.splitlines()[-1]
-        == "interrupted; run the same command again (copy, shard, train and verify go on where they were)"
+        == "interrupted; run the same command again (copy, encode, shard, train and verify go on where they were)"
     )
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1

@@ -71,7 +71,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
     assert not [path for path in parts.output.rglob("*") if path.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
     """A signal as Slurm sends it leaves a checkpoint of that very step: no sample is trained on twice, or not at all."""
     config = config_of(
@@ -140,7 +140,10 @@ def train_by_hand(
     return {name: one.detach() for name, one in module.named_parameters() if one.requires_grad}, losses
 
 
-@pytest.mark.parametrize(("ranks", "batch_size", "accumulate"), [(1, 4, 1), (1, 2, 2), (1, 3, 3), (2, 2, 1), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "batch_size", "accumulate"),
+    [(1, 4, 1), (1, 2, 2), (1, 3, 3), (2, 3, 2), pytest.param(2, 2, 1, marks=pytest.mark.slow)],
+)
 def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
     dataset: Path, tmp_path: Path, ranks: int, batch_size: int, accumulate: int
 ) -> None:
