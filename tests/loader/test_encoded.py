@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -389,8 +390,15 @@ def stop_children(others: set[psutil.Process], is_over: threading.Event) -> None
     while not is_last:
         is_last = is_over.is_set()
         for child in psutil.Process().children():
-            if child not in others:
+            # Not before it is another program: who starts it waits for that.
+            if child not in others and "loader.worker" in " ".join(command_of(child)):
                 child.suspend()
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):  # it has ended, or is not there yet
+        return process.cmdline()
+    return []
 
 
 def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
@@ -400,9 +408,11 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
             others, is_open = set(psutil.Process().children()), threading.Event()
             stopper = threading.Thread(target=stop_children, args=(others, is_open))
             stopper.start()
-            iter(loader)  # opens what a loop needs
-            is_open.set()
-            stopper.join()
+            try:
+                iter(loader)  # opens what a loop needs
+            finally:
+                is_open.set()
+                stopper.join()
             pids = loader.worker_pids
             try:
                 time.sleep(0.3)
