@@ -9,13 +9,15 @@ Measured in processes of their own, every few milliseconds, over the whole proce
 - baseline: the streaming process after its imports, before it makes a loader;
 - decoder: a process that decodes windows of the same clips one after another, and nothing else;
 - peak: the streaming process and its workers, over all epochs. In the first one it waits until the ring is full.
-Memory is what nobody else could be using: anonymous pages, and shared ones (the ring), each counted once. Code and
-other pages of files are left out, because their share depends on who else on the machine maps them; `pss` has them.
+Memory is what nobody else could be using: anonymous pages, and those of shared memory that a process has open (the
+ring), each counted once. Code and other pages of files are left out, because their share depends on who else on the
+machine maps them; `pss` has them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -26,7 +28,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib.util import find_spec
@@ -78,17 +79,33 @@ class Watch:
 
 def memory_of(pid: int) -> Memory:
     """The memory of a process and its descendants."""
-    sums = dict.fromkeys(("Pss_Anon", "Pss_Shmem", "Pss"), 0)
+    sums = dict.fromkeys(("Pss_Anon", "Pss"), 0)
+    shared: dict[int, int] = {}
     for member in _tree(pid):
         try:
             text = Path(f"/proc/{member}/smaps_rollup").read_text()
         except OSError:  # it has ended
             continue
+        shared |= _shared_of(member)
         for line in text.splitlines()[1:]:
             name, value, _ = line.split()
             if name[:-1] in sums:
                 sums[name[:-1]] += int(value) * 1024
-    return Memory(sums["Pss_Anon"], sums["Pss_Shmem"], sums["Pss"])
+    return Memory(sums["Pss_Anon"], sum(shared.values()), sums["Pss"])
+
+
+def _shared_of(pid: int) -> dict[int, int]:
+    """Inode → bytes of the shared memory that a process has open.
+
+    Not by the shares of processes, which are read one after another: what one more maps meanwhile would count twice.
+    """
+    found = {}
+    for fd in Path(f"/proc/{pid}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if str(fd.readlink()).startswith("/memfd:"):
+                status = fd.stat()
+                found[status.st_ino] = status.st_blocks * 512
+    return found
 
 
 def _tree(pid: int) -> Iterator[int]:
@@ -102,7 +119,7 @@ def _tree(pid: int) -> Iterator[int]:
             yield from _tree(int(child))
 
 
-@contextmanager
+@contextlib.contextmanager
 def watching(pid: int) -> Iterator[Watch]:
     """Samples the tree of `pid` from a thread until the block ends."""
     watch, ended = Watch(), threading.Event()

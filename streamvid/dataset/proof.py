@@ -306,7 +306,7 @@ class SamplesFile:
         source = StoreFile(self._store, self._file.path, self._file.num_bytes)
         if near is not None and 0 <= near[0] <= near[1] <= self._file.num_bytes:
             source.read_near(*near)
-        # Buffered ahead, a thread of Arrow's would read the store, and abort a process that ends meanwhile (arrow#34314).
+        # With a buffer, a thread of Arrow's reads the store, and aborts a process that ends meanwhile (arrow#34314).
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
 
 

@@ -241,7 +241,10 @@ def test_a_copy_that_is_killed_goes_on(tmp_path: Path, count: int) -> None:
         done = run(source, dest, tmp_path / "journal", tmp_path, moment, rng.choice([0.0, 0.002, 0.01]))
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         kills += done.returncode != 0
-        assert (dest / "manifest.json").exists() == (done.returncode == 0)
+        if (dest / "manifest.json").exists():  # a kill may come between the manifest and the process's end
+            assert tree_of(dest) == tree_of(source)
+        else:
+            assert done.returncode != 0
         again = sum(path.stat().st_ino != status.st_ino for path, status in before.items())
         assert again <= 3  # one a worker: there, and not yet in the journal
     assert kills >= count // 2

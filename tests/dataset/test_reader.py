@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,7 +74,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads by Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads by Linux's /proc")
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     """One of Arrow's that still holds what is of Python aborts a process that ends: "terminate called …", exit 134."""
     seal(tmp_path, (3, 2))
