@@ -38,7 +38,8 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             from deepspeed.runtime.zero import GatheredParameters
 
             with GatheredParameters([tensor]):
-                whole[name] = tensor.detach().cpu().clone()
+                whole[name] = tensor.detach().to("cpu", copy=True)
         else:
-            whole[name] = (part.full_tensor() if hasattr(part, "full_tensor") else part).cpu()
+            # A copy on CPUs too: FSDP frees what it made whole for a forward at the next save of a state.
+            whole[name] = (part.full_tensor() if hasattr(part, "full_tensor") else part).to("cpu", copy=True)
     return whole

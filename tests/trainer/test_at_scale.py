@@ -43,7 +43,8 @@ def launched(setup: str, output: Path, num_steps: int, *fields: str, ranks: int 
 
 def run(setup: str, output: Path, num_steps: int, *fields: str, **options: Any) -> None:
     said = launched(setup, output, num_steps, *fields, **options)
-    assert said.startswith("0\n"), said[-3000:]
+    # The rank that failed first, before those that lost it.
+    assert said.startswith("0\n"), "\n".join([line for line in said.splitlines() if "Error" in line] + [said[:6000]])
 
 
 def deepspeed() -> dict[str, str]:
