@@ -6,7 +6,10 @@ the caller is at work elsewhere, or while the whole machine is suspended, ends a
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -38,6 +41,14 @@ class Wait:
             self.since = now
         self._looked = now
         return now
+
+
+def where_threads_are() -> str:
+    """The stacks of the loader's threads and the caller's, for a report of something that hangs."""
+    frames = sys._current_frames()
+    ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
+    shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]
+    return "\n".join(f"{one.name}\n{''.join(traceback.format_stack(frames[one.ident or 0]))}" for one in shown)
 
 
 class Clock:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,7 +26,7 @@ from typing import Protocol
 from streamvid.errors import ConfigError, LoaderError, WorkerError
 from streamvid.loader.arena import Arena
 from streamvid.loader.encoded import ReadTask
-from streamvid.loader.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, TaskRunner
+from streamvid.loader.worker import MAX_MESSAGE_BYTES, SHOW_STACK, Answer, DecodeTask, TaskRunner
 
 # Called for each task that is begun or finished, from whichever thread serves answers.
 Heard = Callable[[Answer], None]
@@ -33,6 +34,7 @@ Heard = Callable[[Answer], None]
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.loader.worker import main; "
 _START += "main(*map(int, sys.argv[1:6]))"
 _END_SECONDS = 5.0
+_SHOW_SECONDS = 0.1
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
@@ -55,12 +57,19 @@ class Decoder(Protocol):
         """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
         ...
 
+    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+        """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
+        ...
+
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
         ...
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing."""
+        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing.
+
+        Where it hangs it says on the error stream.
+        """
         ...
 
     def close(self) -> None:
@@ -84,6 +93,7 @@ class DecodePool:
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: list[socket.socket] = []
+        self._left: deque[bytes] = deque()  # tasks of the thread that serves, which the socket had no room for
         self._poller = select.poll()
         try:
             self._start(num_workers, clips, ring)
@@ -131,10 +141,21 @@ class DecodePool:
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
+    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+        """Hand a task over at once, or as soon as the workers have taken others."""
+        self._left.append(task.to_json())
+
+    def _send_left(self) -> None:
+        with contextlib.suppress(OSError):  # no room; or no worker is left
+            while self._left:
+                self._tasks.send(self._left[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                self._left.popleft()
+
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
+        self._send_left()
         for pidfd in ready & self._pidfds.keys():
             worker = self._pidfds[pidfd]
             if not self._closed and worker.poll() is not None:
@@ -160,10 +181,13 @@ class DecodePool:
 
     def kill(self, task_id: int) -> None:
         pids = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
-        for pidfd, worker in list(self._pidfds.items()):
-            if worker.pid in pids:
+        stuck = [pidfd for pidfd, worker in list(self._pidfds.items()) if worker.pid in pids]
+        for number in (SHOW_STACK, signal.SIGKILL):
+            for pidfd in stuck:
                 with contextlib.suppress(OSError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    signal.pidfd_send_signal(pidfd, number)
+            if number == SHOW_STACK:
+                time.sleep(_SHOW_SECONDS)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
@@ -243,6 +267,8 @@ class InlineDecoder:
 
     def submit(self, task: DecodeTask | ReadTask) -> None:
         self._queue.put(task)
+
+    submit_heard = submit
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
         try:

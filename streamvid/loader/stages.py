@@ -16,7 +16,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StreamvidError, WorkerError
 from streamvid.loader.arena import ALIGN_BYTES, Arena, Block
 from streamvid.loader.clip_part import MAX_READS, ClipPart, clip_part
-from streamvid.loader.clock import Clock, Wait
+from streamvid.loader.clock import Clock, Wait, where_threads_are
 from streamvid.loader.fetch import ClipRead, FetchThreads, IndexRows, check_row, finish_row, read_parts
 from streamvid.loader.media import MediaRoom, media_parts
 from streamvid.loader.mix import MixPart, SampleRequest
@@ -26,7 +26,7 @@ from streamvid.loader.pool import DecodePool, Decoder, InlineDecoder
 from streamvid.loader.repair import Repairs, add_read, repair_bytes
 from streamvid.loader.requests import BatchRequest
 from streamvid.loader.signals import Signals
-from streamvid.loader.worker import GENERATION, Answer
+from streamvid.loader.worker import GENERATION, Answer, DecodeTask
 from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
@@ -124,6 +124,7 @@ class Stages:
             return
         self._signals.is_stuck = overdue.task_id is None or not self._decoder.pids
         self._signals.fail(overdue.error)
+        _log.warning("%s. Threads:\n%s", overdue.error, where_threads_are())
         if overdue.task_id is not None:
             self._decoder.kill(overdue.task_id)
 
@@ -263,7 +264,7 @@ class Stages:
                 add_read(work, replace(read, seconds=read.seconds / len(blocks), num_bytes=work.num_bytes))
                 if work.problem is None:
                     work.num_decoded = 0
-                    self._decode(work, clip)
+                    self._decode(work, clip, self._decoder.submit)
                 else:
                     self._is_corrupt(work, work.problem)
         except StreamvidError as error:
@@ -279,9 +280,9 @@ class Stages:
         sample = first.sample
         return read_parts(sample.part.source, sample.file, wanted, is_again=first.num_reads > 0)
 
-    def _decode(self, work: Work, block: int) -> None:
+    def _decode(self, work: Work, block: int, submit: Callable[[DecodeTask], None]) -> None:
         work.enter(QUEUED)
-        self._decoder.submit(work.task(block, self._num_threads(work)))
+        submit(work.task(block, self._num_threads(work)))
 
     def _fetch_each(self, blocks: Sequence[tuple[Work, int]]) -> None:
         for work, _ in blocks:
@@ -361,7 +362,7 @@ class Stages:
         elif not work.decoded(answer.color) and work.run == self._signals.run:
             block = work.clip if work.clip is not None else self._repair_clip
             assert block is not None
-            self._decode(work, block)
+            self._decode(work, block, self._decoder.submit_heard)
         else:
             if work.bad is not None and not work.is_substitute:
                 name = name_sample(work.sample, work.row["key"])

@@ -6,7 +6,9 @@ torch and CUDA are never in it. Tasks and answers are small JSON messages; pixel
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import faulthandler
 import json
 import mmap
 import os
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from streamvid.video.picture import Accuracy, Pixels
 
 MAX_MESSAGE_BYTES = 65536
+SHOW_STACK = signal.SIGQUIT  # a worker that gets it says on the error stream where it is, and goes on
 _SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
@@ -185,7 +188,12 @@ class TaskRunner:
 
 def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pidfd: int) -> None:
     """Serve tasks until the loader closes its end of the socket, which its death does too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and what schedulers send to each process of a job, long before its end, are the caller's to act on.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(RuntimeError, ValueError, OSError):  # of a caller without an error stream
+        faulthandler.enable()
+        faulthandler.register(SHOW_STACK)
     tasks = socket.socket(fileno=tasks_fd)
     answers = socket.socket(fileno=answers_fd)
     threading.Thread(target=_exit_with_loader, args=(answers_fd, loader_pidfd), daemon=True).start()

@@ -146,9 +146,8 @@ def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Pa
     assert torch.equal(view, copy)
 
 
-def test_a_full_ring_waits_then_names_the_remedies(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
     """BATCH-1: a caller that keeps every batch gets an error that names prefetch_bytes and clone, never old frames."""
-    monkeypatch.setattr(pipeline, "RING_WAIT_SECONDS", 0.5)  # the wait's length, not what happens after it
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
         with pytest.raises(RingFullError, match=r"clone\(\).*prefetch_bytes"):
             _ = list(loader)
@@ -156,9 +155,9 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path, monkeypatch: p
         assert len(kept) > 9
 
 
-def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None:
     """BATCH-1: a caller who was long at work with all batches in hand, and lets go of them now, gets the next one."""
-    monkeypatch.setattr(pipeline, "RING_WAIT_SECONDS", 0.5)
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
         iterator = iter(loader)
         held = []
@@ -166,7 +165,7 @@ def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path, monkeyp
             while True:
                 held.append(next(iterator))
         iterator = iter(loader)  # the feeder waits for room from now on
-        time.sleep(1.0)
+        time.sleep(pipeline.RING_WAIT_SECONDS + 1)
         threading.Timer(0.25, held.clear).start()  # freed by another thread, while this one waits
         assert len([batch.sample_keys for batch in iterator]) == 34
 

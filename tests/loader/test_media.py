@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def check_sample(batch: streamvid.Batch, slot: int) -> list[int]:
         assert numbers(references[item], 0.6, 120) == expected
         assert there or references[item].max() == 0
     return frames
+
+
+def test_more_samples_at_once_than_the_workers_can_be_told_of(roots: dict[str, Path]) -> None:
+    """STOP-1: what is left to decode of a sample is asked for while its workers still tell of others: no one waits for
+    the other. Tasks of some 170 samples wait in the workers' socket at most."""
+    many = [streamvid.DatasetConfig(url=str(roots["copy"]), num_repeats=60)]
+    options = {"num_workers": 2, "batch_size": 1, "prefetch_bytes": 2**27, "sample_timeout_seconds": 20}
+    count = 0
+    for _ in batches(many, **options):
+        time.sleep(0.002)  # so that more is under way than is decoded
+        count += 1
+    assert count == 60 * NUM_CLIPS
 
 
 @pytest.mark.parametrize("name", ["copy", "resampled", "native", "native-16"])

@@ -43,11 +43,16 @@ def start(dataset: Path, then: str) -> tuple[subprocess.Popen[str], list[int]]:
 def wait_for_end(pids: list[int], seconds: float = 15.0) -> list[int]:
     """Those of `pids` that still run after a while."""
     until = time.monotonic() + seconds
-    while (alive := [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]) and (
-        time.monotonic() < until
-    ):
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     return alive
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,21 @@ def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
     wait_for_threads(before)
 
 
+def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> None:
+    """Slurm's --signal=USR1 reaches each process of a step: minutes before the end, in which training is to save."""
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+        expected = [batch.sample_keys for batch in loader]
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, prefetch_bytes=0) as loader:
+        iterator = iter(loader)
+        keys = [next(iterator).sample_keys for _ in range(3)]
+        for pid in loader.worker_pids:
+            for number in ("INT", "TERM", "HUP", "USR1", "USR2"):
+                os.kill(pid, signal.Signals[f"SIG{number}"])
+        assert keys + [batch.sample_keys for batch in iterator] == expected
+        pids = list(loader.worker_pids)
+    assert wait_for_end(pids) == []
+
+
 def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
     loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=3, num_epochs=None)
     next(iter(loader))
@@ -264,7 +284,7 @@ class CollectingStore(LocalStore):
     ],
 )
 def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_workers: int, what: str) -> None:
-    """Or in one of pyarrow's, in the middle of a read that the loader's threads wait for."""
+    """Or in the middle of a read that others of its threads wait for."""
     source = streamvid.Dataset(CollectingStore(dataset))
     before = loader_threads()
 
