@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# The tests start thousands of processes: where the environment forbids bytecode, each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 DEMO   ?= demo
 
 .PHONY: demo test test-slow zero check bench-smoke install peers clean

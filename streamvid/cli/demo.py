@@ -132,7 +132,8 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
     overrides += [f"max_steps={steps}"] if steps is not None else []
     # With so few samples some buckets fill no step of two; in a dataset of one's own that is worth the warning.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
-    logging.getLogger("streamvid.trainer").setLevel(logging.WARNING)
+    # On a terminal its bar shows that it goes on.
+    logging.getLogger("streamvid.trainer").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
     return train(load_config(TrainConfig, shipped("configs/train/tiny.yaml"), overrides))
 
 

@@ -96,7 +96,7 @@ def run(command: click.Command) -> None:
         # The reader of our output went away (a pager, head): nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except StreamvidError as error:
+    except (StreamvidError, OSError) as error:  # a full disk, a folder that is a file: what the system says names it
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
         lines = map(printable, str(error).splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import warnings
 import zipfile
@@ -21,6 +22,9 @@ SAFETENSORS = ".safetensors"
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file, the same bytes for the same content: safetensors itself writes metadata in any order."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode  # as for any file of this user's; safetensors makes its own for nobody else to read
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata=dict(metadata))
     with path.open("r+b") as file:
         room = int.from_bytes(file.read(8), "little")
@@ -29,6 +33,9 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str
             header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         file.seek(8)
         file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(room))
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(mode)
 
 
 def proved(file: Path) -> str | None:

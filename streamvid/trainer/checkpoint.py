@@ -196,7 +196,7 @@ def _made_of(config: TrainConfig) -> dict[str, Any]:
     lora = dataclasses.asdict(config.lora)
     made: dict[str, Any] = {"model.factory": config.model.factory, "optimizer.factory": config.optimizer.factory}
     made |= {f"model.args.{name}": value for name, value in config.model.args.items()}
-    made |= {"model.trainable": config.model.trainable}
+    made |= {"model.trainable": config.model.trainable, "ema": config.optimizer.ema_decay is not None}
     made |= {f"lora.{name}": lora[name] for name in ("base_model", "target_modules", "rank", "alpha")}
     return json.loads(json.dumps(made, default=str))  # type: ignore[no-any-return]
 

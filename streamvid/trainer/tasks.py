@@ -42,7 +42,7 @@ def find_task(name: str) -> Task:
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
+    if module in ("", "sft") or not attribute:
         raise ConfigError(f"task is {name!r}; allowed: {', '.join(TASKS)}, or 'package.module:name' of your own")
     found = import_object(name)
     if not isinstance(found, Task) and not callable(found):

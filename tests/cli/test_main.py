@@ -13,7 +13,7 @@ import streamvid
 from tests.cli.conftest import OPTIONS, Tiny
 from tests.conftest import run_streamvid
 
-VERBS = ("bench", "copy", "demo", "plan", "shard", "stats", "train", "verify")
+VERBS = ("annotate", "bench", "copy", "demo", "encode", "plan", "shard", "stats", "train", "verify")
 
 
 def test_version() -> None:

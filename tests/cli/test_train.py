@@ -54,3 +54,13 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
     assert done.returncode == 1 and f"error: no dataset at {tmp_path / 'ds'}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    """As a full disk is: what the system says of it, and no traceback."""
+    (tmp_path / "run").write_text("mine")
+    arguments = ("--set", f"dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "max_steps=1")
+    done = run_streamvid("train", "--config", TINY, *arguments, check=False)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ")
+    assert str(tmp_path / "run") in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert (tmp_path / "run").read_text() == "mine"

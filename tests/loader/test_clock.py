@@ -187,9 +187,7 @@ class Noise:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_decode_that_takes_too_long(
-    tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_decode_that_takes_too_long(tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str]) -> None:
     """Where the worker hangs is on the error stream. And with no worker to kill, the thread that decodes ends once its
     decoder comes back."""
     before = threads()

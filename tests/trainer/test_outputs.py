@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from streamvid.config import load_config
-from streamvid.errors import ConfigError
+from streamvid.errors import ConfigError, StateError
 from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
@@ -122,6 +122,7 @@ def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: P
         "epoch-1.safetensors",
     ]
     assert [path.name for path in (config.output / "state").iterdir()] == [f"step-{result.num_steps}"]
+    assert len({path.stat().st_mode for path in config.output.iterdir() if path.is_file()}) == 1  # who may read them
     assert train(config).step == result.num_steps
 
 
@@ -177,8 +178,11 @@ def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     usual = config_of(dataset, tmp_path / "usual", max_steps=2)
     train(usual)
     assert losses_in(own.output)[1] != losses_in(usual.output)[1]
-    with pytest.raises(ConfigError, match=r"task is 'stf'; allowed: sft, sft:data_process, sft:train, or"):
-        train(config_of(dataset, tmp_path / "typo", task="stf"))
+    for typo in ("stf", "sft:tarin"):
+        with pytest.raises(ConfigError, match=f"task is '{typo}'; allowed: sft, sft:data_process, sft:train, or"):
+            train(config_of(dataset, tmp_path / "typo", task=typo))
+    with pytest.raises(StateError, match="of another model: ema is True here and False there"):
+        train(replace(own, max_steps=3, optimizer=replace(own.optimizer, ema_decay=0.9)))
 
 
 def test_the_example_of_a_task_teaches_a_student(
