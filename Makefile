@@ -26,7 +26,7 @@ check: $(VENV)/.installed-dev     ## lint, format, types
 	$(BIN)/python tools/check
 
 test: check                       ## everything that CI runs
-	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadfile
 
 test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, more ranks
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -43,17 +44,23 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 # Files that take longest come first: at the end none is left that one process works on while the others have nothing.
+# One of the first makes the corpus, on which others would wait.
 LONGEST = (
     "test_end_to_end.py",
-    "test_examples.py",
-    "loader/test_memory.py",
     "loader/test_s3_faults.py",
     "loader/test_kill.py",
+    "loader/test_memory.py",
+    "models/test_learning.py",
+    "test_examples.py",
     "loader/test_exchange.py",
     "sharder/test_kill.py",
     "trainer/test_exact.py",
     "storage/test_s3_processes.py",
 )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays: the collections that tests ask for need not look at it each time
 
 
 def pytest_configure(config: pytest.Config) -> None:

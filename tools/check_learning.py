@@ -85,6 +85,8 @@ class Plan:
     num_visits: int = 4
     num_draws: int = 6
     """Noises and times that each held-out window is judged with."""
+    with_untold: bool = True
+    """Whether a model that was trained without text is compared as well."""
 
 
 def make_dataset(corpus: Path, dataset: Path) -> Path:
@@ -188,18 +190,19 @@ class HeldOut:
         return draw_noise_and_times((1, 1, 1, 1), self.seeds, "cpu", time_shift)[1]
 
 
-def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining) -> dict[str, Any]:
+def judge(held_out: HeldOut, told: SmallTraining, untold: SmallTraining | None) -> dict[str, Any]:
     """Mean losses, and the paired differences to `own`, over all times and over early ones."""
     nothing: list[Sample | None] = [None] * len(held_out.samples)
     losses = {
         "own": held_out.losses(told, held_out.samples),
         "empty": held_out.losses(told, nothing),
         "shuffled": held_out.losses(told, held_out.others),
-        "no_text": held_out.losses(untold, nothing),
     }
+    if untold is not None:
+        losses["no_text"] = held_out.losses(untold, nothing)
     is_early = held_out.times(told.config.time_shift) > EARLY
     figures: dict[str, Any] = {name: round(float(loss.mean()), 4) for name, loss in losses.items()}
-    for name in GAINS:
+    for name in (name for name in GAINS if name in losses):
         gain = losses[name] - losses["own"]
         figures[f"{name}_minus_own"] = paired(gain, held_out.samples)
         early = [sample for sample, picked in zip(held_out.samples, is_early.tolist(), strict=True) if picked]
@@ -231,7 +234,7 @@ def experiment(dataset: Path, plan: Plan, seeds: Sequence[int], text: str) -> li
     found = []
     for seed in seeds:
         told = train(samples, settings, plan, seed, with_text=True)
-        untold = train(samples, settings, plan, seed, with_text=False)
+        untold = train(samples, settings, plan, seed, with_text=False) if plan.with_untold else None
         found.append({"seed": seed, **judge(held_out, told, untold)})
     return found
 

@@ -359,7 +359,7 @@ def test_a_bucket_that_answers_no_more_is_an_error_in_time(
     s3_env(moto_server.behind(proxy))
     seal_whole(tmp_path / "source", 12)
     url, journal = f"s3://{moto_server.new_bucket()}/ds", tmp_path / "journal"
-    storage = {"deadline_seconds": 5.0}
+    storage = {"deadline_seconds": 2.0, "connect_seconds": 0.5, "stall_seconds": 0.5}
 
     def dies(phase: str, done: int, total: int) -> None:
         proxy.set(dead=phase != "index" and done >= 5)

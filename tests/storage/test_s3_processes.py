@@ -69,10 +69,16 @@ def test_a_store_that_was_made_before_a_fork_serves_parent_and_children(store: S
     assert {f"{who}-{number}" for who in ("parent", "child") for number in range(4)} <= names
 
 
+def take(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_store_is_sent_to_other_processes(store: Store, method: str) -> None:
     assert use(store, "before")[1]
-    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as processes:
+    # A fork server may be one that another test started, without this one's environment.
+    set_up = {"initializer": take, "initargs": (dict(os.environ),)}
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method), **set_up) as processes:
         found = list(processes.map(use, [store] * 3, [f"child-{number}" for number in range(3)]))
     assert all(is_right for _, is_right in found) and os.getpid() not in {pid for pid, _ in found}
     copy = pickle.loads(pickle.dumps(store))
