@@ -124,8 +124,8 @@ class Stages:
             return
         self._signals.is_stuck = overdue.task_id is None or not self._decoder.pids
         self._signals.fail(overdue.error)
-        _log.warning("%s. Threads:\n%s", overdue.error, where_threads_are())
         if overdue.task_id is not None:
+            _log.warning("%s. Threads:\n%s", overdue.error, where_threads_are())
             self._decoder.kill(overdue.task_id)
 
     # In the feeder.

@@ -192,7 +192,7 @@ def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
 
 
 def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> None:
-    """Slurm's --signal=USR1 reaches each process of a step: minutes before the end, in which training is to save."""
+    """Slurm's --signal=USR1 may reach each process of a step: minutes before the end, in which training is to save."""
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
         expected = [batch.sample_keys for batch in loader]
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, prefetch_bytes=0) as loader:
