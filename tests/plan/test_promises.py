@@ -100,7 +100,7 @@ def check_what_is_carried(case: Case, history: list[Received], cursor: Cursor) -
             assert len(mine) <= case.boundary(source, name, len(history))
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(case=cases(), leg=legs(), epoch=st.integers(0, 3), data=st.data())
 def test_the_rest_is_bit_identical(case: Case, leg: Leg, epoch: int, data: st.DataObject) -> None:
     """PLAN-5: what follows a state is what followed it in a run that never stopped, at every step."""
