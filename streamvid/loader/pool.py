@@ -34,7 +34,7 @@ Heard = Callable[[Answer], None]
 _START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.loader.worker import main; "
 _START += "main(*map(int, sys.argv[1:6]))"
 _END_SECONDS = 5.0
-_SHOW_SECONDS = 0.1
+_SHOW_SECONDS = 0.1  # for a worker to say where it hangs
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
@@ -180,14 +180,17 @@ class DecodePool:
             heard(answer)
 
     def kill(self, task_id: int) -> None:
-        pids = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
-        stuck = [pidfd for pidfd, worker in list(self._pidfds.items()) if worker.pid in pids]
-        for number in (SHOW_STACK, signal.SIGKILL):
-            for pidfd in stuck:
+        stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
+        # One that is not up yet knows no such signal, and would leave a core file.
+        self._signal(SHOW_STACK, [pid for pid in stuck if pid in self._current])
+        time.sleep(_SHOW_SECONDS)
+        self._signal(signal.SIGKILL, stuck)
+
+    def _signal(self, number: signal.Signals, pids: Sequence[int]) -> None:
+        for pidfd, worker in list(self._pidfds.items()):
+            if worker.pid in pids:
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(pidfd, number)
-            if number == SHOW_STACK:
-                time.sleep(_SHOW_SECONDS)
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(

@@ -189,7 +189,7 @@ class TaskRunner:
 def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pidfd: int) -> None:
     """Serve tasks until the loader closes its end of the socket, which its death does too."""
     # Ctrl-C and what schedulers send to each process of a job, long before its end, are the caller's to act on.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(RuntimeError, ValueError, OSError):  # of a caller without an error stream
         faulthandler.enable()

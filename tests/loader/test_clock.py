@@ -187,9 +187,11 @@ class Noise:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_decode_that_takes_too_long(tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where the worker hangs is on the error stream. And with no worker to kill, the thread that decodes ends once its
-    decoder comes back."""
+def test_a_decode_that_takes_too_long(
+    tmp_path: Path, num_workers: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the worker hangs is on the error stream, where the loader's threads are in the log. And with no worker to
+    kill, the thread that decodes ends once its decoder comes back."""
     before = threads()
     bucket = Bucket(num_frames=100, height=64, width=96)
     fast = {"g": "1000", "crf": "10", "preset": "ultrafast", "bf": "0"}
@@ -204,6 +206,7 @@ def test_a_decode_that_takes_too_long(tmp_path: Path, num_workers: int, capfd: p
     wait_for_threads(before)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert bool(pids) == ('worker.py", line' in capfd.readouterr().err)
+    assert "streamvid-answers\n" in caplog.text
 
 
 def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: Path) -> None:

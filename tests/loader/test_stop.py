@@ -18,6 +18,7 @@ import pytest
 import streamvid
 from streamvid.errors import LoaderError, WorkerError
 from streamvid.storage import LocalStore
+from tests.loader.test_kill import is_alive
 
 SCRIPT = """
 import os, sys, time, streamvid
@@ -46,13 +47,6 @@ def wait_for_end(pids: list[int], seconds: float = 15.0) -> list[int]:
     while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
     return alive
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -199,7 +193,7 @@ def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> 
         iterator = iter(loader)
         keys = [next(iterator).sample_keys for _ in range(3)]
         for pid in loader.worker_pids:
-            for number in ("INT", "TERM", "HUP", "USR1", "USR2"):
+            for number in ("INT", "TERM", "HUP", "USR1", "USR2", "QUIT"):
                 os.kill(pid, signal.Signals[f"SIG{number}"])
         assert keys + [batch.sample_keys for batch in iterator] == expected
         pids = list(loader.worker_pids)

@@ -182,7 +182,7 @@ def test_a_new_projects_comments_are_fields_that_there_are(dataset: Path, tmp_pa
     fields = yaml.safe_load(loader.removeprefix("# "))["loader"]
     source = next(line for line in text.splitlines() if line.startswith("#   {url:"))
     row = yaml.safe_load(source.removeprefix("#").partition("    in")[0]) | {"url": str(dataset)}
-    train(config_of(row, tmp_path / "run", max_steps=1, loader=fields))
+    assert train(config_of(row, tmp_path / "run", max_steps=1, loader=fields)).step == 1
 
 
 def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
