@@ -14,18 +14,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from streamvid.bench.batch_search import BatchSizeSearch, search_batch_sizes
     from streamvid.buckets.bucket import Bucket
     from streamvid.buckets.config import BucketConfig, load_bucket_config
     from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
-    from streamvid.dataset.annotate import annotate
-    from streamvid.dataset.copy import copy_dataset
+    from streamvid.dataset.annotate.annotate import annotate
     from streamvid.dataset.reader import Dataset, open_dataset
-    from streamvid.dataset.verify import verify_dataset
+    from streamvid.dataset.upkeep.copy import copy_dataset
+    from streamvid.dataset.upkeep.verify import verify_dataset
     from streamvid.errors import StreamvidError
-    from streamvid.loader.batch import Batch
-    from streamvid.loader.batch_search import BatchSizeSearch, search_batch_sizes
+    from streamvid.loader.batch.batch import Batch
     from streamvid.loader.loader import VideoLoader
     from streamvid.loader.mix import DatasetConfig
     from streamvid.loader.stats import LoaderStats
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Batch": "streamvid.loader.batch",
-    "BatchSizeSearch": "streamvid.loader.batch_search",
+    "Batch": "streamvid.loader.batch.batch",
+    "BatchSizeSearch": "streamvid.bench.batch_search",
     "Bucket": "streamvid.buckets.bucket",
     "BucketConfig": "streamvid.buckets.config",
     "BucketTable": "streamvid.buckets.table",
@@ -59,8 +59,8 @@ _HOMES = {
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
     "World": "streamvid.plan.world",
-    "annotate": "streamvid.dataset.annotate",
-    "copy_dataset": "streamvid.dataset.copy",
+    "annotate": "streamvid.dataset.annotate.annotate",
+    "copy_dataset": "streamvid.dataset.upkeep.copy",
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
     "fit_costs": "streamvid.plan.cost",
@@ -68,10 +68,10 @@ _HOMES = {
     "load_config": "streamvid.config",
     "open_dataset": "streamvid.dataset.reader",
     "probe": "streamvid.video",
-    "search_batch_sizes": "streamvid.loader.batch_search",
+    "search_batch_sizes": "streamvid.bench.batch_search",
     "shard": "streamvid.sharder.sharder",
     "train": "streamvid.trainer.trainer",
-    "verify_dataset": "streamvid.dataset.verify",
+    "verify_dataset": "streamvid.dataset.upkeep.verify",
     "world_from_mesh": "streamvid.loader.world",
 }
 

@@ -74,7 +74,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import streamvid", "import streamvid.loader.worker", "import streamvid.cli.main"]
+    "statement", ["import streamvid", "import streamvid.loader.workers.worker", "import streamvid.cli.main"]
 )
 def test_importing_is_light(statement: str) -> None:
     """A worker, a notebook and `--help` pay for nothing that they do not use."""

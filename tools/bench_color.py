@@ -231,7 +231,7 @@ def torch_step() -> Method:
     """The loader's own step, on one thread of the CPU."""
     import torch
 
-    from streamvid.loader.color import color_table, yuv420p_to_rgb
+    from streamvid.loader.batch.color import color_table, yuv420p_to_rgb
 
     torch.set_num_threads(1)
     table = color_table(["bt709"], ["limited"], ["left"])

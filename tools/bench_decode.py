@@ -42,7 +42,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from streamvid.video.encoding import Encoding, encoder_versions
+from streamvid.video.encode.profiles import Encoding, encoder_versions
 from tools.bench_clips import FOLDER, corpus_sources, find_clips, make_clips
 from tools.bench_native import machine
 from tools.bench_ratios import Cell, Costs, Line, check, ratio

@@ -39,7 +39,7 @@ import numpy as np
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
-from streamvid.loader.sampling import window_start
+from streamvid.loader.view.sampling import window_start
 
 WIDTH, HEIGHT, FPS, KEY_FRAME_INTERVAL = 1920, 1080, 24, 48
 BUCKET = "848x480@17"

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamvid.errors import StreamvidError
-from streamvid.video.encode import encode_clip
-from streamvid.video.encoding import Encoding
+from streamvid.video.encode.clip import encode_clip
+from streamvid.video.encode.profiles import Encoding
 
 SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".ts"}
 NUM_FRAMES = 16

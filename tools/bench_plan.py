@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamvid.buckets import Bucket
+from streamvid.forecast.shuffle import shuffle_quality
 from streamvid.plan import Cursor, EpochPlan, PlanOptions
 from streamvid.plan.cost import default_costs
 from streamvid.plan.options import Shuffle, Sync, Tail
-from streamvid.plan.quality import shuffle_quality
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS = 1024

@@ -165,8 +165,8 @@ def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, 
     """(estimate, measured and error of an epoch, CPU milliseconds a sample by bucket)."""
     import streamvid
     from streamvid.cli.plan import PlannedRun, collect
+    from streamvid.forecast.epochs import HostCosts
     from streamvid.plan import PlanOptions, World
-    from streamvid.plan.forecast import HostCosts
 
     host = HostCosts(decode_ms=decode_ms, num_workers=1, ranks_per_node=1)
     run = PlannedRun(1, 2, None, PlanOptions(tail="uneven", seed=3), 1, "train", host=host, details=True)

@@ -41,8 +41,8 @@ import numpy as np
 from streamvid import ShardOptions, VideoLoader, shard
 from streamvid.errors import StreamvidError
 from streamvid.video.clip_index import index_clip
-from streamvid.video.encode import encode_clip
-from streamvid.video.encoding import Encoding
+from streamvid.video.encode.clip import encode_clip
+from streamvid.video.encode.profiles import Encoding
 from tools.bench_clips import corpus_sources, encode
 from tools.bench_native import machine
 from tools.decode_ours import Ours, Window, load_clip

@@ -49,7 +49,7 @@ def build(seconds: float) -> Sleeping:
 
 def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[str, float]:
     """One run in this process."""
-    from streamvid.models.config import ModelConfig
+    from streamvid.modules.config import ModelConfig
     from streamvid.trainer import TrainConfig, train
     from streamvid.trainer.config import EvalConfig
 

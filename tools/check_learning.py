@@ -48,11 +48,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.loader import VideoLoader
-from streamvid.models.flow import draw_noise_and_times
-from streamvid.models.small import SmallTraining, build
-from streamvid.models.text_encoder import no_text, pad_states
+from streamvid.recipes.flow import draw_noise_and_times
+from streamvid.recipes.small import SmallTraining, build
+from streamvid.recipes.text_encoder import no_text, pad_states
 from tools.make_corpus import make_corpus
 
 TEXT: Mapping[str, Any] = {

@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 
 from streamvid.errors import DecodeError, StreamvidError
 from streamvid.video.clip_index import ClipIndex, checksum, index_clip
-from streamvid.video.encode import encode_clip
-from streamvid.video.encoding import Encoding
+from streamvid.video.decode.stored import StoredDecoder
+from streamvid.video.decode.window import can_skip
+from streamvid.video.encode.clip import encode_clip
+from streamvid.video.encode.profiles import Encoding
 from streamvid.video.limits import STORED_LIMITS
 from streamvid.video.picture import PictureFormat
-from streamvid.video.stored import StoredDecoder
 from streamvid.video.stream_info import StreamInfo, begin_decoding, open_decoder
-from streamvid.video.window import can_skip
 
 Bytes = NDArray[np.uint8]
 PICTURES: dict[str, dict[str, Any]] = {

@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from streamvid import VideoLoader, World, search_batch_sizes
+from streamvid.bench.batch_search import MAX_BATCH_SIZE, BatchSizeSearch, Step, Trial
 from streamvid.cli.console import table
 from streamvid.errors import ConfigError, StreamvidError
-from streamvid.loader.batch_search import MAX_BATCH_SIZE, BatchSizeSearch, Step, Trial
 
 
 def load_step(name: str) -> Step:

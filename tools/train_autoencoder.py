@@ -1,4 +1,4 @@
-"""Trains the autoencoder that ships in streamvid/models, on the demo corpus, on two cores, in ten minutes or so.
+"""Trains the autoencoder that ships in streamvid/recipes, on the demo corpus, on two cores, in ten minutes or so.
 
     python -m tools.train_autoencoder [--dataset DS] [--out FILE] [--steps N] [--work DIR]
 
@@ -30,7 +30,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from streamvid.loader.loader import VideoLoader
-from streamvid.models.autoencoder import (
+from streamvid.recipes.autoencoder import (
     SHIPPED,
     Autoencoder,
     AutoencoderConfig,
@@ -40,7 +40,7 @@ from streamvid.models.autoencoder import (
 from tools.make_corpus import make_corpus
 
 if TYPE_CHECKING:
-    from streamvid.loader.batch import Batch
+    from streamvid.loader.batch.batch import Batch
 
 CROP = 64
 FRAMES = (1, 5, 9, 17)

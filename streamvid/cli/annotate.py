@@ -10,7 +10,7 @@ from streamvid.cli.console import Progress, print_json, printable, size
 from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
-    from streamvid.dataset.annotate import AnnotateReport
+    from streamvid.dataset.annotate.annotate import AnnotateReport
 
 _EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @storage_flags
 def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
     """Put columns and captions of FILE beside the samples of the sealed DATASET."""
-    from streamvid.dataset.annotate import annotate
+    from streamvid.dataset.annotate.annotate import annotate
 
     progress = Progress()
     try:

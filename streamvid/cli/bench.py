@@ -14,9 +14,9 @@ from streamvid.errors import LoaderError
 from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
-    from streamvid.loader.bench import BenchReport
-    from streamvid.loader.bench_figures import LoaderRun, StoreRun
-    from streamvid.loader.bench_verdict import Need
+    from streamvid.bench.bench import BenchReport
+    from streamvid.bench.figures import LoaderRun, StoreRun
+    from streamvid.bench.verdict import Need
     from streamvid.storage import StorageOptions
 
 _EXAMPLES = """\b
@@ -81,8 +81,8 @@ def command(
 
     The store is read alone first, then a loader runs with each number of workers.
     """
+    from streamvid.bench.bench import BenchOptions, bench
     from streamvid.dataset.reader import open_dataset
-    from streamvid.loader.bench import BenchOptions, bench
 
     if given["prefetch_bytes"] is None:
         del given["prefetch_bytes"]

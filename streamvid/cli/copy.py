@@ -10,7 +10,7 @@ from streamvid.cli.console import Progress, print_json, size
 from streamvid.cli.storage_flags import storage_pair_flags
 
 if TYPE_CHECKING:
-    from streamvid.dataset.copy import CopyReport
+    from streamvid.dataset.upkeep.copy import CopyReport
 
 _EPILOG = """\b
 Examples:
@@ -37,7 +37,7 @@ Stopped at any point, the same command goes on where it was."""
 @storage_pair_flags
 def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
     """Copy the sealed dataset at SOURCE to DEST, or repair the same dataset there."""
-    from streamvid.dataset.copy import copy_dataset
+    from streamvid.dataset.upkeep.copy import copy_dataset
 
     progress = Progress()
     try:

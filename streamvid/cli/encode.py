@@ -12,7 +12,7 @@ import click
 from streamvid.cli.console import Progress, print_json, size
 
 if TYPE_CHECKING:
-    from streamvid.models.encode_dataset import EncodeResult
+    from streamvid.modules.encode_dataset import EncodeResult
     from streamvid.plan.world import World
     from streamvid.trainer.config import TrainConfig
 
@@ -60,7 +60,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         _print_survey(_survey(run), as_json)
         return 0
     is_main = os.environ.get("RANK", "0") == "0"
-    for name in ("streamvid.trainer", "streamvid.models"):
+    for name in ("streamvid.trainer", "streamvid.modules"):
         logging.getLogger(name).setLevel(logging.INFO if is_main else logging.WARNING)
     if "RANK" in os.environ:
         from streamvid.trainer.__main__ import run_to_exit_code
@@ -73,7 +73,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
         return code
     from streamvid.trainer.encode import encode
 
-    logging.getLogger("streamvid.models.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
+    logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
     progress = Progress()
     try:
         result = encode(run, part, progress)
@@ -88,8 +88,8 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
 def _survey(config: TrainConfig) -> dict[str, Any]:
     """What there is to do, and how large it becomes if the rest is as what is there."""
     from streamvid.dataset.manifest import MANIFEST
-    from streamvid.models.build import import_object
-    from streamvid.models.weights import resolve
+    from streamvid.modules.build import import_object
+    from streamvid.modules.weights import resolve
     from streamvid.storage import open_store
     from streamvid.trainer.encode import source_of
 

@@ -44,7 +44,7 @@ def media_flags(command: Command) -> Command:
 def media_options(given: dict[str, Any]) -> None:
     """Turn the flags in `given` into fields of ShardOptions, in place. ConfigError for two ways of naming one thing."""
     from streamvid.errors import ConfigError
-    from streamvid.sharder.extra_media import file_keys
+    from streamvid.sharder.source.extra_media import file_keys
 
     keys = given.pop("data_file_keys")
     if keys is None:

@@ -17,7 +17,7 @@ from streamvid.cli.plan_print import print_plan
 from streamvid.cli.shard import Rate
 from streamvid.cli.storage_flags import storage_flags
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.plan.forecast import HostCosts
+from streamvid.forecast.epochs import HostCosts
 from streamvid.plan.options import PlanOptions, Sync, Tail
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import StreamvidError
+from streamvid.forecast.epochs import HostCosts, Loads, RankWork, epoch_seconds, forecast_counts, rank_loads
 from streamvid.plan import Cursor
-from streamvid.plan.forecast import HostCosts, Loads, RankWork, epoch_seconds, forecast_counts, rank_loads
 from streamvid.plan.options import PlanOptions
 
 if TYPE_CHECKING:
     from streamvid.buckets.config import BucketConfig
     from streamvid.dataset.reader import Dataset
-    from streamvid.loader.forecast import BucketScan, ReadSample
+    from streamvid.forecast.reads import BucketScan, ReadSample
     from streamvid.loader.setup import Setup
     from streamvid.plan.cost import CostTable
 
@@ -72,7 +72,7 @@ def collect(dataset: Dataset, run: PlannedRun) -> tuple[dict[str, Any], Streamvi
 
 def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
     """What a rank's VideoLoader would be made of."""
-    from streamvid.loader.forecast import open_run
+    from streamvid.forecast.reads import open_run
 
     options = {name: getattr(run.options, name) for name in run.options.__slots__}
     return open_run(
@@ -90,7 +90,7 @@ def _measured(run: PlannedRun) -> CostTable | None:
 
 def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
     """Every batch of every rank, rank by rank, in the order in which it is handed out."""
-    from streamvid.loader.forecast import planned_batches
+    from streamvid.forecast.reads import planned_batches
 
     for rank in range(run.num_ranks):
         for batch in planned_batches(set_up_run(dataset, run, rank), run.num_epochs):
@@ -100,7 +100,7 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 def _details(setup: Setup, run: PlannedRun, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Of the first epoch, by the samples index: waste, loads of ranks, memory, requests and time."""
-    from streamvid.loader.forecast import memory_of, sample_reads, scan_buckets
+    from streamvid.forecast.reads import memory_of, sample_reads, scan_buckets
     from streamvid.loader.model_rule import rule_of, token_rule
     from streamvid.plan.cost import default_costs
 
@@ -132,7 +132,7 @@ def _estimates(
     setup: Setup, run: PlannedRun, facts: Mapping[str, Any], of: tuple[Mapping[str, BucketScan], Loads, ReadSample]
 ) -> dict[str, Any]:
     """What is no more than an estimate, under the run's table of costs."""
-    from streamvid.loader.forecast import decode_ms, shards_of_a_rank
+    from streamvid.forecast.reads import decode_ms, shards_of_a_rank
 
     scans, loads, reads = of
     decoding = {name: decode_ms(scan, reads, run.host) for name, scan in sorted(scans.items())}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.cli.plan_dataset import PlannedRun
 from streamvid.errors import ConfigError, SourceError, StreamvidError
-from streamvid.plan.forecast import Loads, forecast_counts, rank_loads
+from streamvid.forecast.epochs import Loads, forecast_counts, rank_loads
 from streamvid.plan.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from streamvid.buckets import Bucket
     from streamvid.buckets.config import BucketConfig
-    from streamvid.sharder.facts import FactsBlock
-    from streamvid.sharder.forecast import MetadataForecast
+    from streamvid.forecast.facts import FactsBlock
+    from streamvid.forecast.metadata import MetadataForecast
 
 _OF_DATASETS = ("preset", "bucket_config")  # which say something of a sealed dataset too
 _UNASKED = (None, (), DEFAULT_MULTIPLE)
@@ -29,7 +29,7 @@ _UNASKED = (None, (), DEFAULT_MULTIPLE)
 
 def is_metadata_source(source: str) -> bool:
     """Whether SOURCE is metadata and no sealed dataset. SourceError for a folder that is neither."""
-    from streamvid.sharder.facts import is_metadata
+    from streamvid.forecast.facts import is_metadata
 
     if "://" in source:
         return False
@@ -57,10 +57,10 @@ def collect_metadata(
 ) -> tuple[dict[str, Any], StreamvidError | None]:
     """(all of it as plain values, the error that such a run would end with at once, if any)."""
     from streamvid.buckets.batch_size import batch_sizes
+    from streamvid.forecast.facts import open_facts
+    from streamvid.forecast.metadata import forecast_metadata
     from streamvid.plan.cost import CostTable, cost_classes, default_costs
     from streamvid.plan.plan import EpochPlan
-    from streamvid.sharder.facts import open_facts
-    from streamvid.sharder.forecast import forecast_metadata
 
     config = _config(given)
     facts_file = open_facts(Path(source), given["video_column"])
@@ -175,6 +175,6 @@ def _why(found: MetadataForecast) -> str:
 def _memory(
     found: MetadataForecast, buckets: list[Bucket], sizes: Mapping[str, int], run: PlannedRun
 ) -> dict[str, Any]:
-    from streamvid.loader.forecast import memory_of
+    from streamvid.forecast.reads import memory_of
 
     return memory_of(buckets, sizes, found.max_bytes, run.host, run.prefetch_bytes, run.num_ranks)

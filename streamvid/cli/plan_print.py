@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from streamvid.cli.console import printable, size, table
-from streamvid.plan.forecast import COUNTS
+from streamvid.forecast.epochs import COUNTS
 
 _MAX_SHOWN = 10
 _MAX_RANKS_SHOWN = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.train_flags import FLAGS, flag_overrides, named_fields, override, train_flags
+from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_fields, override, train_flags
 
 if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
@@ -69,7 +69,7 @@ def command(
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):
         raise click.UsageError("nothing says what to train: give --config FILE, --dataset_base_path, or --init FOLDER")
     is_main = os.environ.get("RANK", "0") == "0"
-    for name in ("streamvid.trainer", "streamvid.models"):
+    for name in ("streamvid.trainer", "streamvid.modules"):
         logging.getLogger(name).setLevel(logging.INFO if is_main else logging.WARNING)
     return _run(resolved_config(config, overrides, factory, trackers, flags), is_main=is_main)
 
@@ -114,8 +114,8 @@ def resolved_config(
 
 def _check_model(config: TrainConfig) -> None:
     """ConfigError for weight files and a factory that are not there: sharding may take hours, and needs neither."""
-    from streamvid.models.build import import_object
-    from streamvid.models.weights import resolve
+    from streamvid.modules.build import import_object
+    from streamvid.modules.weights import resolve
 
     resolve(config.model)
     import_object(config.model.factory)

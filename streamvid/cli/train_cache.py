@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamvid.dataset.manifest import MANIFEST
-from streamvid.dataset.user_cache import user_cache
 from streamvid.errors import SourceError, StorageError
+from streamvid.host.user_cache import user_cache
 
 if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
@@ -67,7 +67,7 @@ def cached_dataset(
 
 def content_key(source: str, options: ShardOptions) -> str:
     """What decides the dataset, as a name for a folder."""
-    from streamvid.sharder.records import read_records
+    from streamvid.sharder.source.records import read_records
 
     records = read_records(source, options)
     facts = {"version": _VERSION, "input": records.sha256(), "options": options.to_json()}

@@ -88,8 +88,8 @@ class DataFlags:
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
     """How their flags shard: files as they are, sizes and frame counts as DiffSynth-Studio chooses them."""
-    from streamvid.sharder.extra_media import file_keys
     from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.source.extra_media import file_keys
 
     clip, others = flags.media(columns)
     video_column, media = file_keys(",".join((clip, *others)))
@@ -117,7 +117,7 @@ def data_fields(flags: DataFlags, config: TrainConfig, shard: Callable[[str, Sha
     config: the run without them.   shard: (source, options) → path of the dataset.
     Raises ConfigError for a folder that is none of the three, and what sharding raises.
     """
-    from streamvid.sharder.metadata import read_metadata
+    from streamvid.sharder.source.metadata import read_metadata
 
     base, storage = flags.base_path, config.storage
     kind = _kind(base, storage)
@@ -162,7 +162,7 @@ def _repeated(dataset: Any, flags: DataFlags, config: TrainConfig) -> Any:
 
 def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, Any]:
     """Media that batches are to have besides. columns: of the metadata, where they are known."""
-    from streamvid.sharder.extra_media import file_keys
+    from streamvid.sharder.source.extra_media import file_keys
 
     media: dict[str, str] = {}
     if columns is not None or flags.file_keys is not None:
@@ -179,7 +179,8 @@ def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] 
 
 def _kind(url: str, storage: StorageOptions) -> str | None:
     """What its manifest.json says it is: "dataset", "sidecar", or None."""
-    from streamvid.dataset import manifest, sidecar
+    from streamvid.dataset import manifest
+    from streamvid.dataset.features import sidecar
     from streamvid.storage import open_store
 
     store = open_store(url, storage)

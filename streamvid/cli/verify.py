@@ -10,7 +10,7 @@ from streamvid.cli.console import Progress, print_json, printable, size
 from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
-    from streamvid.dataset.verify_report import VerifyReport
+    from streamvid.dataset.upkeep.verify_report import VerifyReport
     from streamvid.storage import StorageOptions
 
 _MAX_SHOWN = 20
@@ -36,7 +36,7 @@ is wrong, and the last line says what to do. Stopped at any point, --deep goes o
 @storage_flags
 def command(url: str, deep: bool, fresh: bool, workers: int, as_json: bool, storage: StorageOptions) -> int:
     """Check the dataset at URL; nothing is changed."""
-    from streamvid.dataset.verify import verify_dataset
+    from streamvid.dataset.upkeep.verify import verify_dataset
 
     progress = Progress()
     try:

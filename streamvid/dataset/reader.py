@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamvid.dataset.column_groups import ColumnGroups, join, nearest
 from streamvid.dataset.draws import StoredSet, check_sets, sets_from_json, stored_clips
 from streamvid.dataset.index import USER_PREFIX
+from streamvid.dataset.integrity import SamplesFile, read_packets, read_shards, read_tables
 from streamvid.dataset.manifest import (
     Manifest,
     ShardInfo,
@@ -21,7 +22,6 @@ from streamvid.dataset.manifest import (
     read_manifest,
 )
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
-from streamvid.dataset.proof import SamplesFile, read_packets, read_shards, read_tables
 from streamvid.dataset.shard_table import ShardTable, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
-from streamvid.loader.arena import ALIGN_BYTES
-from streamvid.loader.batch import RING_LAYOUT, STANDARD_FIELDS
-from streamvid.loader.clip_part import TABLE_BYTES
-from streamvid.loader.clock import Clock
-from streamvid.loader.media import Medium, media_bytes
-from streamvid.loader.pending import TEXT_ROW_BYTES
-from streamvid.loader.quarantine import Quarantine
+from streamvid.loader.batch.batch import RING_LAYOUT, STANDARD_FIELDS
+from streamvid.loader.delivery.clip_part import TABLE_BYTES
+from streamvid.loader.delivery.clock import Clock
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
+from streamvid.loader.delivery.quarantine import Quarantine
+from streamvid.loader.view.media import Medium, media_bytes
+from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable

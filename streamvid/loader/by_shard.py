@@ -12,7 +12,7 @@ from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, SampleError
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.model_rule import common_rule, rule_of

@@ -15,20 +15,20 @@ from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
 from streamvid.loader import arguments
-from streamvid.loader.batch import Batch, Layout
+from streamvid.loader.batch.batch import Batch, Layout
+from streamvid.loader.batch.features import Sidecars
+from streamvid.loader.batch.ring import make_batch, pin
+from streamvid.loader.batch.tokens import Tokenizer
+from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.quarantine import Substitution
 from streamvid.loader.exchange import compare_plans
 from streamvid.loader.mix import DatasetConfig
-from streamvid.loader.pipeline import PendingBatch, Pipeline
-from streamvid.loader.quarantine import Substitution
 from streamvid.loader.report import report_memory, report_plan
-from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.setup import Given, ring_bytes, set_up
-from streamvid.loader.sidecar import Sidecars
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import sources_of, store_stats
-from streamvid.loader.tokens import Tokenizer
-from streamvid.loader.view import Spatial, Temporal, ViewOptions
+from streamvid.loader.view.view import Spatial, Temporal, ViewOptions
 from streamvid.plan import BucketReport, Cursor, World
 from streamvid.plan.cost import CostTable
 from streamvid.plan.options import Order, Shuffle, Sync, Tail

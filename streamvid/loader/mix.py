@@ -16,17 +16,17 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
-from streamvid.dataset.filter import Filter, count_matches, parse_filter
+from streamvid.dataset.features.sidecar import Sidecar
+from streamvid.dataset.features.tables import SidecarShard
+from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
-from streamvid.dataset.sidecar import Sidecar
-from streamvid.dataset.sidecar_tables import SidecarShard
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.loader.media import Medium
 from streamvid.loader.model_rule import common_rule
-from streamvid.loader.text import CaptionChoice, TextOptions, TextRule, text_rule
-from streamvid.loader.view import ViewOptions, rate_of
+from streamvid.loader.view.media import Medium
+from streamvid.loader.view.text import CaptionChoice, TextOptions, TextRule, text_rule
+from streamvid.loader.view.view import ViewOptions, rate_of
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights

@@ -12,7 +12,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import ConfigError
-from streamvid.loader.view import ViewOptions
+from streamvid.loader.view.view import ViewOptions
 
 if TYPE_CHECKING:
     from streamvid.loader.mix import Mix

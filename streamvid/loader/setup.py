@@ -13,17 +13,17 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.reader import Dataset
 from streamvid.loader import arguments
-from streamvid.loader.batch import Layout, check_layout
-from streamvid.loader.device import DeviceStage
+from streamvid.loader.batch.batch import Layout, check_layout
+from streamvid.loader.batch.device import DeviceStage
+from streamvid.loader.batch.features import Sidecars, view_facts, with_sidecars
+from streamvid.loader.batch.tokens import Tokenizer, check_tokenizer
+from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.exchange import SharedBatchCheck
-from streamvid.loader.media import with_media
 from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
 from streamvid.loader.model_rule import check_datasets, check_view, rule_of, token_rule
-from streamvid.loader.requests import Selection
-from streamvid.loader.sidecar import Sidecars, view_facts, with_sidecars
 from streamvid.loader.stores import Stores, sources_of
-from streamvid.loader.tokens import Tokenizer, check_tokenizer
-from streamvid.loader.view import ViewOptions
+from streamvid.loader.view.media import with_media
+from streamvid.loader.view.view import ViewOptions
 from streamvid.loader.world import detect_world
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset, open_cache
-from streamvid.dataset.sidecar import Sidecar
 from streamvid.loader.mix import MixPart
 from streamvid.loader.world import num_local_ranks
 from streamvid.storage import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Progress
-from streamvid.sharder.records import Rejection
 from streamvid.sharder.report import BucketRow, ShardReport
 from streamvid.sharder.sharder import abandon, dry_run, shard
+from streamvid.sharder.source.records import Rejection
 
 __all__ = ["BucketRow", "Progress", "Rejection", "ShardOptions", "ShardReport", "abandon", "dry_run", "shard"]

@@ -13,13 +13,13 @@ from fractions import Fraction
 from streamvid.buckets import Bucket
 from streamvid.buckets.choices import Choices
 from streamvid.errors import NoBucketError, Rejected
+from streamvid.host.journal import FileState
 from streamvid.sharder.clip import Clip
-from streamvid.sharder.extra_media import MediaFile
-from streamvid.sharder.journal import FileState
 from streamvid.sharder.media_fit import FittedMedium, PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probe, file_state
-from streamvid.sharder.records import Record, Rejection
+from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.windows import Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40

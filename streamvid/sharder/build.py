@@ -19,14 +19,14 @@ from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.clip import TEXT_EXTENSION, Clip
 from streamvid.sharder.encode import read_encoded, restore_clips
-from streamvid.sharder.extra_media import MediaFile
-from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
-from streamvid.sharder.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.probing import Progress
-from streamvid.sharder.records import Record
-from streamvid.sharder.staging import Staging, put_note
+from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.records import Record
+from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits
+from streamvid.sharder.work.staging import Staging, put_note
 from streamvid.storage import StorageOptions, Store, open_store
 
 if TYPE_CHECKING:

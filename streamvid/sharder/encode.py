@@ -17,27 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.buckets import Bucket
 from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
+from streamvid.host.journal import Journal, Key
 from streamvid.sharder.assign import Assignment, PlannedSample
 from streamvid.sharder.clip import Clip
-from streamvid.sharder.extra_media import MediaFile
-from streamvid.sharder.journal import Journal, Key
-from streamvid.sharder.media import Media
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
-from streamvid.sharder.records import Record, Rejection
 from streamvid.sharder.rejections import Reason
-from streamvid.sharder.spool import SpooledFile
-from streamvid.sharder.staging import Staging
+from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.records import Record, Rejection
+from streamvid.sharder.source.spool import SpooledFile
 from streamvid.sharder.windows import Timing, Window
-from streamvid.sharder.worker import clock_paused
+from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.work.staging import Staging
+from streamvid.sharder.work.worker import clock_paused
 from streamvid.storage import LocalStore, StorageOptions
-from streamvid.video.encoding import Encoding
-from streamvid.video.timeline import Timeline, make_timeline
+from streamvid.video.encode.profiles import Encoding
+from streamvid.video.encode.timeline import Timeline, make_timeline
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
-    from streamvid.video.encode import EncodedClip
+    from streamvid.video.encode.clip import EncodedClip
 
 ENCODE_VERSION = 1
 
@@ -210,7 +210,7 @@ _KEPT = (
 
 
 def _encode(task: dict[str, Any], source: Source) -> EncodedClip:
-    from streamvid.video.encode import encode_clip
+    from streamvid.video.encode.clip import encode_clip
     from streamvid.video.limits import LIMITS
 
     fps = None if task["fps"] is None else Fraction(task["fps"])

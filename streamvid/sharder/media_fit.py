@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from streamvid.errors import Rejected
+from streamvid.host.journal import FileState
 from streamvid.sharder.clip import Clip
-from streamvid.sharder.extra_media import MediaColumn, MediaFile
-from streamvid.sharder.journal import FileState
 from streamvid.sharder.probing import Probe, file_state
-from streamvid.sharder.records import Record
+from streamvid.sharder.source.extra_media import MediaColumn, MediaFile
+from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Timing
 
 FittedMedium: TypeAlias = tuple[MediaColumn, MediaFile, Probe, bool]

@@ -15,11 +15,11 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.errors import ConfigError
 from streamvid.sharder.bucket_options import bucket_config_of, buckets_json, check_model, rate_asked
-from streamvid.sharder.captions import check_caption_options
-from streamvid.sharder.extra_media import MediaColumn, media_columns
+from streamvid.sharder.source.captions import check_caption_options
+from streamvid.sharder.source.extra_media import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
-from streamvid.video.encoding import Encoding, encoder_versions
+from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
 CLIPS = ("copy", "native", "text")

@@ -16,7 +16,7 @@ from streamvid.sharder.bucket_options import ordered_buckets
 from streamvid.sharder.cut import cut_by_bytes
 from streamvid.sharder.drawn import drawn_groups
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.records import RecordSet, Rejection, sorted_rejections
+from streamvid.sharder.source.records import RecordSet, Rejection, sorted_rejections
 
 SPLITS = ("train", "val")
 PLAN_VERSION = 1

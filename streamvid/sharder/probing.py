@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.buckets.pick import exact_seconds
 from streamvid.errors import ProbeError, SourceError, StorageError
-from streamvid.sharder.extra_media import MediaFile
-from streamvid.sharder.journal import FileState, Journal
-from streamvid.sharder.media import Media
+from streamvid.host.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
-from streamvid.sharder.records import Record
 from streamvid.sharder.rejections import Reason
-from streamvid.sharder.spool import SpooledFile
+from streamvid.sharder.source.extra_media import MediaFile
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.records import Record
+from streamvid.sharder.source.spool import SpooledFile
 from streamvid.sharder.windows import Timing
-from streamvid.sharder.worker import clock_paused
+from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.limits import LIMITS
 
 if TYPE_CHECKING:

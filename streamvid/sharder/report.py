@@ -10,8 +10,8 @@ from streamvid.buckets import Bucket
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.reader import Dataset
 from streamvid.sharder.plan import ShardPlan
-from streamvid.sharder.records import Rejection
 from streamvid.sharder.rejections import RejectedKind, by_kind
+from streamvid.sharder.source.records import Rejection
 
 BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 

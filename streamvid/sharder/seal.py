@@ -42,11 +42,11 @@ from streamvid.dataset.manifest import (
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import marker_path, packets_path, shard_sizes
-from streamvid.sharder.extra_media import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
-from streamvid.sharder.staging import Staging
+from streamvid.sharder.source.extra_media import MediaColumn
+from streamvid.sharder.work.staging import Staging
 from streamvid.storage import LocalStore
 
 

@@ -13,20 +13,20 @@ from typing import Any
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
+from streamvid.host.journal import FileState, Journal
 from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.build import build_all
-from streamvid.sharder.destination import find_destination
 from streamvid.sharder.encode import encode_all
-from streamvid.sharder.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import make_plan
 from streamvid.sharder.probing import Probe, Progress, journal_header, probe_all, probe_bytes_read
-from streamvid.sharder.records import RecordSet, Rejection, read_records
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
-from streamvid.sharder.staging import Staging, locked_staging
+from streamvid.sharder.source.records import RecordSet, Rejection, read_records
 from streamvid.sharder.text_only import assign_texts
 from streamvid.sharder.where import where_metadata, where_probed
+from streamvid.sharder.work.destination import find_destination
+from streamvid.sharder.work.staging import Staging, locked_staging
 from streamvid.storage import Store, open_store
 
 _REASONS_SHOWN = 5

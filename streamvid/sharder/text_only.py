@@ -10,7 +10,7 @@ from streamvid.sharder.assign import Assignment, PlannedSample, record_key, samp
 from streamvid.sharder.clip import TEXT_EXTENSION, Clip
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probe
-from streamvid.sharder.records import Record
+from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Window
 
 _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)

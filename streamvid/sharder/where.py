@@ -1,6 +1,6 @@
 """`where` when a dataset is built: rows that do not meet a condition become rejections, unprobed where that can be.
 
-The language and what missing values mean are those of `where=` at load time (dataset/expression.py).
+The language and what missing values mean are those of `where=` at load time (dataset/filter/expression.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.column_groups import nearest
-from streamvid.dataset.expression import compile_condition
-from streamvid.dataset.nodes import Node
+from streamvid.dataset.filter.expression import compile_condition
+from streamvid.dataset.filter.nodes import Node
 from streamvid.errors import ConfigError
-from streamvid.sharder.journal import FileState
+from streamvid.host.journal import FileState
 from streamvid.sharder.probing import Probe, file_state
-from streamvid.sharder.records import Record, RecordSet, Rejection
+from streamvid.sharder.source.records import Record, RecordSet, Rejection
 
 if TYPE_CHECKING:
     import pyarrow as pa

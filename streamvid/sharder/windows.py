@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from streamvid.video.timeline import end_ticks, num_frames_at
+from streamvid.video.encode.timeline import end_ticks, num_frames_at
 
 if TYPE_CHECKING:
     from streamvid.video.info import VideoInfo

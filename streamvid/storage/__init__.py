@@ -5,8 +5,8 @@ Everything above asks `open_store(url)` for a `Store` and names files by paths r
 
 from __future__ import annotations
 
-from streamvid.storage.cache import BlockCache, CacheStats
-from streamvid.storage.cached import CachedStore, Content, read_content
+from streamvid.storage.cache.blocks import BlockCache, CacheStats
+from streamvid.storage.cache.store import CachedStore, Content, read_content
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import near_spans

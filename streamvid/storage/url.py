@@ -110,7 +110,7 @@ def _is_path(path: str) -> bool:
 
 
 def _s3(bucket: str, options: StorageOptions) -> Transport:
-    from streamvid.storage.s3 import S3Transport
+    from streamvid.storage.s3.transport import S3Transport
 
     return S3Transport(bucket, options)
 

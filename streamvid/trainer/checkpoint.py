@@ -27,10 +27,10 @@ from torch import Tensor, nn
 
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.models import weights
-from streamvid.models.gather import changing, gathered, require_numbers
-from streamvid.models.optimizer import Ema
-from streamvid.models.state_files import write_state
+from streamvid.modules import weights
+from streamvid.modules.gather import changing, gathered, require_numbers
+from streamvid.modules.optimizer import Ema
+from streamvid.modules.state_files import write_state
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
 from streamvid.trainer.metrics import METRICS_FILE

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamvid.config import require, require_at_least, require_one_of
-from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
-from streamvid.models.optimizer import OptimizerConfig
+from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
 
 

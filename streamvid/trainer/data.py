@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamvid.dataset.sidecar import Sidecar
+from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.plain import check_arguments, open_datasets, with_inputs
 from streamvid.loader.stores import Stores
-from streamvid.models.encoding import check_fresh
+from streamvid.modules.encoding import check_fresh
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
-    from streamvid.loader.batch import Batch
+    from streamvid.loader.batch.batch import Batch
     from streamvid.loader.stats import LoaderStats
 
 _log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import torch
 from streamvid.loader.by_shard import ByShard
 from streamvid.loader.plain import open_datasets
 from streamvid.loader.stores import Stores
-from streamvid.models.build import build_module
-from streamvid.models.encode_dataset import EncodeResult, Ranks, Work, encode_dataset
-from streamvid.models.encoding import Encoder, facts
+from streamvid.modules.build import build_module
+from streamvid.modules.encode_dataset import EncodeResult, Ranks, Work, encode_dataset
+from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.world import World
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import loader_options

@@ -14,12 +14,12 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from streamvid.errors import ConfigError
-from streamvid.models.build import evaluating
+from streamvid.modules.build import evaluating
 from streamvid.plan.hashing import hash64
 from streamvid.video.showing import contact_sheet, movie
 
 if TYPE_CHECKING:
-    from streamvid.loader.batch import Batch
+    from streamvid.loader.batch.batch import Batch
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProfileKwargs
 
 from streamvid.errors import ConfigError
-from streamvid.models.recompute_deepspeed import deepspeed_checkpoint
+from streamvid.modules.recompute_deepspeed import deepspeed_checkpoint
 from streamvid.trainer.config import TrainConfig
 
 _AUTO = {"enabled": "auto", "dtype": "auto"}

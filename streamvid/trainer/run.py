@@ -15,9 +15,9 @@ from accelerate.utils import gather_object, set_seed
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError, StreamvidError
-from streamvid.models.build import build_module
-from streamvid.models.optimizer import Ema, build_optimizer
-from streamvid.models.summary import summarize
+from streamvid.modules.build import build_module
+from streamvid.modules.optimizer import Ema, build_optimizer
+from streamvid.modules.summary import summarize
 from streamvid.plan.hashing import hash64
 from streamvid.trainer.checkpoint import Checkpoints, Progress
 from streamvid.trainer.config import TrainConfig
@@ -29,7 +29,7 @@ from streamvid.trainer.tasks import Step, find_task
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
-    from streamvid.loader.batch import Batch
+    from streamvid.loader.batch.batch import Batch
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.loader.batch import Batch
-from streamvid.models.build import import_object
-from streamvid.models.encoding import with_encoded
+from streamvid.loader.batch.batch import Batch
+from streamvid.modules.build import import_object
+from streamvid.modules.encoding import with_encoded
 
 Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
 

@@ -18,7 +18,7 @@ from streamvid.trainer.run import Run
 from streamvid.trainer.stop import StopRequest, stop_requests
 
 if TYPE_CHECKING:
-    from streamvid.loader.batch import Batch
+    from streamvid.loader.batch.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamvid.video.decode import decode_into
+from streamvid.video.decode.file import decode_into
 from streamvid.video.info import VideoInfo
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.probe import probe

@@ -20,8 +20,8 @@ from streamvid.buckets.frames import FrameRule
 from streamvid.buckets.sizes import dynamic_size, taken_frames
 from streamvid.cli.train_cache import VARIABLE, cache_folder, cached_dataset, content_key
 from streamvid.cli.train_data import DataFlags, shard_options
-from streamvid.dataset.user_cache import user_cache
 from streamvid.errors import ConfigError, StorageError
+from streamvid.host.user_cache import user_cache
 from streamvid.storage import StorageOptions
 from tests.cli.conftest import files_of
 from tests.clips import ROOT, encode, frames_of

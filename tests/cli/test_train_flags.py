@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.cli.train import command, resolved_config
-from streamvid.cli.train_flags import FLAGS, flag_overrides, named_fields, override
+from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_fields, override
 from streamvid.config import load_config
 from streamvid.errors import ConfigError
 from streamvid.trainer.config import TrainConfig

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid
-from streamvid.dataset.annotate import LOCK
-from streamvid.dataset.filter import count_matches, parse_filter
+from streamvid.dataset.annotate.annotate import LOCK
+from streamvid.dataset.filter.filter import count_matches, parse_filter
 from streamvid.dataset.manifest import MANIFEST, columns_digest, manifest_checksum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, SourceError
 from tests.dataset.whole import DATA, flip, seal_whole
@@ -209,8 +209,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
 def test_types_are_those_of_the_sharder(tmp_path: Path) -> None:
     """A column has the same type and values whether it came with the metadata or later."""
-    from streamvid.dataset.annotation_types import from_csv
-    from streamvid.sharder.columns import common_type, parse_text
+    from streamvid.dataset.annotate.types import from_csv
+    from streamvid.sharder.source.columns import common_type, parse_text
 
     cells = [
         ["1", "2", ""], ["1.5", "+2", "nan"], ["true", "False", "n/a"], ["007", "1"], ["1e3", ".5", "2."],
@@ -324,7 +324,7 @@ def test_a_file_of_other_rows_is_found(root: Path, tmp_path: Path) -> None:
 
 RUN = """
 import os, signal, sys
-from streamvid.dataset.annotate import annotate
+from streamvid.dataset.annotate.annotate import annotate
 from streamvid.storage import LocalStore
 moment, seen = int(sys.argv[3]), 0
 def counted(name):

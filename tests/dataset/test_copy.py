@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import streamvid
-from streamvid.dataset.copy import copy_dataset, copy_store
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.spool import OWN_FOLDER
-from streamvid.dataset.verify import verify_dataset
+from streamvid.dataset.upkeep.copy import copy_dataset, copy_store
+from streamvid.dataset.upkeep.spool import OWN_FOLDER
+from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
 from streamvid.storage import LocalStore, open_store
 from tests.clips import ROOT
@@ -213,7 +213,7 @@ def test_a_file_that_was_changed_since_is_put_again(tmp_path: Path) -> None:
 
 CODE = """
 import os, signal, sys, threading
-from streamvid.dataset.copy import copy_dataset
+from streamvid.dataset.upkeep.copy import copy_dataset
 source, dest, journal, temp_dir, number, delay = sys.argv[1:]
 def progress(name, done, total):
     if done == int(number):

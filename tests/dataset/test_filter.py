@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.dataset.count_cache import CountCache
-from streamvid.dataset.filter import Filter, count_matches, parse_filter
+from streamvid.dataset.filter.count_cache import CountCache
+from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.index import RowGroup, encode_samples, named_by_content
 from streamvid.dataset.manifest import content_fingerprint, manifest_to_json, plan_fingerprint
 from streamvid.dataset.reader import Dataset, open_dataset
@@ -414,7 +414,7 @@ def test_another_dataset_or_condition_is_another_entry(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from streamvid.dataset.count_cache import CountCache
+from streamvid.dataset.filter.count_cache import CountCache
 with CountCache(Path(sys.argv[1]), sys.argv[2].encode()).locked():
     print("holds", flush=True)
     time.sleep(300)
@@ -422,7 +422,7 @@ with CountCache(Path(sys.argv[1]), sys.argv[2].encode()).locked():
 SCAN = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-from streamvid.dataset.filter import count_matches, parse_filter
+from streamvid.dataset.filter.filter import count_matches, parse_filter
 from streamvid.dataset.reader import open_dataset
 dataset = open_dataset(sys.argv[1])
 print(count_matches(dataset, dataset.shards, parse_filter("score >= 1", dataset), sys.argv[2]).tolist())

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket
 from streamvid.dataset.index import SHARD_TYPES, encode_shards, named_by_content, schema
+from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import (
     MANIFEST,
     FileInfo,
@@ -31,7 +32,6 @@ from streamvid.dataset.manifest import (
     plan_digest,
     plan_fingerprint,
 )
-from streamvid.dataset.proof import read_shards
 from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, largest_clip, rows_of
 from streamvid.errors import IntegrityError
@@ -207,7 +207,7 @@ import sys
 import pyarrow as pa, pyarrow.compute as pc, pyarrow.parquet
 from pathlib import Path
 from streamvid.dataset.reader import open_dataset
-import streamvid.dataset.proof
+import streamvid.dataset.integrity
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

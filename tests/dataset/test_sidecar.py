@@ -22,12 +22,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamvid.dataset.features.sidecar import open_sidecar
+from streamvid.dataset.features.tables import Members, SidecarShard, SidecarShards
+from streamvid.dataset.features.tensors import DTYPES, RawTensor, decode_tensors, encode_tensors
+from streamvid.dataset.features.writer import SidecarWriter
 from streamvid.dataset.manifest import FileInfo, ShardInfo, manifest_checksum
 from streamvid.dataset.reader import Dataset, open_dataset
-from streamvid.dataset.sidecar import open_sidecar
-from streamvid.dataset.sidecar_tables import Members, SidecarShard, SidecarShards
-from streamvid.dataset.sidecar_tensors import DTYPES, RawTensor, decode_tensors, encode_tensors
-from streamvid.dataset.sidecar_writer import SidecarWriter
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError
 from tests.dataset.samples import seal
 
@@ -268,7 +268,7 @@ def test_what_could_not_be_made_has_no_member(dataset: Dataset, tmp_path: Path) 
 WRITE = """
 import sys, time
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.sidecar_writer import SidecarWriter
+from streamvid.dataset.features.writer import SidecarWriter
 from tests.dataset import test_sidecar as t
 dataset = open_dataset(sys.argv[1])
 writer = SidecarWriter(sys.argv[2], dataset, t.MADE_WITH, t.NUM_VISITS)

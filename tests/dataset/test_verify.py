@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.verify import verify_dataset, verify_store
-from streamvid.dataset.verify_report import MAX_PROBLEMS, VerifyReport
+from streamvid.dataset.upkeep.verify import verify_dataset, verify_store
+from streamvid.dataset.upkeep.verify_report import MAX_PROBLEMS, VerifyReport
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
 from tests.clips import ROOT
@@ -306,7 +306,7 @@ def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> No
 
 CODE = """
 import os, signal, sys, threading
-from streamvid.dataset.verify import verify_dataset
+from streamvid.dataset.upkeep.verify import verify_dataset
 root, journal, phase, number, delay = sys.argv[1:]
 def progress(name, done, total):
     if name == phase and done == int(number):

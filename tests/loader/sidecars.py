@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 import streamvid
+from streamvid.dataset.features.tensors import RawTensor
+from streamvid.dataset.features.writer import SidecarWriter
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset, open_dataset
-from streamvid.dataset.sidecar_tensors import RawTensor
-from streamvid.dataset.sidecar_writer import SidecarWriter
-from streamvid.loader.sidecar import raw_tensor
+from streamvid.loader.batch.features import raw_tensor
 from streamvid.plan.hashing import hash_text
 
 Encode = Callable[[str, int], Mapping[str, RawTensor]]

@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.loader.arena import ALIGN_BYTES, Arena, Block, align
+from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block, align
 
 
 @settings(max_examples=200, deadline=None)

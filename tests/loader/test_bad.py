@@ -20,10 +20,10 @@ import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, SampleError, StorageError
+from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
-from streamvid.loader.pipeline import PendingBatch, Pipeline
-from streamvid.loader.requests import BatchRequest
-from streamvid.loader.text import TextOptions, text_rule
+from streamvid.loader.view.text import TextOptions, text_rule
 from tests.clips import corpus_tool
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
 
@@ -381,7 +381,7 @@ def test_a_quarantine_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
 
 @dataclass(frozen=True, slots=True)
 class EveryOther:
-    """A filter, as dataset/filter.py has it: of the sample's year, odd ones only."""
+    """A filter, as dataset/filter/filter.py has it: of the sample's year, odd ones only."""
 
     text: str = "year % 2 == 1"
     columns: tuple[str, ...] = ("user.year",)

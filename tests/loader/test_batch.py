@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.batch import check_layout
+from streamvid.loader.batch.batch import check_layout
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid import CostTable, VideoLoader, World, fit_costs, search_batch_sizes
+from streamvid.bench.batch_search import Trial
 from streamvid.errors import ConfigError
-from streamvid.loader.batch_search import Trial
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
 from tools import search_batch_sizes as tool
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 import streamvid
+from streamvid.bench.bench import BenchOptions, bench
 from streamvid.buckets import Bucket
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.loader.bench import BenchOptions, bench
 from tests.loader.conftest import SMALL, build_dataset
 
 LARGE = Bucket(num_frames=17, height=192, width=320)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.loader.bench_figures import BucketRun, LoaderRun, Setting, StoreRun
-from streamvid.loader.bench_verdict import (
+from streamvid.bench.figures import BucketRun, LoaderRun, Setting, StoreRun
+from streamvid.bench.verdict import (
     MARGIN,
     Need,
     decoder_seconds,

@@ -19,9 +19,9 @@ import pytest
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import LoaderError, SampleError, StreamvidError, WorkerError
+from streamvid.loader.delivery.pipeline import Pipeline
+from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
-from streamvid.loader.pipeline import Pipeline
-from streamvid.loader.requests import BatchRequest
 from streamvid.storage import LocalStore
 from tests.clips import encode
 from tests.loader.conftest import SMALL, build_dataset

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streamvid.errors import ConfigError
-from streamvid.loader.color import LUMA_SHARES, RANGES, SITINGS, color_table, yuv420p_to_rgb
+from streamvid.loader.batch.color import LUMA_SHARES, RANGES, SITINGS, color_table, yuv420p_to_rgb
 
 # Kr and Kb as each standard prints them, and where chroma lies, in pixels: not read from the code under test.
 SHARES = {

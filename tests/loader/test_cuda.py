@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import streamvid
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from tests.loader.test_batch import made_batch, random_frames
 from tests.loader.test_device import driver, wait_for_two
 

@@ -17,12 +17,12 @@ import torch
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError
-from streamvid.loader.batch import Batch, Layout
-from streamvid.loader.device import DeviceStage, check_device
+from streamvid.loader.batch.batch import Batch, Layout
+from streamvid.loader.batch.device import DeviceStage, check_device
+from streamvid.loader.batch.ring import make_batch, pin
+from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
-from streamvid.loader.pipeline import PendingBatch, Pipeline
-from streamvid.loader.requests import BatchRequest
-from streamvid.loader.ring import make_batch, pin
 from streamvid.loader.stats import StatsMeter
 
 

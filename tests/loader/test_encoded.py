@@ -28,12 +28,12 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
-from streamvid.loader.encoded import EncodedClip
+from streamvid.loader.workers.encoded import EncodedClip
 from streamvid.sharder import ShardOptions, shard
-from streamvid.video.decode import decode_pictures
+from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.limits import STORED_LIMITS
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
-from streamvid.video.stored import StoredDecoder
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import LAYOUT, damaged, expected_substitute

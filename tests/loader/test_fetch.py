@@ -9,8 +9,8 @@ import pytest
 from streamvid.buckets.pick import Pick
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import StorageError
-from streamvid.loader.clip_part import clip_part
-from streamvid.loader.fetch import IndexRows, read_parts
+from streamvid.loader.delivery.clip_part import clip_part
+from streamvid.loader.delivery.fetch import IndexRows, read_parts
 from streamvid.loader.mix import SampleRequest
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import part_of

@@ -13,9 +13,9 @@ import streamvid
 from streamvid.cli.plan import PlannedRun, collect
 from streamvid.cli.plan_dataset import planned_keys, set_up_run
 from streamvid.errors import PlanError
-from streamvid.loader.forecast import memory_of, planned_batches, scan_buckets
+from streamvid.forecast.epochs import HostCosts
+from streamvid.forecast.reads import memory_of, planned_batches, scan_buckets
 from streamvid.plan import PlanOptions, World
-from streamvid.plan.forecast import HostCosts
 from tests.conftest import Sharded
 
 TAILS = ("carry", "drop", "pad", "shrink", "uneven")

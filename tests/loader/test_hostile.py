@@ -15,7 +15,8 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset import index, manifest, proof
+from streamvid.dataset import index, manifest
+from streamvid.dataset import integrity as proof
 from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.loader.conftest import SMALL, build_dataset

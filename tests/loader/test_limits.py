@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.loader.limits import usable_bytes, usable_cores
+from streamvid.host.resources import usable_bytes, usable_cores
 
 CORES = len(os.sched_getaffinity(0))
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

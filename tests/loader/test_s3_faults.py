@@ -19,7 +19,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import DatasetError, LoaderError, SampleError, StorageError, StreamvidError
-from streamvid.loader.kept import Kept
+from streamvid.loader.delivery.kept import Kept
 from streamvid.storage import StorageOptions, StoreStats, while_wanted
 from tests.loader import s3_run
 from tests.loader.conftest import SMALL, build_dataset

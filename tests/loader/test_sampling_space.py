@@ -15,7 +15,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
-from streamvid.loader.view import ViewOptions, view_of
+from streamvid.loader.view.view import ViewOptions, view_of
 from streamvid.sharder import ShardOptions, shard
 from streamvid.video import Transform, probe
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr

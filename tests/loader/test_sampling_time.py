@@ -21,8 +21,8 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.sharder import ShardOptions, shard
 from streamvid.video import Transform, probe
+from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
-from streamvid.video.stored import StoredDecoder
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
 HEIGHT, WIDTH, COUNT = 64, 96, 9

@@ -12,7 +12,7 @@ import pytest
 
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SharedBatchError
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.world import world_from_mesh

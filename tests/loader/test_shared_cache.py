@@ -15,7 +15,7 @@ import pytest
 
 from streamvid.buckets import parse_buckets
 from streamvid.sharder import ShardOptions, shard
-from streamvid.storage.cache import BLOCK_BYTES
+from streamvid.storage.cache.blocks import BLOCK_BYTES
 from tests.clips import encode, frames_of
 from tests.loader import s3_run
 from tests.loader.s3_run import Source

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import streamvid
 from streamvid import DatasetConfig, World
 from streamvid.dataset import tar
+from streamvid.dataset.features.sidecar import open_sidecar
+from streamvid.dataset.features.tensors import RawTensor
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.sidecar import open_sidecar
-from streamvid.dataset.sidecar_tensors import RawTensor
 from streamvid.errors import ConfigError, SampleError
-from streamvid.loader.sidecar import collate, raw_tensor, torch_tensor
+from streamvid.loader.batch.features import collate, raw_tensor, torch_tensor
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.loader.sidecars import check_tensors, facts_of, make_sidecar, name_of, received, run
 from tests.servers import S3Env, S3Server

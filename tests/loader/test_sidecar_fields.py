@@ -10,7 +10,7 @@ import torch
 import streamvid
 from streamvid import World
 from streamvid.errors import ConfigError
-from streamvid.loader.sampling import sample_seed
+from streamvid.loader.view.sampling import sample_seed
 
 
 def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, str], int]:

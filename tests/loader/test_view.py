@@ -16,7 +16,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import num_places
 from streamvid.errors import ConfigError
-from streamvid.loader.view import ViewOptions, view_of
+from streamvid.loader.view.view import ViewOptions, view_of
 
 RULES = ("native", "cap", "resample", "fix_frame_rate")
 TEMPORAL = ("random", "head", "middle", "uniform", "chunk", "full", "opensora")

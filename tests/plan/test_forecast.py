@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket
 from streamvid.errors import ConfigError, PlanError
-from streamvid.plan import EpochPlan, PlanOptions
-from streamvid.plan.cost import default_costs
-from streamvid.plan.forecast import (
+from streamvid.forecast.epochs import (
     HostCosts,
     RankWork,
     epoch_seconds,
@@ -23,6 +21,8 @@ from streamvid.plan.forecast import (
     rank_loads,
     run_epochs,
 )
+from streamvid.plan import EpochPlan, PlanOptions
+from streamvid.plan.cost import default_costs
 
 BUCKETS = {bucket.id: bucket for bucket in (Bucket(5, 64, 96), Bucket(9, 96, 64), Bucket(17, 64, 96))}
 TOKENS = {name: bucket.tokens for name, bucket in BUCKETS.items()}

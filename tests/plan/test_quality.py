@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, PlanError
+from streamvid.forecast.shuffle import ShuffleQuality, shuffle_quality
 from streamvid.plan import EpochPlan, PlanOptions
-from streamvid.plan.quality import ShuffleQuality, shuffle_quality
 from tests.plan.runs import options
 
 EVERYTHING = 1 << 20

@@ -23,7 +23,7 @@ from streamvid.sharder import ShardOptions
 from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.drawn import weights_of
 from streamvid.sharder.probing import Probe, file_state
-from streamvid.sharder.records import Record
+from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid
 
 FORM = """

@@ -22,7 +22,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.cli.main import cli
 from streamvid.sharder import ShardOptions
-from streamvid.sharder.records import read_records
+from streamvid.sharder.source.records import read_records
 from streamvid.storage import StorageOptions
 from streamvid.video import decode_into
 from tests.clips import encode, frames_of

@@ -20,7 +20,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder import ShardOptions, ShardReport, dry_run, shard
-from streamvid.sharder.extra_media import file_keys, media_columns
+from streamvid.sharder.source.extra_media import file_keys, media_columns
 from tests.clips import frames_of
 from tests.conftest import run_streamvid
 from tests.media_clips import MEDIA, clip_of, make_rows, uneven_clip, write_rows

@@ -21,9 +21,9 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.cli.plan_metadata import _Draws
 from streamvid.errors import SourceError
+from streamvid.forecast.facts import is_metadata, open_facts
+from streamvid.forecast.metadata import MetadataForecast, forecast_metadata
 from streamvid.sharder.assign import record_key, stable_hash
-from streamvid.sharder.facts import is_metadata, open_facts
-from streamvid.sharder.forecast import MetadataForecast, forecast_metadata
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run
 from tests.conftest import Corpus, Sharded

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamvid.errors import SourceError, StreamvidError
-from streamvid.sharder.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 
 
 @pytest.fixture

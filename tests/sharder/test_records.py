@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.buckets import parse_buckets
 from streamvid.errors import SourceError
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.records import RecordSet, read_records
+from streamvid.sharder.source.records import RecordSet, read_records
 from tests.sharder.conftest import write_metadata
 
 BUCKETS = parse_buckets("96x64@9")

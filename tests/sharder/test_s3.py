@@ -14,8 +14,8 @@ import pytest
 
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder import ShardOptions, abandon, dry_run, shard
-from streamvid.sharder.media import Media
-from streamvid.sharder.spool import FIRST_BYTES, SpooledFile
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store
 from tests.conftest import run_streamvid
 from tests.servers import ProxyFactory, S3Env, S3Server

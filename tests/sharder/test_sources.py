@@ -15,7 +15,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.errors import ConfigError, SourceError
 from streamvid.sharder import ShardOptions
-from streamvid.sharder.records import RecordSet, read_records
+from streamvid.sharder.source.records import RecordSet, read_records
 from tests.servers import S3Env, S3Server
 from tests.sharder.conftest import tree_of
 from tests.sharder.test_layouts import (

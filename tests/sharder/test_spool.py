@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import ProbeError, StorageError
-from streamvid.sharder.media import Media
-from streamvid.sharder.spool import Spans, SpooledFile
+from streamvid.sharder.source.media import Media
+from streamvid.sharder.source.spool import Spans, SpooledFile
 from streamvid.storage import StorageOptions, open_store
 from streamvid.video import probe
-from streamvid.video.encode import encode_clip
-from streamvid.video.encoding import Encoding
+from streamvid.video.encode.clip import encode_clip
+from streamvid.video.encode.profiles import Encoding
 from tests.clips import encode, frames_of
 from tests.video.clips import VIDEO_NAMES, ClipFolder
 

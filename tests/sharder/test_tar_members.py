@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import Rejected
-from streamvid.sharder.tar_members import MAX_HEADER_BYTES, TarMember, tar_members
+from streamvid.sharder.source.tar_members import MAX_HEADER_BYTES, TarMember, tar_members
 
 names = st.text(
     st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=160

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.dataset.filter import parse_filter
+from streamvid.dataset.filter.filter import parse_filter
 from streamvid.errors import ConfigError, SealedError
 from streamvid.sharder import ShardOptions, dry_run, shard
 from streamvid.sharder.rejections import REMEDIES, by_kind

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.sharder.windows import Timing, cut_windows
-from streamvid.video.timeline import make_timeline
+from streamvid.video.encode.timeline import make_timeline
 
 BASE = Fraction(1, 1000)
 STEPS = st.one_of(

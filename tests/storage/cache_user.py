@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamvid.storage.cache import BLOCK_BYTES, BlockCache
+from streamvid.storage.cache.blocks import BLOCK_BYTES, BlockCache
 
 
 class Remote:

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, StorageError
-from streamvid.storage.cache import BLOCK_BYTES, BlockCache
+from streamvid.storage.cache.blocks import BLOCK_BYTES, BlockCache
 from tests.storage.cache_user import Remote, num_bytes
 
 ROOT = "streamvid-cache-1"

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.storage.http_get import Answer, Connections
+from streamvid.storage.s3.http import Answer, Connections
 
 BODY = bytes(range(256)) * 8
 

@@ -9,7 +9,7 @@ import pytest
 
 from streamvid.errors import ConfigError, StorageError
 from streamvid.storage import StorageOptions, open_store, redact
-from streamvid.storage.s3_errors import error_of_body
+from streamvid.storage.s3.errors import error_of_body
 from tests.servers import Rgw, S3Env, S3Server
 
 

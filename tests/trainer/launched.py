@@ -14,9 +14,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.world import detect_world
-from streamvid.models.config import ModelConfig
+from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig
 from tests.trainer.stand_in import StandInLoader, read_clip_frames

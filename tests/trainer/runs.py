@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.config import dump_config
-from streamvid.models.config import ModelConfig
+from streamvid.modules.config import ModelConfig
 from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig, OptimizerConfig, TrainConfig
 

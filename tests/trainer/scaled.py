@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.world import detect_world
-from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.trainer.stand_in import StandInLoader, read_clip_frames

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.plan.hashing import hash64
 
 

@@ -9,7 +9,7 @@ import torch
 
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.models.config import ModelConfig
+from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig

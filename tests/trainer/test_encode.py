@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
+from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.sidecar import open_sidecar
 from streamvid.errors import ConfigError, SampleError
+from streamvid.loader.batch.features import torch_tensor
 from streamvid.loader.loader import VideoLoader
-from streamvid.loader.sidecar import torch_tensor
-from streamvid.models.config import ModelConfig
-from streamvid.models.encoding import check_fresh
+from streamvid.modules.config import ModelConfig
+from streamvid.modules.encoding import check_fresh
 from streamvid.plan import World
 from streamvid.sharder import sharder
 from streamvid.sharder.options import ShardOptions
@@ -214,7 +214,7 @@ def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tm
 
 
 def _module(config: TrainConfig) -> Any:
-    from streamvid.models.build import build_module
+    from streamvid.modules.build import build_module
 
     return build_module(config.model, None, config.recompute, task="sft", seed=config.seed)
 

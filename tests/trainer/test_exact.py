@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from streamvid import VideoLoader, World
-from streamvid.models.config import ModelConfig
+from streamvid.modules.config import ModelConfig
 from streamvid.trainer import train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from streamvid.trainer.tasks import Step, Task

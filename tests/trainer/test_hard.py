@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from streamvid.errors import ConfigError, StateError, StreamvidError
-from streamvid.models.config import LoraConfig, ModelConfig
+from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.shipped import shipped
 from streamvid.trainer import train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig

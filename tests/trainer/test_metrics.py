@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.loader.batch import Batch
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.stats import BatchStats, LoaderStats, StatsMeter
 from streamvid.trainer.data import BatchClock
 from streamvid.trainer.metrics import METRICS_FILE, append_metrics, drop_metrics_after

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.models.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, StateError, StreamvidError
-from streamvid.loader.batch import Batch
-from streamvid.models.config import ModelConfig
+from streamvid.loader.batch.batch import Batch
+from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.trainer.modules import build

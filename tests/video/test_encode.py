@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video import decode_into, probe
-from streamvid.video.encode import EncodedClip, encode_clip
-from streamvid.video.encoding import PROFILES, Encoding
-from streamvid.video.timeline import make_timeline
+from streamvid.video.encode.clip import EncodedClip, encode_clip
+from streamvid.video.encode.profiles import PROFILES, Encoding
+from streamvid.video.encode.timeline import make_timeline
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder, mean_square_errors, psnr, real_clip, run_ffmpeg
 
 HEIGHT, WIDTH = 96, 128
@@ -159,7 +159,7 @@ def test_bytes_are_the_same_in_every_process(clip: ClipFolder, codec: str) -> No
     """SHARD-1: no clock, no version of a muxer, no number of cores in a clip."""
     path = clip("variable_rate.mp4")
     code = (
-        "import hashlib, sys; from streamvid.video.encode import encode_clip; from streamvid.video.encoding import Encoding;"
+        "import hashlib, sys; from streamvid.video.encode.clip import encode_clip; from streamvid.video.encode.profiles import Encoding;"
         f"clip = encode_clip(sys.argv[1], height={HEIGHT}, width={WIDTH}, encoding=Encoding({codec!r}));"
         "print(hashlib.sha256(clip.data).hexdigest())"
     )
@@ -375,7 +375,7 @@ def test_memory_does_not_grow_with_the_clip(tmp_path: Path) -> None:
     path = tmp_path / "long.mp4"
     run_ffmpeg("-stream_loop", -1, "-i", real_clip("bikes.mp4"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
     code = (
-        "import resource, sys; from streamvid.video.encode import encode_clip; from streamvid.video.encoding import Encoding;"
+        "import resource, sys; from streamvid.video.encode.clip import encode_clip; from streamvid.video.encode.profiles import Encoding;"
         "encode_clip(sys.argv[1], height=192, width=336, encoding=Encoding(), num_frames=int(sys.argv[2]));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

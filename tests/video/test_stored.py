@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from streamvid.errors import DecodeError
 from streamvid.video import Limits, decode_into
 from streamvid.video.clip_index import ClipIndex, checksum, index_clip
-from streamvid.video.decode import decode_pictures
+from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
-from streamvid.video.stored import StoredDecoder
 from tests.clips import encode, frames_of
 from tests.video.clips import ClipFolder
 from tests.video.test_clip_index import INDEXED, indexed
@@ -356,7 +356,7 @@ import numpy as np
 from pathlib import Path
 from streamvid.video.clip_index import index_clip
 from streamvid.video.picture import PictureFormat
-from streamvid.video.stored import StoredDecoder
+from streamvid.video.decode.stored import StoredDecoder
 
 clips = [Path(name).read_bytes() for name in sys.argv[1:]]
 indexes = [index_clip(data) for data in clips]

@@ -27,9 +27,9 @@ import pytest
 from streamvid.errors import DecodeError, ProbeError
 from streamvid.video import Limits, Transform, decode_into, probe
 from streamvid.video.clip_index import ClipIndex, index_clip
-from streamvid.video.decode import decode_pictures
+from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
-from streamvid.video.stored import StoredDecoder
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, real_clip, run_ffmpeg
 
 HEIGHT, WIDTH = 72, 96

@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from streamvid.loader.batch import Batch
-from streamvid.models.flow import draw_noise_and_times
-from streamvid.models.small import SmallTraining
-from streamvid.models.small import build as build_small
+from streamvid.loader.batch.batch import Batch
+from streamvid.recipes.flow import draw_noise_and_times
+from streamvid.recipes.small import SmallTraining
+from streamvid.recipes.small import build as build_small
 
 TEACHER: dict[str, Any] = {
     "dim": 128,

@@ -1,0 +1,1 @@
+"""Flags and file layouts of other trainers."""

@@ -1,0 +1,1 @@
+"""Columns added to a sealed dataset."""

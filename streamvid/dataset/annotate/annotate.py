@@ -1,0 +1,192 @@
+"""New or further captions and columns for a sealed dataset: files beside its index, its manifest replaced last."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from streamvid.dataset.annotate.file import read_annotation
+from streamvid.dataset.annotate.join import Join
+from streamvid.dataset.column_groups import ColumnGroup
+from streamvid.dataset.index import named_by_content
+from streamvid.dataset.manifest import MANIFEST, Manifest, manifest_to_json, read_manifest
+from streamvid.dataset.passes import Progress
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import DatasetError, StorageError
+from streamvid.storage import StorageOptions, Store, open_store
+
+LOCK = "index/annotate.lock"
+_WAIT_SECONDS = 5.0
+_PUT_BYTES = 64 * 2**20
+_SHOWN = 10
+_OURS = re.compile(r"index/(\.?columns-\d{5}-[0-9a-f]{12}\.parquet|\.annotate\.lock)(\..*tmp)?")
+
+
+_CHANGED = (
+    "somebody else has changed the dataset meanwhile; nothing of this annotation was put: run the same command again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateReport:
+    """What an annotation did.
+
+    state: "annotated", or "already annotated": the same was the last that was put there. num_samples: of the dataset;
+    num_annotated: those that a row of the file is of. num_rows: of the file; num_unmatched: of these, which are of no
+    sample, and unmatched, the first of their keys. columns: the user's that were put. has_captions: whether captions
+    were. num_bytes: of the files that were put.
+    """
+
+    dataset: str
+    state: str
+    num_samples: int
+    num_annotated: int
+    num_rows: int
+    num_unmatched: int
+    unmatched: tuple[str, ...]
+    columns: tuple[str, ...]
+    has_captions: bool
+    num_bytes: int
+    content_fingerprint: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "unmatched": list(self.unmatched), "columns": list(self.columns)}
+
+
+def annotate(
+    dataset: str | Path,
+    file: str | Path,
+    *,
+    key_column: str | None = None,
+    columns: Sequence[str] | None = None,
+    caption_column: str | None = None,
+    overwrite: bool = False,
+    storage: StorageOptions | Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> AnnotateReport:
+    """Put columns and captions of a CSV, JSON, JSON lines or parquet `file` into the sealed `dataset`; idempotent.
+
+    No tar and no file of the index is touched: new files lie beside them, and manifest.json, replaced last, names them.
+    Plans and states of loaders stay as they are. Killed at any point and run again, it ends the same.
+
+    key_column: which column of the index a row's key is of: "key" (a sample), "record_key" or "source" (all samples of
+    a file); None: the first of these that the file has.   columns: those to take; None: all but keys and captions.
+    caption_column: the file's column of captions, each a text or a list of texts, "" for none; None: where `columns` is
+    None too, the first that is called as captions are (caption, text, prompt, …).   overwrite: columns that the dataset
+    has get new values too.   A sample keeps what it had where the file has no row or no value for it.
+    Memory: of the columns that are taken of `file`, and of a million samples' keys.
+
+    Raises ConfigError (columns that are not there, or there already), SourceError (a file that cannot be read, a key
+    twice, no row of any sample), DatasetError (somebody else annotates it), StorageError.
+    """
+    store = open_store(dataset, StorageOptions.of(storage))
+    found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
+    opened = Dataset(store)
+    old = opened.manifest
+    is_done = bool(old.columns) and old.columns[-1].source_sha256 == found.sha256
+    join = Join(opened, found, overwrite or is_done, str(file))
+    new = old if is_done else _put_columns(store, old, join, found.sha256, progress or _no_progress)
+    return AnnotateReport(
+        dataset=store.url,
+        state="already annotated" if is_done else "annotated",
+        num_samples=old.counts["samples"],
+        num_annotated=join.num_annotated,
+        num_rows=len(found.keys),
+        num_unmatched=len(join.unmatched),
+        unmatched=tuple(str(key) for key in join.unmatched.slice(0, _SHOWN).to_pylist()),
+        columns=tuple(found.columns),
+        has_captions=found.text is not None,
+        num_bytes=0 if is_done else sum(file.num_bytes for file in new.columns[-1].files),
+        content_fingerprint=new.content_fingerprint,
+    )
+
+
+def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
+    try:
+        new = _write(store, old, join, source_sha256, progress)
+        _seal(store, old, new)
+    except StorageError as error:
+        # Who was first removes what lies half written beside its own: files of ours may go while we write them.
+        if read_manifest(store) == old:
+            raise
+        raise DatasetError(f"{store.url}: {_CHANGED}") from error
+    return new
+
+
+def _write(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
+    """Put the files of the new columns; the manifest that names them is nowhere yet."""
+    files = []
+    for number, data in enumerate(join.files(progress)):
+        files.append(named_by_content("columns", number, data))
+        _put(store, files[-1].path, data)
+    return old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
+
+
+def _put(store: Store, path: str, data: bytes) -> None:
+    if store.is_local or len(data) <= _PUT_BYTES:
+        store.put(path, data)
+        return
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:  # what is large goes up in parts, from a file
+        local = Path(folder) / "columns"
+        local.write_bytes(data)
+        store.put(path, local)
+
+
+def _seal(store: Store, old: Manifest, new: Manifest) -> None:
+    """Replace the manifest, and remove what killed annotations have left."""
+    data = manifest_to_json(new)
+    with _locked(store, hashlib.sha256(data).hexdigest().encode()):
+        now = read_manifest(store)
+        mine = new.columns[-1].files
+        if now not in (old, new):
+            _remove(store, now, {file.path for file in mine})
+            raise DatasetError(f"{store.url}: {_CHANGED}")
+        if any(store.size(file.path) != file.num_bytes for file in mine):
+            raise DatasetError(f"{store.url}: somebody else has removed files of this annotation; run it again")
+        store.put(MANIFEST, data)
+        _remove(store, new, {state.path for state in store.files("index") if _OURS.fullmatch(state.path)})
+        store.abort_uploads("index")
+
+
+def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
+    """Those of our files that the dataset does not have."""
+    for path in paths - {file.path for file in manifest.other_files}:
+        store.remove(path)
+
+
+@contextmanager
+def _locked(store: Store, token: bytes) -> Iterator[None]:
+    """Alone with the manifest among annotations. One that was killed here is taken over by the very same one."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not store.create(LOCK, token):
+        if _is_mine(store, token):
+            break
+        if time.monotonic() > deadline:
+            raise DatasetError(
+                f"{store.url}: another annotation is at work, or was killed at its end: run that one again, or if "
+                f"nobody is at work, remove {LOCK} there and run this one again"
+            )
+        time.sleep(0.05)
+    try:
+        yield
+    finally:
+        store.remove(LOCK)
+
+
+def _is_mine(store: Store, token: bytes) -> bool:
+    try:
+        return store.size(LOCK) is not None and store.read(LOCK) == token
+    except StorageError:  # it has just gone
+        return False
+
+
+def _no_progress(phase: str, done: int, total: int) -> None:
+    """Told to nobody."""

@@ -1,0 +1,191 @@
+"""Which row of an annotation is of which sample, and the files of columns that come of it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.dataset.annotate.file import Annotation
+from streamvid.dataset.arrow import array_of
+from streamvid.dataset.index import USER_PREFIX, WRITING, schema
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.passes import Progress
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError, IntegrityError, SourceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROWS_AT_ONCE = 1_000_000
+_SHOWN = 3
+_CAPTIONS = {"text": "string", "text_sha256": "sha256", "captions": "string"}
+_KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "string", "large_string": "string"}
+
+
+class Join:
+    """An annotation against a dataset. `num_annotated`, `unmatched`: known once it is made.
+
+    Memory: the annotation, keys of a million samples at a time, and 4 bytes a sample.
+    """
+
+    def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
+        """name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
+        self._dataset, self._annotation, self._name = dataset, annotation, name
+        if dataset.draws and annotation.key_column == "key":
+            # Values of one copy alone would let a filter tell it from the others, and a clip come twice in an epoch.
+            raise ConfigError(
+                f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of one need the same "
+                "values; give record_key or source (--key-column source) instead"
+            )
+        self.types = {USER_PREFIX + column: self._type(column, overwrite) for column in annotation.columns}
+        if annotation.text is not None:
+            self.types |= _CAPTIONS
+        self._check_keys()
+        self._rows = self._match()
+        self.num_annotated = sum(int((rows >= 0).sum()) for rows in self._rows)
+        self.unmatched = self._unmatched()
+        if not self.num_annotated:
+            raise SourceError(self._no_match())
+
+    def _type(self, column: str, overwrite: bool) -> str:
+        """The index type of a column of the user's."""
+        own = _KINDS[str(self._annotation.columns[column].type)]
+        there = self._dataset.samples_schema
+        place = there.get_field_index(USER_PREFIX + column)
+        if place < 0:
+            return own
+        if not overwrite:
+            raise ConfigError(
+                f"columns: the dataset at {self._dataset.url} has {column!r} already; give overwrite=True "
+                "(--overwrite) for new values where the file has some, or rename the column"
+            )
+        old = _KINDS[str(there.field(place).type)]
+        if own == old or {own, old} == {"int64", "double"}:
+            return own if own == old else "double"
+        raise ConfigError(
+            f"columns: {column!r} is {old} in the dataset at {self._dataset.url} and {own} in {self._name}; rename the "
+            "column, or mend the value that is of another kind"
+        )
+
+    def _check_keys(self) -> None:
+        import pyarrow.compute as pc
+
+        keys = self._annotation.keys.drop_null()
+        if pc.count_distinct(keys).as_py() < len(keys):
+            counts = pc.value_counts(keys)
+            twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).slice(0, _SHOWN).to_pylist()
+            raise SourceError(
+                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; leave one for each"
+            )
+
+    def _match(self) -> list[npt.NDArray[np.int32]]:
+        """Of each shard: which row of the annotation a sample has, -1 for none; int32 (num_samples,)."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found: list[npt.NDArray[np.int32]] = []
+        # Looking up builds a table of the annotation's keys each time, so that it is done for many samples at once.
+        for shards in self._windows():
+            column = self._annotation.key_column
+            parts = [self._dataset.samples(shard, [column]).column(column).cast(pa.large_string()) for shard in shards]
+            keys = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.large_string())
+            places = pc.index_in(keys, value_set=self._annotation.keys, skip_nulls=True)
+            numbers = np.asarray(pc.fill_null(places, -1).combine_chunks()).astype(np.int32, copy=False)
+            found += np.split(numbers, np.cumsum([shard.num_samples for shard in shards])[:-1])
+        return found
+
+    def _windows(self) -> Iterator[list[ShardInfo]]:
+        window: list[ShardInfo] = []
+        for shard in self._dataset.shards:
+            window.append(shard)
+            if sum(shard.num_samples for shard in window) >= _ROWS_AT_ONCE:
+                yield window
+                window = []
+        if window:
+            yield window
+
+    def _unmatched(self) -> pa.Array:
+        """Keys of the annotation that are of no sample."""
+        used = np.zeros(len(self._annotation.keys) + 1, bool)
+        for rows in self._rows:
+            used[rows] = True
+        return self._annotation.keys.take(array_of(np.flatnonzero(~used[:-1])))
+
+    def _no_match(self) -> str:
+        column = self._annotation.key_column
+        shard = self._dataset.shards[0]
+        there = self._dataset.samples(shard, [column]).column(column).slice(0, _SHOWN).to_pylist()
+        mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
+        return (
+            f"annotation {self._name}: no row is of a sample of {self._dataset.url}: its keys are as {mine}, the "
+            f"dataset's {column} as {there}; name another key_column (--key-column), or mend the keys"
+        )
+
+    def files(self, progress: Progress) -> Iterator[bytes]:
+        """Parquet bytes of one file for each of the samples files, in their order, with the same row groups."""
+        import pyarrow.parquet as pq
+
+        manifest, shards = self._dataset.manifest, self._dataset.shards
+        target = schema({"key": "string", **self.types})
+        for done, file in enumerate(manifest.sample_files):
+            progress("annotate", done, len(manifest.sample_files))
+            sink = io.BytesIO()
+            with pq.ParquetWriter(sink, target, **WRITING) as writer:
+                for number in self._shards_of(file.path):
+                    table = self._table(shards[number], self._rows[number], target)
+                    writer.write_table(table, row_group_size=max(1, table.num_rows))
+            yield sink.getvalue()
+        progress("annotate", len(manifest.sample_files), len(manifest.sample_files))
+
+    def _shards_of(self, path: str) -> list[int]:
+        """Numbers of the shards of a samples file, in the order of its row groups."""
+        shards = self._dataset.shards
+        rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
+        rows = rows[np.argsort(shards.index_row_group[rows])]
+        if shards.index_row_group[rows].tolist() != list(range(len(rows))):
+            raise IntegrityError(f"{self._dataset.url}: the shard table leaves out row groups of {path}; rebuild it")
+        return [int(row) for row in rows]
+
+    def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
+        """The rows of a shard: what the annotation says, and where it says nothing, what was there."""
+        import pyarrow as pa
+
+        there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]
+        old = self._dataset.samples(shard, there)
+        places = pa.array(rows, mask=rows < 0)
+        said = self._annotation
+        columns: dict[str, Any] = {"key": old.column("key")}
+        for name in said.columns:
+            columns[USER_PREFIX + name] = _filled(said.columns[name].take(places), old, USER_PREFIX + name, target)
+        if said.text is not None and said.captions is not None:
+            columns |= _captions(said.text.take(places), said.captions.take(places), old, target)
+        return pa.table({name: columns[name] for name in target.names}, schema=target)
+
+
+def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
+    import pyarrow.compute as pc
+
+    values = new.cast(target.field(name).type)
+    return pc.coalesce(values, old.column(name).cast(values.type)) if name in old.column_names else values
+
+
+def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, Any]:
+    """New captions whole: several of a sample that now has one are gone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_new = pc.is_valid(text)
+    texts = text.cast(pa.string())
+    digests = [None if t is None else hashlib.sha256(t.encode()).digest() for t in texts.to_pylist()]
+    missing = pa.nulls(len(text), pa.string())
+    before = old.column("captions") if "captions" in old.column_names else missing
+    return {
+        "text": pc.coalesce(texts, old.column("text")),
+        "text_sha256": pc.coalesce(pa.array(digests, target.field("text_sha256").type), old.column("text_sha256")),
+        "captions": pc.if_else(is_new, captions.cast(pa.string()), before),
+    }

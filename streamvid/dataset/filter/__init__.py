@@ -1,0 +1,1 @@
+"""Conditions on columns: the text of `where=` becomes a checked tree of pyarrow calls."""

@@ -1,0 +1,319 @@
+"""Conditions on columns: text to a checked tree to pyarrow calls. Nothing of the text is ever run (SAFE-1).
+
+Python's own parser reads the text; only what stands in this file is understood, and everything has one of four
+kinds, found from the schema before a row is read:
+
+    int, float    numbers; arithmetic and comparisons of the two are done in doubles
+    str, bool     text, compared by code points; truth values
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import unicodedata
+from collections.abc import Callable
+from typing import NoReturn
+
+from streamvid.dataset.filter.nodes import (
+    NUMBERS,
+    Node,
+    as_float,
+    call,
+    column,
+    junction,
+    literal,
+    membership,
+    negation,
+)
+from streamvid.errors import ConfigError
+
+MAX_CHARACTERS = 65536
+MAX_DEPTH = 30
+MAX_NODES = 10000
+_SHOWN = 120
+_MAX_BRACKETS = 150  # Python's parser takes 200
+_CANONICAL = 3  # a canonical text may be as much larger than what a user may write
+
+_TOKEN = re.compile(
+    r"(?P<string>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")|(?P<name>`[^`]*`)|(?P<word>[^\W0-9]\w*)"
+    r"|(?P<number>\.?[0-9](?:[eE][+-](?=[0-9])|[\w.])*)|(?P<space>\s+)|(?P<other>.)",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"(?:[0-9]+(?:_[0-9]+)*)?\.?(?:[0-9]+(?:_[0-9]+)*)?(?:[eE][+-]?[0-9]+)?")
+_STRANGE_ESCAPE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\[^\\'\"ntrxuU]")
+_FIRST_STAND_IN = 0x4E00
+
+_ORDER: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("<", "less"),
+    ast.LtE: ("<=", "less_equal"),
+    ast.Gt: (">", "greater"),
+    ast.GtE: (">=", "greater_equal"),
+    ast.Eq: ("==", "equal"),
+    ast.NotEq: ("!=", "not_equal"),
+}
+_ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("+", "add"),
+    ast.Sub: ("-", "subtract"),
+    ast.Mult: ("*", "multiply"),
+    ast.Div: ("/", "divide"),
+}
+_TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "endswith": "ends_with"}
+
+
+def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
+    """The condition that `text` states; `resolve` gives (index column, kind) of a name.
+
+    `is_canonical`: `text` is the text of such a condition, which is longer than what was written.
+
+    Raises ConfigError naming text, place and remedy for anything that is no condition, a LookupError of `resolve`
+    included.
+    """
+    return _Compiler(text, resolve, _CANONICAL if is_canonical else 1).condition()
+
+
+class _Compiler:
+    def __init__(self, text: str, resolve: Callable[[str], tuple[str, str]], slack: int) -> None:
+        self._text, self._resolve, self._slack = text, resolve, slack
+        self._num_nodes = 0
+        self._quoted: dict[str, str] = {}
+
+    def condition(self) -> Node:
+        if not isinstance(self._text, str):
+            raise ConfigError(f"where={self._text!r} is no text; write a condition as 'aesthetic > 5'")
+        if not self._text.strip():
+            raise ConfigError(f"where={self._text!r} is empty; write a condition as 'aesthetic > 5', or leave it out")
+        if len(self._text) > MAX_CHARACTERS * self._slack:
+            self._fail(0, f"it has {len(self._text)} characters, {MAX_CHARACTERS} are allowed")
+        self._source = self._as_python()
+        tree = self._parse()
+        node = self._node(tree)
+        if node.kind != "bool":
+            self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, as in '{node.text} > 5'")
+        if not node.columns:
+            self._fail(0, "it names no column")
+        return node
+
+    # Text to tree.
+
+    def _as_python(self) -> str:
+        """The text with each backquoted name replaced by one letter and spaces, so that places stay as they are."""
+        parts, depth, letters = [], 0, (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
+        for match in _TOKEN.finditer(self._text):
+            part, kind, place = match[0], match.lastgroup, match.start()
+            if kind == "name":
+                letter = next(letters, None)
+                if letter is None or len(part) == 2:
+                    self._fail(place, "a name in backquotes is empty" if letter else "too many names in backquotes")
+                self._quoted[letter] = part[1:-1]
+                part = letter + " " * (len(part) - 1)
+            elif kind == "string":
+                self._check_string(part, place)
+            elif kind == "number" and not _NUMBER.fullmatch(part):
+                self._fail(place, f"{part[:_SHOWN]!r} is no number; write 5, 0.5 or 1e-3")
+            elif kind == "word" and unicodedata.normalize("NFKC", part) != part:
+                self._fail(place, f"Python reads {part!r} as another name; write it in backquotes: `{part}`")
+            elif kind == "space":
+                part = " " * len(part)
+            elif part in "([{":
+                depth += 1
+                if depth > _MAX_BRACKETS:
+                    self._fail(place, f"brackets are nested more than {_MAX_BRACKETS} deep")
+            elif part in ")]}":
+                depth -= 1
+            elif part in "`#;:":
+                self._fail(place, f"{part!r} is not allowed here; backquotes stand on both sides of a name")
+            parts.append(part)
+        return "".join(parts)
+
+    def _check_string(self, part: str, place: int) -> None:
+        if len(part) == 2 and self._text[place + 2 : place + 3] == part[0]:
+            self._fail(place, "text in triple quotes is not allowed; use single ones")
+        if "\n" in part or "\r" in part or "\0" in part:
+            self._fail(place, r"text goes over the end of a line; write \n for one")
+        if _STRANGE_ESCAPE.search(part):
+            self._fail(place, r"text has a backslash that means nothing; write it twice: \\")
+
+    def _parse(self) -> ast.expr:
+        leading = len(self._source) - len(self._source.lstrip())
+        self._leading = leading
+        try:
+            tree = ast.parse(self._source[leading:], mode="eval").body
+        except SyntaxError as error:
+            self._fail(leading + max(0, (error.offset or 1) - 1), f"it is no condition: {error.msg}")
+        except (ValueError, RecursionError, MemoryError, OverflowError) as error:
+            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deep, or no text")
+        self._check_depth(tree)
+        return tree
+
+    def _check_depth(self, tree: ast.expr) -> None:
+        level: list[ast.AST] = [tree]
+        depth = 0
+        while level:
+            depth += 1
+            if depth > MAX_DEPTH * self._slack:
+                self._fail(0, f"it is nested more than {MAX_DEPTH} deep")
+            level = [
+                child
+                for node in level
+                for child in ast.iter_child_nodes(node)
+                if isinstance(child, (ast.expr, ast.keyword))
+            ]
+
+    # Tree to nodes.
+
+    def _node(self, tree: ast.expr) -> Node:
+        # Counted here, not in the tree: the middle of a chain of comparisons is built twice.
+        self._num_nodes += 1
+        if self._num_nodes > MAX_NODES * self._slack:
+            self._fail(tree, f"it has more than {MAX_NODES} parts")
+        if isinstance(tree, ast.Name):
+            return self._column(tree)
+        if isinstance(tree, ast.Constant):
+            return self._literal(tree, tree.value)
+        if isinstance(tree, ast.BoolOp):
+            return self._joined(tree)
+        if isinstance(tree, ast.UnaryOp):
+            return self._unary(tree)
+        if isinstance(tree, ast.BinOp):
+            return self._arithmetic(tree)
+        if isinstance(tree, ast.Compare):
+            return self._comparison(tree)
+        if isinstance(tree, ast.Call):
+            return self._call(tree)
+        return self._refuse(tree)
+
+    def _refuse(self, tree: ast.expr) -> NoReturn:
+        remedies: dict[type[ast.expr], str] = {
+            ast.Attribute: "a name with a dot; write it in backquotes, as in `user.score`",
+            ast.Tuple: "a list, which stands only after 'in'",
+            ast.List: "a list, which stands only after 'in'",
+        }
+        what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not have")
+        self._fail(
+            tree,
+            f"here is {what}. Allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
+            f"is None, and, or, not, {', '.join(_TEXT_TESTS)}",
+        )
+
+    def _column(self, tree: ast.Name) -> Node:
+        name = self._quoted.get(tree.id, tree.id)
+        try:
+            return column(*self._resolve(name))
+        except LookupError as error:
+            self._fail(tree, str(error.args[0]))
+
+    def _literal(self, tree: ast.expr, value: object) -> Node:
+        if value is None:
+            self._fail(tree, "None stands only after 'is': write 'score is None' or 'score is not None'")
+        if not isinstance(value, (bool, int, float, str)):
+            self._fail(tree, f"{type(value).__name__} is not allowed; write a number, text, True or False")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            self._fail(tree, "the integer has more than 64 bits; write it as 1e30")
+        if isinstance(value, float) and value == float("inf"):
+            self._fail(tree, "the number is larger than a double can be")
+        if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
+            self._fail(tree, "the text holds half a character (a surrogate)")
+        return literal(value)
+
+    def _joined(self, tree: ast.BoolOp) -> Node:
+        word = "and" if isinstance(tree.op, ast.And) else "or"
+        return junction(word, [self._truth(value, word) for value in tree.values])
+
+    def _truth(self, tree: ast.expr, word: str) -> Node:
+        node = self._node(tree)
+        if node.kind != "bool":
+            self._fail(tree, f"'{word}' takes conditions, and here is {_a(node.kind)}; compare it, as in 'x > 5'")
+        return node
+
+    def _unary(self, tree: ast.UnaryOp) -> Node:
+        if isinstance(tree.op, ast.Not):
+            return negation(self._truth(tree.operand, "not"))
+        if isinstance(tree.op, ast.Invert):
+            self._fail(tree, "'~' is not allowed; write 'not (...)'")
+        node = self._number(tree.operand, tree)
+        if isinstance(tree.op, ast.UAdd):
+            return node
+        if isinstance(node.literal, (int, float)):
+            return self._literal(tree, -node.literal)
+        return call("negate", "float", f"-({node.text})", as_float(node))
+
+    def _number(self, tree: ast.expr, whole: ast.expr) -> Node:
+        node = self._node(tree)
+        if node.kind not in NUMBERS:
+            self._fail(whole, f"arithmetic takes numbers, and {_short(node)} is {_a(node.kind)}")
+        return node
+
+    def _arithmetic(self, tree: ast.BinOp) -> Node:
+        if type(tree.op) not in _ARITHMETIC:
+            self._fail(tree, f"the operator {type(tree.op).__name__} is not allowed; there are + - * /, and, or, not")
+        sign, function = _ARITHMETIC[type(tree.op)]
+        left, right = self._number(tree.left, tree), self._number(tree.right, tree)
+        return call(function, "float", f"({left.text}) {sign} ({right.text})", as_float(left), as_float(right))
+
+    def _comparison(self, tree: ast.Compare) -> Node:
+        parts, left = [], tree.left
+        for operator, right in zip(tree.ops, tree.comparators, strict=True):
+            parts.append(self._pair(tree, left, operator, right))
+            left = right
+        return junction("and", parts)
+
+    def _pair(self, tree: ast.expr, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
+        if isinstance(operator, (ast.Is, ast.IsNot)):
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                self._fail(tree, "'is' stands only before None; write == to compare")
+            node = self._node(left)
+            missing = call("is_null", "bool", f"({node.text}) is None", node)
+            return missing if isinstance(operator, ast.Is) else negation(missing)
+        if isinstance(operator, (ast.In, ast.NotIn)):
+            member = self._member(self._node(left), right)
+            return member if isinstance(operator, ast.In) else negation(member)
+        return self._ordered(tree, self._node(left), operator, self._node(right))
+
+    def _ordered(self, tree: ast.expr, a: Node, operator: ast.cmpop, b: Node) -> Node:
+        sign, function = _ORDER[type(operator)]
+        if a.kind != b.kind and not (a.kind in NUMBERS and b.kind in NUMBERS):
+            self._fail(tree, f"{_short(a)} is {_a(a.kind)} and {_short(b)} is {_a(b.kind)}: they cannot be compared")
+        if a.kind == "bool" and sign not in ("==", "!="):
+            self._fail(tree, f"truth values have no order ({sign}); write ==, !=, and, or, not")
+        if a.kind != b.kind:
+            a, b = as_float(a), as_float(b)
+        return call(function, "bool", f"({a.text}) {sign} ({b.text})", a, b)
+
+    def _member(self, node: Node, right: ast.expr) -> Node:
+        if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
+            self._fail(right, "'in' takes a list: place in ('a', 'b'); for a part of a text: contains(text, 'a')")
+        items = [self._node(item) for item in right.elts]
+        for tree, item in zip(right.elts, items, strict=True):
+            if item.literal is None:
+                self._fail(tree, "a list holds numbers, texts, True or False, and nothing to compute")
+            if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
+                self._fail(tree, f"{_short(node)} is {_a(node.kind)} and {_short(item)} is {_a(item.kind)}")
+        return membership(node, items)
+
+    def _call(self, tree: ast.Call) -> Node:
+        name = tree.func.id if isinstance(tree.func, ast.Name) else None
+        if name not in _TEXT_TESTS or len(tree.args) != 2 or tree.keywords:
+            self._fail(tree, f"the only calls are {', '.join(f'{n}(column, text)' for n in _TEXT_TESTS)}")
+        value, pattern = (self._node(argument) for argument in tree.args)
+        if value.kind != "str" or not isinstance(pattern.literal, str):
+            self._fail(tree, f"{name}(column, text) takes a column of texts and a text, as in {name}(place, 'a')")
+        text = f"{name}({value.text}, {pattern.text})"
+        return call(_TEXT_TESTS[name], "bool", text, value, pattern=pattern.literal)
+
+    def _fail(self, place: ast.expr | int, message: str) -> NoReturn:
+        if not isinstance(place, int):
+            # Python counts bytes of UTF-8.
+            line = self._source[self._leading :].encode()[: place.col_offset]
+            place = self._leading + len(line.decode(errors="ignore"))
+        start = max(0, place - _SHOWN // 2)
+        shown = self._text if len(self._text) <= _SHOWN else f"…{self._text[start : start + _SHOWN]}…"
+        raise ConfigError(f"where={shown!r}, column {place + 1}: {message}")
+
+
+def _a(kind: str) -> str:
+    return {"int": "a number", "float": "a number", "str": "a text", "bool": "a truth value"}[kind]
+
+
+def _short(node: Node) -> str:
+    return node.text if len(node.text) <= _SHOWN else f"{node.text[:_SHOWN]}…"

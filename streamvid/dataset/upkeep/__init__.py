@@ -1,0 +1,1 @@
+"""Work on whole datasets: verify and copy."""

@@ -1,0 +1,1 @@
+"""What a run would deliver and cost, for metadata and for sealed datasets."""

@@ -1,0 +1,1 @@
+"""What this machine offers to every room: locks, journals, processes, memory and cores."""

@@ -1,0 +1,1 @@
+"""What the caller receives: batches over the ring or on the device."""

@@ -1,0 +1,173 @@
+"""yuv420p as it lies in the ring ─► RGB, on whatever device the planes are: one exact step of integer arithmetic.
+
+Integers, because they give the same pixels on every device, eager and compiled: float32 sums are contracted and ordered
+otherwise on each, and pixels near a half would differ between ranks.
+
+    planes (B, T, H*W*3/2) ──┬─ Y ────────────────────────────┐
+                             └─ U, V ── to full size, x 16 ───┴── x coefficients (B, 8) ── round, clamp ── RGB
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from streamvid.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from streamvid.loader.batch.batch import Layout
+
+#: Name → (Kr, Kb), the shares of red and blue in luma: ITU-R BT.601, BT.709 and BT.2020, SMPTE 240M, FCC 73.682.
+LUMA_SHARES = {
+    "bt601": (0.299, 0.114),
+    "bt709": (0.2126, 0.0722),
+    "bt2020": (0.2627, 0.0593),
+    "smpte240m": (0.212, 0.087),
+    "fcc": (0.30, 0.11),
+}
+#: Name → (black, steps from black to white, steps of chroma from end to end), in levels of 8 bits.
+RANGES = {"limited": (16, 219, 224), "full": (0, 255, 255)}
+#: FFmpeg's name → where a chroma sample lies in its 2x2 pixels, (x, y) in halves of a pixel from the first one.
+SITINGS = {
+    "left": (0, 1),
+    "center": (1, 1),
+    "topleft": (0, 0),
+    "top": (1, 0),
+    "bottomleft": (0, 2),
+    "bottom": (1, 2),
+}
+
+_LAYOUTS = ("BCTHW", "BTCHW", "BTHWC")
+_COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the most that fits: the sum of two products stays below 2**31
+_SHIFT = _COEFFICIENT_BITS + 4
+# What is worked on at once: on the CPU what stays in the cache; elsewhere what is worth the launches, at some 35 bytes
+# of memory a pixel while it lasts (150 MB).
+_CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
+
+
+def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
+    """What `yuv420p_to_rgb` needs to know of B samples: int32 (B, 8), on the host, to be sent with the batch.
+
+    matrices: names of LUMA_SHARES; ranges: of RANGES; sitings: of SITINGS, FFmpeg's AVChromaLocation ("left" is what
+    H.264, HEVC and MPEG-2 mean where they say nothing, "center" what JPEG means). One of each a sample.
+    Raises ConfigError for an unknown name and for lists of different lengths.
+    """
+    import torch
+
+    if not len(matrices) == len(ranges) == len(sitings):
+        raise ConfigError(
+            f"matrices, ranges and sitings have {len(matrices)}, {len(ranges)} and {len(sitings)} entries; "
+            "give one of each a sample"
+        )
+    rows = [_coefficients(*names) for names in zip(matrices, ranges, sitings, strict=True)]
+    return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 8)
+
+
+def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
+    """[black, Y to all, V to R, U to G, V to G, U to B, siting x, siting y], the middle ones in 2**-_SHIFT levels."""
+    for field, name, known in (
+        ("matrix", matrix, LUMA_SHARES),
+        ("range", color_range, RANGES),
+        ("siting", siting, SITINGS),
+    ):
+        if name not in known:
+            raise ConfigError(f"{field} {name!r} has no conversion from yuv420p; allowed are {', '.join(known)}")
+    (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
+    green = 1 - red - blue
+    to_red, to_blue = 2 * (1 - red), 2 * (1 - blue)
+    exact = [to_red, -to_blue * blue / green, -to_red * red / green, to_blue]
+    one = 255 * 2**_COEFFICIENT_BITS
+    return [black, round(one * 16 / luma), *(round(one * number / chroma) for number in exact), *SITINGS[siting]]
+
+
+def yuv420p_to_rgb(
+    planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: Layout = "BCTHW"
+) -> torch.Tensor:
+    """RGB of yuv420p frames: uint8, contiguous in `layout`, on the planes' device, the same values on every device.
+
+    planes: uint8 (B, T, height * width * 3 // 2), a frame's Y (H, W), then U and V (H/2, W/2). table: `color_table`'s
+    of these B samples, on the same device; other values make no new compilation, since nothing here branches on them.
+    Chroma is upsampled linearly from where its siting puts it, with the edges repeated; values below black and above
+    white are clamped last.
+    Raises ConfigError for odd sizes, another layout, and tensors of other shapes, dtypes or devices.
+    """
+    import torch
+
+    _check(planes, table, height, width, layout)
+    if torch.compiler.is_compiling():  # one kernel without intermediates: nothing to cut
+        channels = _channels(planes, table, height, width)
+        return torch.stack([channel.to(torch.uint8) for channel in channels], dim=layout.index("C"))
+    shape = {"B": planes.shape[0], "C": 3, "T": planes.shape[1], "H": height, "W": width}
+    out = torch.empty([shape[name] for name in layout], dtype=torch.uint8, device=planes.device)
+    pictures = out.unbind(layout.index("C"))  # of R, G and B, (B, T, H, W) each
+    for samples, frames in _pieces(planes, height * width):
+        channels = _channels(planes[samples, frames], table[samples], height, width)
+        for picture, channel in zip(pictures, channels, strict=True):
+            picture[samples, frames] = channel
+    return out
+
+
+def _check(planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: str) -> None:
+    import torch
+
+    if layout not in _LAYOUTS:
+        raise ConfigError(f"layout={layout!r}; allowed are {', '.join(_LAYOUTS)}")
+    if height < 2 or width < 2 or height % 2 or width % 2:
+        raise ConfigError(
+            f"yuv420p frames of {width}x{height}: both sides have to be even and at least 2; take RGB for other buckets"
+        )
+    if planes.dtype != torch.uint8 or planes.ndim != 3 or planes.shape[2] != height * width * 3 // 2:
+        raise ConfigError(
+            f"planes are {planes.dtype} {tuple(planes.shape)}; allowed is torch.uint8 (B, T, "
+            f"{height * width * 3 // 2}) for frames of {width}x{height}"
+        )
+    if table.dtype != torch.int32 or table.shape != (planes.shape[0], 8) or table.device != planes.device:
+        raise ConfigError(
+            f"table is {table.dtype} {tuple(table.shape)} on {table.device}; make it with color_table for these "
+            f"{planes.shape[0]} samples, and send it to {planes.device}"
+        )
+
+
+def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, slice]]:
+    """(samples, frames) that together are all of `planes`."""
+    num_samples, num_frames, _ = planes.shape
+    frames_at_once = max(1, (_CPU_PIXELS if planes.device.type == "cpu" else _DEVICE_PIXELS) // frame_pixels)
+    samples_at_once = max(1, frames_at_once // max(1, num_frames))
+    for sample in range(0, num_samples, samples_at_once):
+        for frame in range(0, num_frames, frames_at_once):
+            yield slice(sample, sample + samples_at_once), slice(frame, frame + frames_at_once)
+
+
+def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int) -> list[torch.Tensor]:
+    """R, G and B of (b, t) frames: int32 (b, t, H, W) in 0..255."""
+    import torch
+
+    num_samples, num_frames, _ = planes.shape
+    black, gain, v_to_r, u_to_g, v_to_g, u_to_b = table[:, :6].reshape(num_samples, 6, 1, 1, 1).unbind(1)
+    luma = planes[..., : height * width].view(num_samples, num_frames, height, width)
+    chroma = planes[..., height * width :].view(num_samples, num_frames, 2, height // 2, width // 2)
+    small, siting = chroma.to(torch.int16) - 128, table[:, 6:].to(torch.int16).reshape(num_samples, 2, 1, 1, 1, 1)
+    u, v = _doubled(_doubled(small, siting[:, 1], -2), siting[:, 0], -1).to(torch.int32).unbind(2)
+    # Half a level more, so that the shift, which rounds down, rounds to the nearest.
+    gray = torch.addcmul((1 << (_SHIFT - 1)) - black * gain, luma.to(torch.int32), gain)
+    sums = (
+        torch.addcmul(gray, v, v_to_r),
+        torch.addcmul(gray, u, u_to_g).addcmul_(v, v_to_g),
+        torch.addcmul(gray, u, u_to_b),
+    )
+    return [total.bitwise_right_shift_(_SHIFT).clamp_(0, 255) for total in sums]
+
+
+def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
+    """Twice as many along `dim`, interpolated linearly, times 4. siting: halves of a pixel, 0 to 2, one a sample."""
+    import torch
+
+    count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # beyond an edge: no slope
+    slopes = torch.cat([edge, samples.narrow(dim, 1, count - 1) - samples.narrow(dim, 0, count - 1), edge], dim)
+    fourfold = samples * 4
+    even = torch.addcmul(fourfold, slopes.narrow(dim, 0, count), -siting)
+    odd = torch.addcmul(fourfold, slopes.narrow(dim, 1, count), 2 - siting)
+    after_dim = samples.ndim + dim + 1
+    return torch.stack([even, odd], after_dim).flatten(after_dim - 1, after_dim)

@@ -1,0 +1,151 @@
+"""The device stage: batches on the device, the next one on its way while the caller works on this one.
+
+host batch ──side stream──► device batch ──event──► the caller's stream
+    └── its place in the ring is free again when that copy is done, whatever the caller's stream does
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from streamvid.errors import ConfigError
+from streamvid.loader.batch.batch import Batch, profiled
+
+if TYPE_CHECKING:
+    import torch
+
+P = TypeVar("P")
+
+_PIN_BYTES = 2**20  # what is small is pinned on its way: from unpinned memory a copy waits for those before it
+
+
+class DeviceStage:
+    """Takes a loader's batches to `device`: a torch device or its name, "cuda" being the current one.
+
+    None leaves them where they are, in the pinned ring. Elsewhere they come in memory of their own, uint8, with all
+    tensors they hold; on CUDA there is room for two besides those that the caller keeps.
+    Raises ConfigError for a device that is not there.
+    """
+
+    def __init__(self, device: torch.device | str | None) -> None:
+        self.device = check_device(device)
+        self._stream: Any = None
+
+    def batches(
+        self,
+        next_pending: Callable[[], P | None],
+        is_ready: Callable[[], bool],
+        make: Callable[[P], Batch],
+        hand_over: Callable[[P, float, float], None],
+    ) -> Iterator[Batch]:
+        """The batches of one run, in order.
+
+        next_pending: waits for the next complete batch; None at the end.
+        is_ready: whether it would come at once; it raises if the run is over, so that none copied ahead slips out.
+        make: the host batch of a pending one.
+        hand_over: called just before a batch goes to the caller with (pending, seconds that the caller waited for it,
+        seconds that making it took); what was copied ahead and never came so far has not been handed over.
+        """
+
+        def wait() -> P | None:
+            with profiled("streamvid.wait"):
+                return next_pending()
+
+        pendings = iter(wait, None)
+        ahead: deque[tuple[P, Batch, Any, float]] = deque()
+        while True:
+            since = perf_counter()
+            if not ahead:
+                ahead.extend(self._made(pending, make) for pending in islice(pendings, 1))
+                if not ahead:
+                    return
+            if self.device is not None and is_ready():
+                ahead.extend(self._made(pending, make) for pending in islice(pendings, 1))
+            # No name here holds the batch: it would hold its memory until the caller comes for the next one.
+            yield self._handed_over(*ahead.popleft(), since, hand_over)
+
+    def _made(self, pending: P, make: Callable[[P], Batch]) -> tuple[P, Batch, Any, float]:
+        before = perf_counter()
+        batch, event = self._copied(pending, make)
+        return pending, batch, event, perf_counter() - before
+
+    def _copied(self, pending: P, make: Callable[[P], Batch]) -> tuple[Batch, Any]:
+        if self.device is None:
+            return make(pending), None
+        if self.device.type != "cuda":
+            host = make(pending)
+            with profiled("streamvid.copy"):
+                is_host = self.device.type == "cpu"
+                return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
+        stream = self._side_stream()
+        # The host batch is made and dies on the side stream: its place in the ring waits for that stream alone.
+        with _cuda().stream(stream):
+            host = make(pending)
+            with profiled("streamvid.copy"):
+                batch = host.map_tensors(lambda tensor: _send(tensor, stream.device))
+            event = stream.record_event()
+            del host
+        return batch, event
+
+    def _handed_over(
+        self,
+        pending: P,
+        batch: Batch,
+        event: Any,
+        seconds: float,
+        since: float,
+        hand_over: Callable[[P, float, float], None],
+    ) -> Batch:
+        if event is not None:
+            current = _cuda().current_stream(self._stream.device)
+            current.wait_event(event)
+            # It was allocated on the side stream, which must not use its memory again while the caller's does.
+            for tensor in batch.tensors():
+                tensor.record_stream(current)
+        hand_over(pending, perf_counter() - since, seconds)
+        return batch
+
+    def _side_stream(self) -> Any:
+        if self._stream is None:  # one for all epochs: each stream has its own share of torch's memory
+            self._stream = _cuda().Stream(self.device)
+        return self._stream
+
+
+def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.nbytes <= _PIN_BYTES and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def check_device(device: torch.device | str | None) -> torch.device | None:
+    """The torch device of that name; ConfigError where there is none such."""
+    if device is None:
+        return None
+    import torch  # which takes seconds: who only plans needs none
+
+    cuda = _cuda()
+    try:
+        found = torch.device(device)
+        if found.type == "cuda":
+            if (found.index or 0) >= cuda.device_count():
+                raise RuntimeError("no such CUDA device, or torch was built without CUDA")
+        else:
+            torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        there = ["cpu", *(f"cuda:{number}" for number in range(cuda.device_count()))]
+        why = str(error).splitlines()[0]
+        raise ConfigError(
+            f"device={device!r} cannot be used: {why}. There is {', '.join(there)}; take one of them, or leave device "
+            "out for batches in the host's memory"
+        ) from error
+    return found
+
+
+def _cuda() -> Any:
+    import torch
+
+    return torch.cuda  # untyped in torch's own stubs

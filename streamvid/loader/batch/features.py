@@ -1,0 +1,231 @@
+"""Tensors of a sidecar instead of clips: which sidecars a loader may read, and their tensors as fields of a batch.
+
+Legend: B samples, L the first size of a tensor that differs from sample to sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from streamvid.dataset.features.sidecar import REMEDY, Sidecar, differences
+from streamvid.dataset.features.tensors import RawTensor
+from streamvid.errors import ConfigError, StreamvidError
+from streamvid.loader.batch.batch import STANDARD_FIELDS
+from streamvid.loader.batch.tokens import MASK, TOKENS
+from streamvid.loader.delivery.pending import PendingBatch, sample_error
+from streamvid.loader.mix import Mix, MixPart
+from streamvid.loader.stores import Stores
+from streamvid.storage import open_store
+
+if TYPE_CHECKING:
+    import torch
+
+Sidecars: TypeAlias = str | Path | Sidecar | Sequence[str | Path | Sidecar | None] | None
+"""What VideoLoader takes: one, or one for each dataset, None for one of texts."""
+
+_DTYPES = {
+    "I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
+    "I16": "int16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
+    """A tensor of one sample as sidecars store it. ConfigError for a dtype that they have no name for."""
+    import torch
+
+    names = {getattr(torch, name): dtype for dtype, name in _DTYPES.items()}
+    if tensor.dtype not in names:
+        raise ConfigError(f"dtype={tensor.dtype} cannot be stored; allowed are {', '.join(map(str, names))}")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return RawTensor(names[tensor.dtype], tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes(), is_ragged)
+
+
+def torch_tensor(raw: RawTensor) -> torch.Tensor:
+    """A stored tensor, over the memory of its bytes where that may be written to."""
+    import numpy as np
+    import torch
+
+    dtype = getattr(torch, _DTYPES[raw.dtype])
+    if not raw.num_bytes:
+        return torch.empty(raw.shape, dtype=dtype)
+    data = np.frombuffer(raw.data, np.uint8)
+    if raw.dtype == "BOOL":  # of a hostile file its bytes may be any
+        return torch.from_numpy(data != 0).reshape(raw.shape)
+    values = torch.from_numpy(data if data.flags.writeable else data.copy())
+    return values.view(dtype).reshape(raw.shape)
+
+
+def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
+    """One tensor a name out of those of B samples: stacked, (B, …). Of a `ragged` name, whose tensors (L_i, …) differ
+    in their first size: padded with zeros, (B, L, …), and `<name>_mask`, bool (B, L), True where it is no padding.
+
+    Raises ConfigError, naming tensor and shapes, for what does not go together.
+    """
+    import torch
+
+    fields: dict[str, torch.Tensor] = {}
+    for name, several in tensors.items():
+        first = several[0]
+        kinds = {(one.dtype, one.shape[1:] if name in ragged else one.shape) for one in several}
+        if len(kinds) > 1 or (name in ragged and not first.ndim):
+            shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
+            raise ConfigError(
+                f"tensor {name!r}: those of a batch are {shapes}; they have one dtype and one shape, but for the first "
+                "size of those that a list was given for"
+            )
+        if name not in ragged:
+            fields[name] = _joined(several, first.shape)
+            continue
+        lengths = [len(one) for one in several]
+        fields[name] = _joined(several, (max(lengths), *first.shape[1:]))
+        places = torch.arange(max(lengths), device=first.device)
+        fields[f"{name}_mask"] = places < torch.tensor(lengths, device=first.device)[:, None]
+    return fields
+
+
+def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
+    """Tensors side by side, (B, *shape), each at the start of its room, behind it zeros."""
+    import numpy as np
+    import torch
+
+    first = several[0]
+    if first.device.type != "cpu" or not math.prod(shape) or any(one.requires_grad for one in several):
+        joined = torch.zeros((len(several), *shape), dtype=first.dtype, device=first.device)
+        for place, one in zip(joined, several, strict=True):
+            (place if one.shape == place.shape else place[: len(one)]).copy_(one)
+        return joined
+    # By bytes: torch's own copies wait for all of its threads, which on a busy machine takes far longer than to copy.
+    rooms = np.zeros((len(several), math.prod(shape) * first.itemsize), np.uint8)
+    for room, one in zip(rooms, several, strict=True):
+        room[: one.nbytes] = one.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(rooms).reshape(-1).view(first.dtype).reshape(len(several), *shape)
+
+
+def tensor_fields(pending: PendingBatch, memory: memoryview, texts: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The tensors of a complete batch, copies of what lies in its `memory`; where a text is empty, those of no text.
+
+    Raises SampleError, naming the sample, for what is no such file.
+    """
+    found: list[dict[str, torch.Tensor]] = []
+    for slot, (sample, row, text) in enumerate(zip(pending.request.samples, pending.rows, texts, strict=True)):
+        stored, sidecar = pending.clips[slot], sample.part.sidecar
+        assert sidecar is not None
+        own = stored.own
+        data = memory[stored.offset : stored.offset + stored.num_bytes] if own is None else memoryview(bytearray(own))
+        where = f"{sidecar.url}: what {sample.file.path} has of {row['key']}"
+        try:
+            tensors = sidecar.tensors(data, where)
+        except StreamvidError as error:
+            raise sample_error(sample, row["key"], str(error)) from error
+        found.append({name: torch_tensor(raw) for name, raw in (tensors | ({} if text else sidecar.null)).items()})
+    kinds = _sidecar(pending).manifest.tensors
+    try:
+        ragged = {name for name, kind in kinds.items() if kind.is_ragged}
+        return collate({name: [one[name] for one in found] for name in kinds}, ragged)
+    except ConfigError as error:
+        sample, row = pending.request.samples[0], pending.rows[0]
+        raise sample_error(sample, row["key"], f"{error}; copy the sidecar again") from error
+
+
+def _sidecar(pending: PendingBatch) -> Sidecar:
+    sidecar = pending.request.samples[0].part.sidecar
+    assert sidecar is not None
+    return sidecar
+
+
+def view_facts(part: MixPart, pixels: object, accuracy: object) -> dict[str, Any]:
+    """What of a loader decides what a visit shows and says of a sample, but for dropout, as JSON.
+
+    Who encodes visits keeps it in the sidecar's `made_with` under "view", and who reads them compares it.
+    """
+    view, options = part.view, part.text.options
+    return {
+        "seed": part.seed,
+        "temporal": view.temporal,
+        "max_interval": view.max_interval,
+        "spatial": view.spatial,
+        "spatial_scale": None if view.spatial_scale is None else list(view.spatial_scale),
+        "pixels": pixels,
+        "accuracy": accuracy,
+        "caption_column": {name: float(weight) for name, weight in options.weights.items()},
+        "caption_choice": options.choice,
+        "caption_template": options.template,
+        "caption_prefix": options.prefix,
+        "caption_part_dropout": float(options.part_dropout),
+        # `annotate` may have given the columns of captions other values.
+        "caption_values": part.dataset.columns_digest(part.text.needed),
+    }
+
+
+def with_sidecars(
+    mix: Mix, sidecars: Sidecars, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
+) -> Mix:
+    """The mix with what is delivered instead of clips. facts: `view_facts` of each part.
+
+    Raises ConfigError for sidecars of another dataset or of other options, naming all that differs; DatasetError,
+    StorageError for those that cannot be read.
+    """
+    if sidecars is None:
+        return mix
+    if not isinstance(sidecars, str | Path | Sidecar | Sequence):
+        raise ConfigError(f"sidecars={sidecars!r}: expected a path, a URL, an open Sidecar, or a list of one a dataset")
+    several = [sidecars] if isinstance(sidecars, str | Path | Sidecar) else list(sidecars)
+    if len(several) != len(mix.parts):
+        raise ConfigError(f"sidecars: {len(several)} are given for {len(mix.parts)} datasets; give one for each")
+    parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
+    found = [part.sidecar for part in parts if part.sidecar is not None]
+    if not found:
+        raise ConfigError("sidecars: none is given; leave the argument out")
+    for other in found:
+        _check_alike(found[0], other)
+    _check_names(found[0], columns)
+    return replace(mix, parts=tuple(parts))
+
+
+def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[str, Any]) -> MixPart:
+    dataset, is_text = part.dataset, part.dataset.manifest.clips == "text"
+    if given is None and is_text:
+        return part
+    if is_text or not isinstance(given, str | Path | Sidecar):
+        why = (
+            "a dataset of texts has none"
+            if is_text
+            else "give a path, a URL or an open Sidecar for each dataset of clips"
+        )
+        raise ConfigError(f"sidecars: {given!r} for {dataset.url}: {why}")
+    sidecar = given if isinstance(given, Sidecar) else Sidecar(open_store(given, stores.options), stores.cache)
+    sidecar.check_base(dataset)
+    if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
+        raise ConfigError(
+            f"sidecars={sidecar.url!r} was made of other views of {dataset.url} than this loader's: "
+            f"{'; '.join(problems)}; {REMEDY}"
+        )
+    _ = sidecar.null  # read and proved before the first batch
+    return replace(part, sidecar=sidecar)
+
+
+def _check_alike(first: Sidecar, other: Sidecar) -> None:
+    mine, theirs = (
+        {name: [kind.dtype, kind.is_ragged] for name, kind in one.manifest.tensors.items()} for one in (first, other)
+    )
+    problems = differences(mine, theirs, "tensors.") + differences(sorted(first.null), sorted(other.null), "null")
+    if problems:
+        raise ConfigError(
+            f"sidecars {first.url} and {other.url} hold different tensors, which no batch can have together: "
+            f"{'; '.join(problems)}"
+        )
+
+
+def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
+    kinds = sidecar.manifest.tensors
+    names = [*kinds, *(f"{name}_mask" for name, kind in kinds.items() if kind.is_ragged)]
+    taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
+    if both := sorted(name for name in names if name in taken or names.count(name) > 1):
+        raise ConfigError(
+            f"sidecars={sidecar.url!r} holds {', '.join(both)}, which batches have already; let the encoder call it "
+            "something else"
+        )

@@ -1,0 +1,1 @@
+"""From requests to complete batches: fetch, decode, replace bad samples."""

@@ -1,0 +1,100 @@
+"""How long a read or a decode may take before the run fails (SAFE-1): what the clock decides is never a substitution.
+
+Only the caller looks, while it waits for a batch, and only the time that it waits counts: nothing that is slow while
+the caller is at work elsewhere, or while the whole machine is suspended, ends a run.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from streamvid.errors import ConfigError, SampleError, StreamvidError, WorkerError
+from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Work, name_sample
+from streamvid.loader.mix import SampleRequest
+
+_STOPPED_SECONDS = 5.0  # between two looks of a caller that waits: then it was not running itself
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """What has taken too long: the error to raise, and the task whose worker is stuck, None for a read."""
+
+    error: StreamvidError
+    task_id: int | None
+
+
+class Wait:
+    """One wait of the caller: since when, as far as it was able to look."""
+
+    def __init__(self) -> None:
+        self.since = self._looked = time.monotonic()
+
+    def look(self) -> float:
+        """The time now; a wait in which this process was stopped begins anew."""
+        now = time.monotonic()
+        if now - self._looked > _STOPPED_SECONDS:
+            self.since = now
+        self._looked = now
+        return now
+
+
+def where_threads_are() -> str:
+    """The stacks of the loader's threads and the caller's, for a report of something that hangs."""
+    frames = sys._current_frames()
+    ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
+    shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]
+    return "\n".join(f"{one.name}\n{''.join(traceback.format_stack(frames[one.ident or 0]))}" for one in shown)
+
+
+class Clock:
+    """`limit_seconds` for each read and each decode; None: no limit."""
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        if limit_seconds is not None and not (not isinstance(limit_seconds, bool) and limit_seconds > 0):
+            raise ConfigError(
+                f"sample_timeout_seconds={limit_seconds!r}; more than 0 seconds are allowed, or None for no limit"
+            )
+        self._limit_seconds = limit_seconds
+        self.index_read: tuple[SampleRequest, float] | None = None  # what the feeder reads, and since when
+        self.heard_at = 0.0  # when a decoder was last heard of
+
+    def overdue(self, wait: Wait, works: Iterable[Work]) -> Overdue | None:
+        """What has been waited for too long, if anything: a read or a decode, else a task that no worker takes."""
+        if self._limit_seconds is None:
+            return None
+        oldest = wait.look() - self._limit_seconds
+        if wait.since > oldest:
+            return None
+        index_read = self.index_read
+        if index_read is not None and index_read[1] < oldest:
+            return Overdue(self._read_error(name_sample(index_read[0], None), "the index"), None)
+        queued = None
+        for work in works:
+            stage, since = work.at
+            if stage == READING and since < oldest:
+                return Overdue(self._read_error(name_sample(work.sample, work.row["key"]), "its clip"), None)
+            if stage == DECODING and since < oldest:
+                return Overdue(self._decode_error(work, "decoding it has taken"), work.number)
+            if stage == QUEUED and max(since, self.heard_at) < oldest:
+                queued = queued or work
+        return None if queued is None else Overdue(self._decode_error(queued, "no decoder has taken it for"), -1)
+
+    def _read_error(self, name: str, what: str) -> SampleError:
+        return SampleError(
+            f"{name} cannot be delivered: reading {what} has taken more than "
+            f"sample_timeout_seconds={self._limit_seconds:g}; the store does not answer. Look at the disk or the "
+            "network, make a new loader and load the last state, or raise sample_timeout_seconds"
+        )
+
+    def _decode_error(self, work: Work, what: str) -> WorkerError:
+        return WorkerError(
+            f"{name_sample(work.sample, work.row['key'])} cannot be delivered: {what} more than "
+            f"sample_timeout_seconds={self._limit_seconds:g}; its decoder is stuck, or this machine is far too busy. "
+            "This loader cannot go on: make a new one and load the last state, with fewer workers or a higher "
+            "sample_timeout_seconds; leave the sample out if it is always the same one"
+        )

@@ -1,0 +1,75 @@
+"""What was made last is kept, up to a number of bytes; what several need at once is made by one of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from streamvid.errors import StreamvidError
+from streamvid.loader.delivery.signals import fresh
+from streamvid.storage import is_wanted, wait_while_wanted
+
+
+class _Sized(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+
+_Value = TypeVar("_Value", bound=_Sized)
+Name: TypeAlias = tuple[int | str, ...]
+
+
+@dataclass(eq=False)
+class _Making:
+    is_over: threading.Event = field(default_factory=threading.Event)
+    error: StreamvidError | None = None
+
+
+class Kept(Generic[_Value]):
+    """Values of the names used last, `max_bytes` of them and one at least, each made by one of those who need it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._values: OrderedDict[Name, _Value] = OrderedDict()
+        self._making: dict[Name, _Making] = {}
+        self._lock = threading.Lock()
+
+    def has(self, name: Name) -> bool:
+        """Whether it is there or being made."""
+        return name in self._values or name in self._making
+
+    def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
+        """The value; whoever is first makes it for all who ask meanwhile, and what it raises is for all of them, unless
+        nobody waited for it: then another tries."""
+        while True:
+            with self._lock:
+                if name in self._values:
+                    self._values.move_to_end(name)
+                    return self._values[name]
+                making = self._making.get(name)
+                if making is None:
+                    making = self._making[name] = _Making()
+                    break
+            wait_while_wanted(making.is_over)
+            if making.error is not None:
+                raise fresh(making.error)
+        try:
+            value = make()
+            with self._lock:
+                self._values[name] = value
+                self.num_bytes += value.num_bytes
+                while self.num_bytes > self._max_bytes and len(self._values) > 1:
+                    self.num_bytes -= self._values.popitem(last=False)[1].num_bytes
+            return value
+        except StreamvidError as error:
+            # Each in turn would wait as long for a store that is not there.
+            if is_wanted():
+                making.error = fresh(error)
+            raise
+        finally:
+            with self._lock:
+                del self._making[name]
+            making.is_over.set()

@@ -1,0 +1,327 @@
+"""From steps to decoded batches, ahead of the caller.
+
+    feeder thread    takes batches in plan order; for each, room in the ring, then for each sample room for its clip
+    fetch threads    read and check clips, hand decode tasks to the workers; find what replaces bad samples (repair.py)
+    answer thread    hears from the workers (num_workers=0: decodes), gives clip memory back, completes batches
+    keeper thread    starts all that, and ends it
+    caller           `next_batch()`: the next complete batch, in plan order; watches the clock while it waits (clock.py)
+
+Memory is bounded by the two arenas alone: a batch is begun when the ring has room, a clip read when the clip arena has.
+A batch that waits for a substitute needs neither: repairs have one block of the clip arena, taken at the start.
+The caller takes no lock that a thread takes too: a signal may end it anywhere, and a lock that it held would be the end
+of all. For the same reason, and because a destructor may run in any thread, the keeper opens and closes what is to
+be closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from streamvid.errors import LoaderError, RingFullError, StreamvidError
+from streamvid.loader.delivery.clock import Clock, Wait
+from streamvid.loader.delivery.encoded_stages import EncodedStages
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, text_batch
+from streamvid.loader.delivery.quarantine import Quarantine, Substitution
+from streamvid.loader.delivery.requests import BatchRequest
+from streamvid.loader.delivery.signals import Signals, fresh
+from streamvid.loader.delivery.stages import Stages
+from streamvid.loader.mix import MixPart
+from streamvid.loader.workers.arena import Arena, Block
+from streamvid.storage import while_wanted
+from streamvid.video.picture import Accuracy, Pixels
+
+__all__ = ["PendingBatch", "Pipeline"]
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_CLOSE_SECONDS = 10.0  # decode workers are given half of it
+_STUCK_SECONDS = 1.0
+RING_WAIT_SECONDS = 10.0
+
+
+class Pipeline:
+    """Workers, threads and memory of one loader: none before `open`, none after `close`.
+
+    clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` besides.
+    quarantine: folder of this rank's file of bad samples. sample_timeout_seconds: of each read and each decode.
+    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch. decode: False: clips are handed
+    over as they are stored.
+
+    One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for options that cannot be, LoaderError where
+    workers or memory cannot be had.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[MixPart],
+        *,
+        num_workers: int,
+        clip_bytes: int,
+        frame_bytes: int,
+        rank: int = 0,
+        quarantine: Path | None = None,
+        max_bad_fraction: float = 0.01,
+        sample_timeout_seconds: float | None = 60.0,
+        pixels: Pixels = "rgb24",
+        accuracy: Accuracy | None = None,
+        decode: bool = True,
+        num_fetch_threads: int = 4,
+    ) -> None:
+        self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
+        self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
+        self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
+        self._signals = Signals(parts[0].dataset.url)
+        clock = Clock(sample_timeout_seconds)
+        self._stages = (
+            Stages(parts, self._signals, clock, num_workers, pixels, accuracy, num_fetch_threads)
+            if decode
+            else EncodedStages(parts, self._signals, clock, num_workers, num_fetch_threads=num_fetch_threads)
+        )
+        self.is_open = False
+        self._ring_wait_since: float | None = None
+        self._feeder: threading.Thread | None = None
+        self._keeper = threading.Thread(target=self._keep, name="streamvid-keeper", daemon=True)
+        self._end: SimpleQueue[None] = SimpleQueue()
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the decode workers."""
+        return self._stages.worker_pids if self.is_open else ()
+
+    @property
+    def substituted(self) -> list[Substitution]:
+        """The bad samples among those handed over, in their order, the last 10000 of them."""
+        return list(self._quarantine.records)
+
+    @property
+    def queue_depth(self) -> int:
+        """Complete batches that wait for the caller."""
+        depth = 0
+        with contextlib.suppress(IndexError):  # another thread may end the run meanwhile
+            for place in range(len(self._ready)):
+                batch = self._ready[place]
+                depth += batch is not None and batch.num_missing == 0
+        return depth
+
+    @property
+    def _is_copy(self) -> bool:
+        # In a process forked from the loader's: threads are not here, workers and shared memory are the parent's.
+        return os.getpid() != self._pid
+
+    # A run, as the caller sees it.
+
+    def open(self) -> None:
+        """Start workers and threads and take the memory: once, and `close` even if it fails or is interrupted."""
+        self._keeper.start()
+        while not self.is_open:
+            self._check(self._signals.run)
+            self._signals.wait(_POLL_SECONDS)
+
+    def start(self, requests: Iterator[BatchRequest]) -> int:
+        """End the run that is alive and begin one over `requests`; its number, for `next_batch` and `cancel`."""
+        self.stop()
+        self._check(self._signals.run)
+        self._feeder = threading.Thread(
+            target=self._feed, args=(requests, self._signals.run), name="streamvid-feeder", daemon=True
+        )
+        self._feeder.start()
+        return self._signals.run
+
+    def next_batch(self, run: int) -> PendingBatch | None:
+        """The next batch, complete; None at the end of the run. Raises what made the run fail or end.
+
+        Whoever hands it over calls `count` then: what was only taken ahead has not been delivered.
+        """
+        wait = Wait()
+        while True:
+            self._check(run)
+            try:
+                batch = self._ready[0]
+                if batch is None or batch.num_missing == 0:
+                    return self._ready.popleft()
+            except IndexError:  # nothing yet; or another thread has ended the run
+                self._check_ring(wait.since)
+            else:
+                if batch.error is not None:
+                    self.count(batch)
+                    raise fresh(batch.error)
+            self._stages.watch(wait)
+            self._signals.wait(_POLL_SECONDS)
+
+    def count(self, batch: PendingBatch) -> None:
+        """Count, log and write the substitutions of a batch, once, as it is handed over or its error is raised.
+
+        Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written; the run is over.
+        """
+        if batch.is_counted:
+            return
+        batch.is_counted = True
+        records = [record for _, record in sorted(batch.substituted.items())]
+        try:
+            self._quarantine.add(records, 0 if batch.error else len(batch.rows))
+        except StreamvidError as error:
+            self._signals.fail(error)
+            raise fresh(error) from None
+
+    def has_batch(self, run: int) -> bool:
+        """Whether `next_batch` has a batch, or the end of the run, at once; raises what made the run fail or end."""
+        self._check(run)
+        try:
+            batch = self._ready[0]
+        except IndexError:
+            return False
+        return batch is None or batch.num_missing == 0
+
+    def cancel(self, run: int) -> None:
+        """Let a run end, if it is still alive, without waiting for it: fit for destructors, in any thread."""
+        if run != self._signals.run or not self.is_open or self._is_copy:
+            return
+        self._signals.run += 1
+        self._stages.set_run(self._signals.run)
+        self.ring.wake()
+        self._stages.wake()
+        self._signals.tell()
+
+    def stop(self) -> None:
+        """End the run: nothing is under way any more, and memory of batches not handed over is free again."""
+        if not self.is_open or self._is_copy:
+            return
+        self.cancel(self._signals.run)
+        wait = Wait()
+        while self._feeder is not None and self._feeder.is_alive() and not self._signals.is_stuck:
+            self._stages.watch(wait)
+            self.ring.wake()
+            self._stages.wake()
+            self._feeder.join(0.05)
+        # Once something has failed or all is closed, no run will use the memory that a task may still write to.
+        while not self._stages.is_idle and self._signals.failure is None and not self._signals.is_closing:
+            self._stages.watch(wait)
+            self._signals.wait(0.05)
+        while self._ready:
+            batch = self._ready.popleft()
+            if batch is not None:
+                batch.block.release()
+
+    def close(self, wait: bool = True) -> None:
+        """End workers and threads and let go of the memory; batches that the caller holds stay valid. Idempotent.
+
+        Without `wait` it is fit for destructors, in any thread.
+        """
+        if self._is_copy:
+            return
+        self._signals.is_closing = True
+        self._end.put(None)
+        self._signals.tell()
+        is_ours = threading.current_thread().name.startswith("streamvid-")  # as where one runs a caller's destructor
+        is_exit = not threading.main_thread().is_alive()
+        if ((wait and not is_ours) or is_exit) and self._keeper.is_alive():
+            self._keeper.join(_CLOSE_SECONDS)
+            if self._keeper.is_alive():
+                _log.warning(
+                    "a thread of a closed loader still runs after %.0f seconds: it waits for a read, or for "
+                    "a lock of the thread that closes",
+                    _CLOSE_SECONDS,
+                )
+
+    # Behind the caller's back.
+
+    def _keep(self) -> None:
+        try:
+            with contextlib.ExitStack() as resources:
+                self._open(resources)
+                self.is_open = True
+                self._signals.tell()
+                self._end.get()
+            self.is_open = False
+        except StreamvidError as error:
+            self._signals.fail(error)
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _open(self, resources: contextlib.ExitStack) -> None:
+        clip_bytes, frame_bytes = self._sizes
+        self.ring = Arena("ring", frame_bytes)
+        resources.callback(self.ring.close)
+        self._stages.open(resources, clip_bytes, self.ring)
+        resources.callback(self.stop)
+
+    def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:
+        try:
+            with while_wanted(lambda: run == self._signals.run and not self._signals.is_closing):
+                for request in self._stages.ahead(requests):
+                    if not self._begin(request, run):
+                        return
+            self._ready.append(None)
+            self._signals.tell()
+        except StreamvidError as error:
+            self._signals.fail(error)
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _begin(self, request: BatchRequest, run: int) -> bool:
+        rows, error = self._stages.read_rows(request)
+        is_text = request.bucket.is_text
+        num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._stages.ring_bytes(request, rows)
+        self._ring_wait_since = time.monotonic()
+        offset = self._allocate(self.ring, num_bytes, run)
+        self._ring_wait_since = None
+        if offset is None:
+            return False
+        block = Block(self.ring, offset)
+        if is_text:
+            batch = text_batch(request, self.ring.map, block, rows)
+        else:
+            batch = self._stages.new_batch(request, block, rows)
+        batch.error = error
+        self._ready.append(batch)
+        if error is not None or is_text:
+            self._signals.tell()
+            return error is None
+        return self._stages.begin(batch, partial(self._allocate, run=run), run)
+
+    def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
+        while run == self._signals.run and not self._signals.is_closing:
+            offset = arena.allocate(num_bytes, _POLL_SECONDS)
+            if offset is not None:
+                return offset
+        return None
+
+    # Between the caller and the threads.
+
+    def _check(self, run: int) -> None:
+        if self._is_copy:
+            raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
+        if self._signals.is_closing:
+            raise LoaderError("this loader is closed; make a new one")
+        if run != self._signals.run:
+            raise LoaderError(
+                "this iteration is over: another iteration of this loader has begun, or its state or epoch was set; "
+                "one loader serves one loop at a time"
+            )
+        if self._signals.failure is not None:
+            raise fresh(self._signals.failure)
+
+    def _check_ring(self, since: float) -> None:
+        """RingFullError if both sides have waited for long: the feeder for room, the caller, from `since`, for it."""
+        feeder_since = self._ring_wait_since
+        if feeder_since is None:
+            return
+        seconds = time.monotonic() - max(since, feeder_since)
+        if seconds > RING_WAIT_SECONDS:
+            raise RingFullError(
+                f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Let go of "
+                "old batches, keep batch.clone() instead of batch, or raise prefetch_bytes"
+            )
+        if seconds > _POLL_SECONDS:
+            gc.collect()  # batches in reference cycles are the caller's no longer

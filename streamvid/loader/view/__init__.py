@@ -1,0 +1,1 @@
+"""Which frames, which crop, which caption a delivery shows."""

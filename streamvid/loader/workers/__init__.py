@@ -1,0 +1,1 @@
+"""Decode processes and the memory they share with the loader."""

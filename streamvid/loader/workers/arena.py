@@ -1,0 +1,139 @@
+"""Anonymous memory that decode workers share, and who may use which part of it.
+
+One thread allocates; anybody releases, from any thread and even out of a garbage collection, because a release
+only puts a block on a queue. Memory comes from memfd, so that the size of /dev/shm is no limit, it has no name to
+leave behind, and the kernel takes it back when the last process lets go.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from streamvid.errors import LoaderError
+from streamvid.host.resources import usable_bytes
+
+ALIGN_BYTES = 4096
+
+
+def align(num_bytes: int) -> int:
+    """Round up to whole pages."""
+    return -(-max(1, num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class Block:
+    """A part of an arena that goes back once: when it is told to, or else when it dies, whoever lost it."""
+
+    def __init__(self, arena: Arena, offset: int) -> None:
+        self.offset = offset  # and not its memory: a destructor that an interrupt ends would hold that for ever
+        self._release = [arena.release]
+
+    def release(self, when: Callable[[], None] | None = None) -> None:
+        """Give it back; see Arena.release. Idempotent."""
+        try:
+            release = self._release.pop()
+        except IndexError:
+            return
+        release(self.offset, when)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Arena:
+    """`num_bytes` of zeroed shared memory with a first-fit allocator of page-aligned blocks.
+
+    `fd` is a file descriptor for child processes, -1 where the platform has no memfd.
+    """
+
+    def __init__(self, name: str, num_bytes: int) -> None:
+        self.num_bytes = align(num_bytes)
+        self.fd = -1
+        try:
+            usable = usable_bytes()
+            if self.num_bytes > usable:  # the kernel gives the addresses, and ends processes as they are filled
+                raise OSError(f"this machine, or the container or job that this process is in, has {usable}")
+            if sys.platform == "linux":
+                self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
+                os.ftruncate(self.fd, self.num_bytes)
+            self.map = mmap.mmap(self.fd, self.num_bytes)
+        except (OSError, ValueError) as error:
+            if self.fd >= 0:
+                os.close(self.fd)
+            raise LoaderError(
+                f"cannot get {self.num_bytes} bytes of memory for {name}: {error}; "
+                "lower prefetch_bytes or the batch size of the largest bucket"
+            ) from error
+        self.view = memoryview(self.map)
+        self._free: list[tuple[int, int]] = [(0, self.num_bytes)]  # (offset, size), by offset, never adjacent
+        self._sizes: dict[int, int] = {}
+        self._released: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
+
+    @property
+    def num_allocated(self) -> int:
+        """Blocks that are out; only the allocating thread may trust it."""
+        self._collect()
+        return len(self._sizes)
+
+    def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
+        """Offset of a block, waiting for releases while there is no room; None when the time is over or at a `wake`."""
+        while (offset := self._try_allocate(num_bytes)) is None:
+            try:
+                item = self._released.get(timeout=timeout_seconds)
+            except Empty:
+                return None
+            if item is None:
+                return None
+            self._take_back(*item)
+        return offset
+
+    def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
+        """Give a block back; `when` is called, and waited for, before it is used again."""
+        self._released.put((offset, when))
+
+    def wake(self) -> None:
+        """Make a waiting `allocate` return None."""
+        self._released.put(None)
+
+    def close(self) -> None:
+        """Let go of the memory; it stays mapped until the last array over it dies."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self.view = memoryview(b"")
+        del self.map
+
+    def _try_allocate(self, num_bytes: int) -> int | None:
+        self._collect()
+        needed = align(num_bytes)
+        for place, (offset, size) in enumerate(self._free):
+            if size >= needed:
+                self._free[place : place + 1] = [(offset + needed, size - needed)] if size > needed else []
+                self._sizes[offset] = needed
+                return offset
+        return None
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                item = self._released.get_nowait()
+            except Empty:
+                return
+            if item is not None:
+                self._take_back(*item)
+
+    def _take_back(self, offset: int, when: Callable[[], None] | None) -> None:
+        if when is not None:
+            when()
+        self._free.append((offset, self._sizes.pop(offset)))
+        self._free.sort()
+        merged: list[tuple[int, int]] = []
+        for start, size in self._free:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self._free = merged

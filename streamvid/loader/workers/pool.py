@@ -1,0 +1,294 @@
+"""The decode workers of one loader, seen from the loader's process.
+
+All workers take tasks from one socket and answer on another: the kernel hands each task to whoever is free. A worker
+is a fresh interpreter with nothing of the caller's in it; it ends when the loader closes its ends of the sockets,
+which the loader's own death does too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from streamvid.errors import ConfigError, LoaderError, WorkerError
+from streamvid.loader.workers.arena import Arena
+from streamvid.loader.workers.encoded import ReadTask
+from streamvid.loader.workers.worker import MAX_MESSAGE_BYTES, SHOW_STACK, Answer, DecodeTask, TaskRunner
+
+# Called for each task that is begun or finished, from whichever thread serves answers.
+Heard = Callable[[Answer], None]
+
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from streamvid.loader.workers.worker import main; main(*map(int, sys.argv[1:6]))"
+)
+_END_SECONDS = 5.0
+_SHOW_SECONDS = 0.1  # for a worker to say where it hangs
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+# glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
+
+
+class Decoder(Protocol):
+    """What decodes tasks: a pool of processes, or the thread that serves the answers."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers, none where a thread decodes."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker is up; a thread never is more than the caller's other threads."""
+        ...
+
+    def submit(self, task: DecodeTask | ReadTask) -> None:
+        """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
+        ...
+
+    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+        """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
+        ...
+
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
+        """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
+        ...
+
+    def kill(self, task_id: int) -> None:
+        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing.
+
+        Where it hangs it says on the error stream.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what decodes, and a `serve` that waits."""
+        ...
+
+    def let_go(self) -> None:
+        """Hold no memory any more, once nothing decodes: whoever still holds the loader must not hold that."""
+        ...
+
+
+class DecodePool:
+    """`num_workers` decode processes over two shared arenas: clips in, frames out.
+
+    Raises LoaderError where they cannot be started.
+    """
+
+    def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
+        self._closed = self.is_ready = False
+        self._current: dict[int, int] = {}  # worker's process id → the task it is on
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
+        self._sockets: list[socket.socket] = []
+        self._left: deque[bytes] = deque()  # tasks of the thread that serves, which the socket had no room for
+        self._poller = select.poll()
+        try:
+            self._start(num_workers, clips, ring)
+        except OSError as error:
+            self.close()
+            raise LoaderError(
+                f"cannot start {num_workers} decode workers: {error}; take fewer, or num_workers=0 to decode in a "
+                "thread of this process"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, num_workers: int, clips: Arena, ring: Arena) -> None:
+        with contextlib.ExitStack() as theirs:
+            ends = []
+            for _ in range(2):
+                mine, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._sockets.append(mine)
+                ends.append(theirs.enter_context(end).fileno())
+            self._tasks, self._answers = self._sockets
+            loader = os.pidfd_open(os.getpid())
+            theirs.callback(os.close, loader)
+            fds = []
+            for fd in (*ends, clips.fd, ring.fd, loader):
+                # A caller without standard streams has other files under their numbers, which a worker has not.
+                fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
+                theirs.callback(os.close, fds[-1])
+            self._poller.register(self._answers, select.POLLIN)
+            for _ in range(num_workers):
+                worker = _start_worker(fds)
+                self._workers.append(worker)
+                pidfd = os.pidfd_open(worker.pid)
+                self._pidfds[pidfd] = worker
+                self._poller.register(pidfd, select.POLLIN)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+        return tuple(worker.pid for worker in self._workers)
+
+    def submit(self, task: DecodeTask | ReadTask) -> None:
+        """Hand a task to the next free worker; waits while very many are queued."""
+        # Without a worker left the socket is broken: `serve` says of what they died.
+        with contextlib.suppress(OSError):
+            self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
+
+    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+        """Hand a task over at once, or as soon as the workers have taken others."""
+        self._left.append(task.to_json())
+
+    def _send_left(self) -> None:
+        with contextlib.suppress(OSError):  # no room; or no worker is left
+            while self._left:
+                self._tasks.send(self._left[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                self._left.popleft()
+
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
+        ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
+        if self._answers.fileno() in ready:
+            self._receive(heard)
+        self._send_left()
+        for pidfd in ready & self._pidfds.keys():
+            worker = self._pidfds[pidfd]
+            if not self._closed and worker.poll() is not None:
+                raise self._death(worker)
+
+    def _receive(self, heard: Heard) -> None:
+        while True:
+            try:
+                message = self._answers.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not message:
+                return
+            answer = Answer.from_json(message)
+            if answer.kind == "ready":
+                self.is_ready = True
+                continue
+            if answer.kind == "start":
+                self._current[answer.pid] = answer.task_id
+            else:
+                self._current.pop(answer.pid, None)
+            heard(answer)
+
+    def kill(self, task_id: int) -> None:
+        stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
+        # One that is not up yet knows no such signal, and would leave a core file.
+        self._signal(SHOW_STACK, [pid for pid in stuck if pid in self._current])
+        time.sleep(_SHOW_SECONDS)
+        self._signal(signal.SIGKILL, stuck)
+
+    def _signal(self, number: signal.Signals, pids: Sequence[int]) -> None:
+        for pidfd, worker in list(self._pidfds.items()):
+            if worker.pid in pids:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, number)
+
+    def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
+        error = WorkerError(
+            f"decode worker {worker.pid} {_how_it_ended(worker.returncode)}. SIGKILL mostly means that the machine ran "
+            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, of which the error stream "
+            "may say more. This loader "
+            "cannot go on: make a new one, and load the last state"
+        )
+        error.task_id = self._current.get(worker.pid)
+        return error
+
+    def close(self) -> None:
+        """End all workers and wait for them; idempotent."""
+        self._closed = True
+        for end in self._sockets:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # reaches workers even where a forked child holds a copy of this end
+        until = time.monotonic() + _END_SECONDS
+        for worker in self._workers:
+            try:
+                worker.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+        for end in self._sockets:
+            end.close()
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[0])
+
+    def let_go(self) -> None:
+        """The workers had memory of their own."""
+
+
+def _start_worker(fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise ConfigError(
+            f"num_workers: decode workers need a Python interpreter to run, and sys.executable={sys.executable!r} is "
+            "none; set it, or use num_workers=0"
+        )
+    environment = {**_ENVIRONMENT, **os.environ, **_ONE_THREAD, "PYTHONSAFEPATH": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", _START, json.dumps(_search_path()), *map(str, fds)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        process_group=0,  # a Ctrl-C in the terminal is the caller's to handle
+    )
+
+
+def _search_path() -> list[str]:
+    try:
+        here = [str(Path.cwd())]
+    except OSError:  # a folder that was deleted has no modules
+        here = []
+    return [place for entry in sys.path if isinstance(entry, str) for place in ([entry] if entry else here)]
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
+
+
+class InlineDecoder:
+    """num_workers=0: tasks are decoded by the thread that serves."""
+
+    is_ready = False
+
+    def __init__(self, clips: Arena, ring: Arena) -> None:
+        self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
+        self._queue: SimpleQueue[DecodeTask | ReadTask | None] = SimpleQueue()  # None: the end
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return ()
+
+    def submit(self, task: DecodeTask | ReadTask) -> None:
+        self._queue.put(task)
+
+    submit_heard = submit
+
+    def serve(self, timeout_seconds: float, heard: Heard) -> None:
+        try:
+            task = self._queue.get(timeout=timeout_seconds)
+        except Empty:
+            return
+        if task is not None and self._runner is not None:
+            heard(Answer(os.getpid(), task.task_id, "start"))
+            heard(self._runner.run(task))
+
+    def kill(self, task_id: int) -> None:
+        """A thread cannot be killed: it goes on until its decoder comes back."""
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def let_go(self) -> None:
+        self._runner = None

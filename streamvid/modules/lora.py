@@ -1,0 +1,291 @@
+"""Low-rank adapters, by peft: which layers get them, where their weights come from, how they are told apart again.
+
+A layer's weight W stays as it is, and scale · B @ A is added to what it does, scale = alpha / rank. In files the keys
+are those of plain peft without a prefix, below the model that has the adapters: `blocks.0.q.lora_A.weight`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules.config import LoraConfig
+from streamvid.modules.fit import part_of, some
+from streamvid.modules.state_files import read_metadata, read_state
+
+_log = logging.getLogger(__name__)
+
+REGEX = "regex:"
+LARGE = 512
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_ADAPTER = ".default."  # peft's name for an adapter that has none
+
+
+def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
+    """Give adapters to layers of the child that `config.base_model` names; returns their dotted names in `module`.
+
+    All else of that child is frozen. The adapters are float32, B zeros, or as `config.checkpoint` has both. Raises
+    ConfigError for a child or layers that there are not, for layers that cannot have adapters, and for a checkpoint
+    that is not of these layers and this rank.
+    """
+    if config.base_model is None:
+        return ()
+    require_files(config)
+    base = _child(module, "base_model", config.base_model)
+    targets = choose_targets(base, config.target_modules)
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("lora.base_model needs the package peft: pip install 'streamvid[lora]'") from error
+
+    # As an expression of whole names: peft takes a list for endings, which may end other layers' names too.
+    inject_adapter_in_model(
+        PeftConfig(
+            r=config.rank,
+            lora_alpha=_alpha(config),  # type: ignore[arg-type]  # peft divides by the rank
+            lora_dropout=config.dropout,
+            target_modules="|".join(map(re.escape, targets)),
+        ),
+        base,
+    )
+    for parameter in base.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if config.checkpoint is not None:
+        _load_checkpoint(base, config, config.checkpoint)
+    how = "chosen, as target_modules is empty" if config.target_modules in ("", ()) else "as asked"
+    _log.info("adapters of rank %d on %d layers of %s (%s): %s", config.rank, len(targets), config.base_model, how,
+              ", ".join(_patterns(targets)))  # fmt: skip
+    return tuple(f"{config.base_model}.{name}" for name in targets)
+
+
+def require_files(config: LoraConfig) -> None:
+    """Raises ConfigError if a file that the configuration names is not there: to be asked before models are made."""
+    named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
+    lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
+    if lacking:
+        raise ConfigError(f"{' and '.join(lacking)}, where no file is; give that of adapters, a .safetensors")
+
+
+def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
+    """The layers of `base` that get adapters, by their dotted names.
+
+    wanted: names, in a list or with commas between, each of which the ends of layers' names have to equal; "regex:…";
+    or nothing: the linear layers in lists of blocks with at least 512 inputs and outputs, or all of these in a model
+    that has none so large.
+    """
+    names = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
+    modules = {name: part for name, part in base.named_modules() if name}
+    if isinstance(wanted, str) and wanted.startswith(REGEX):
+        chosen = _by_regex(modules, wanted.removeprefix(REGEX))
+    elif not any(names):
+        chosen = _automatic(modules)
+    else:
+        chosen = _by_ends(modules, names)
+    refused = [f"{name} ({type(modules[name]).__name__})" for name in chosen if not _can_have(modules, name)]
+    if refused:
+        raise ConfigError(
+            f"target_modules takes in {some(refused)}; adapters are for linear and convolution layers, and not for "
+            "those inside an nn.MultiheadAttention, which does without their forward; name the layers themselves"
+        )
+    return tuple(chosen)
+
+
+def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
+    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; returns how many layers.
+
+    W += alpha / rank · B @ A, computed in float32; alpha as the file says, else the rank, so that the factor is 1.
+    """
+    if config.preset_path is None or config.preset_model is None:
+        return 0
+    require_files(config)
+    base = _child(module, "preset_model", config.preset_model)
+    path = config.preset_path
+    state = _plain(_read(path, "preset_path"), config.preset_model)
+    scale = _scale_of(path)
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        name, _, part = key.removesuffix(".weight").rpartition(".")
+        pairs.setdefault(name, {})[part] = tensor
+    for name, pair in pairs.items():
+        layer = part_of(base, name)
+        if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, _LAYERS):
+            raise ConfigError(
+                f"preset_path {path} has {name}.{min(pair)} of no layer of {config.preset_model}, or without its other "
+                "half; allowed: NAME.lora_A.weight and NAME.lora_B.weight for linear and convolution layers"
+            )
+        delta = pair["lora_B"].float().flatten(1) @ pair["lora_A"].float().flatten(1)
+        if delta.numel() != layer.weight.numel() or delta.shape[0] != layer.weight.shape[0]:
+            raise ConfigError(
+                f"preset_path {path}: {name} would change by {tuple(delta.shape)} values, but has "
+                f"{tuple(layer.weight.shape)}; these adapters are of another model"
+            )
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.float() + scale * delta.reshape(layer.weight.shape))
+    _log.info("fused the adapters of %s into %d layers of %s", path, len(pairs), config.preset_model)
+    return len(pairs)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name as files have it, without peft's name of the adapter and the layer that it wraps."""
+    return name.replace(_ADAPTER, ".").replace(".base_layer.", ".")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name, as the module or as a file has it, is one of an adapter."""
+    return bool({"lora_A", "lora_B"} & set(name.split(".")))
+
+
+def adapter_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The adapters' tensors, named as in files, below the model that has them; empty if none has.
+
+    state: the module's, where that has been gathered from several processes.
+    """
+    base = base_of(module)
+    prefix = f"{base}." if base else ""
+    tensors = dict(module.named_parameters()) if state is None else state
+    return {
+        plain_name(name).removeprefix(prefix): tensor.detach()
+        for name, tensor in tensors.items()
+        if base is not None and is_adapter(name)
+    }
+
+
+def base_of(module: nn.Module) -> str | None:
+    """The dotted name of the model that has adapters."""
+    return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
+
+
+def metadata(module: nn.Module) -> dict[str, str]:
+    """What a file of these adapters says of itself: rank, alpha, dropout, base_model, target_modules (JSON)."""
+    base = base_of(module)
+    if base is None:
+        return {}
+    config = _peft_config(module.get_submodule(base))
+    layers = {name.rpartition(".lora_A.")[0] for name in adapter_state(module) if ".lora_A." in name}
+    return {
+        "base_model": base,
+        "rank": str(config.r),
+        "alpha": str(config.lora_alpha),
+        "dropout": str(config.lora_dropout),
+        "target_modules": json.dumps(sorted(layers)),
+    }
+
+
+def _peft_config(part: nn.Module) -> Any:
+    configs = part.__dict__.get("peft_config")
+    return configs.get("default") if isinstance(configs, dict) else None
+
+
+def _load_checkpoint(base: nn.Module, config: LoraConfig, path: Path) -> None:
+    state = _plain(_read(path, "checkpoint"), config.base_model or "")
+    alpha = read_metadata(path).get("alpha")
+    if alpha is not None and float(alpha) != _alpha(config):
+        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}: set lora.alpha={alpha} to go on from it")
+    here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
+    missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
+    if missing or unexpected:
+        raise ConfigError(
+            f"checkpoint {path} has no adapters for {some(missing) or 'nothing'}; and has for what gets none: "
+            f"{some(unexpected) or 'nothing'}; set lora.target_modules as it was made with"
+        )
+    for name, parameter in here.items():
+        if state[name].shape != parameter.shape:
+            raise ConfigError(
+                f"checkpoint {path}: {name} is {tuple(state[name].shape)}, here {tuple(parameter.shape)}; "
+                f"rank is {config.rank}: set lora.rank as it was made with"
+            )
+        with torch.no_grad():
+            parameter.copy_(state[name])
+    _log.info("adapters of %s go on from %s", config.base_model, path)
+
+
+def _read(path: Path, field: str) -> dict[str, Tensor]:
+    state = read_state([path])
+    if not any(map(is_adapter, state)):
+        raise ConfigError(f"{field} {path} has no lora_A and lora_B; give a file of adapters")
+    return state
+
+
+def _plain(state: Mapping[str, Tensor], base: str) -> dict[str, Tensor]:
+    plain = {plain_name(key): tensor for key, tensor in state.items()}
+    for prefix in ("base_model.model.", "pipe.", f"{base}."):
+        # Of the whole file alone: a layer may have such a name.
+        if all(name.startswith(prefix) for name in plain):
+            plain = {name.removeprefix(prefix): tensor for name, tensor in plain.items()}
+    return plain
+
+
+def _scale_of(path: Path) -> float:
+    known = read_metadata(path)
+    return float(known["alpha"]) / float(known["rank"]) if {"alpha", "rank"} <= known.keys() else 1.0
+
+
+def _alpha(config: LoraConfig) -> float:
+    return float(config.rank) if config.alpha is None else config.alpha
+
+
+def _child(module: nn.Module, field: str, name: str) -> nn.Module:
+    part = part_of(module, name) if name else None
+    if part is None:
+        children = ", ".join(child for child, _ in module.named_children())
+        raise ConfigError(f"{field} is {name!r}, which the training module has not; allowed: {children}, or below them")
+    return part
+
+
+def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
+    lists = [name for name, part in modules.items() if isinstance(part, nn.ModuleList) and len(part) > 1]
+    linear = {
+        name: part
+        for name, part in modules.items()
+        if isinstance(part, nn.Linear) and _can_have(modules, name) and any(name.startswith(f"{o}.") for o in lists)
+    }
+    large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
+    if not linear:
+        raise ConfigError("target_modules is empty, and no linear layer stands in a list of blocks; name the layers")
+    return large or list(linear)
+
+
+def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
+    try:
+        pattern = re.compile(expression)
+    except re.error as error:
+        raise ConfigError(f"target_modules has the expression {expression!r}, which is none: {error}") from None
+    chosen = [name for name in modules if pattern.fullmatch(name)]
+    if not chosen:
+        layers = [name for name, part in modules.items() if isinstance(part, _LAYERS)]
+        raise ConfigError(f"target_modules: {expression!r} matches no whole name; names are {some(layers)}")
+    return chosen
+
+
+def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]:
+    chosen: dict[str, None] = {}
+    for end in ends:
+        found = [name for name in modules if end and (name == end or name.endswith(f".{end}"))]
+        if not found:
+            layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, _LAYERS)})
+            raise ConfigError(
+                f"target_modules has {end!r}, with which no name ends; allowed: ends of names, as {some(layers)}; "
+                f"'{REGEX}EXPRESSION'; or nothing, to have them chosen"
+            )
+        chosen.update(dict.fromkeys(found))
+    return [name for name in modules if name in chosen]
+
+
+def _can_have(modules: Mapping[str, nn.Module], name: str) -> bool:
+    above = name.rpartition(".")[0]
+    return isinstance(modules[name], _LAYERS) and not isinstance(modules.get(above), nn.MultiheadAttention)
+
+
+def _patterns(names: Iterable[str]) -> list[str]:
+    """Names with * for their numbers, once each."""
+    return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))

@@ -1,0 +1,147 @@
+"""A small video transformer for rectified flow: latents in, velocity out, for any bucket's shape.
+
+                                   ┌──────────────────── × gain ────────────────────┐
+    latents (B,C,t,h,w) ─ patchify ┴ linear ─ + sin/cos (t,h,w) ─► block × depth ─► linear ─ + ─ unpatchify ─► velocity
+    time (B,) ─ sin/cos ─ MLP ─┐                                    ▲   ▲
+                  ┌─ mean ─────┴─► condition (B,dim) ── adaLN-zero ─┘   │
+    text (B,L,D) ─┴─ MLP ─► with one state that is always there ── cross-attention
+
+At the start every block is the identity and the velocity is zero, so the first loss is that of predicting nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from streamvid.recipes.codec import Size, grid_size, patchify, unpatchify
+
+TIME_FREQUENCIES = 128
+
+
+def wave_features(position: Tensor, num_frequencies: int, longest: float = 10_000.0) -> Tensor:
+    """(…,) → (…, 2·num_frequencies) float32: cosines and sines of falling frequency."""
+    exponent = torch.arange(num_frequencies, device=position.device, dtype=torch.float32) / num_frequencies
+    angle = position.float()[..., None] * torch.exp(-math.log(longest) * exponent)
+    return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
+    """(t, h, w) → (t·h·w, dim) float32: a third of the width an axis, so that a grid of any size has a place."""
+    per_axis = dim // 6
+    axes = [wave_features(torch.arange(length, device=device), per_axis) for length in grid]
+    parts = [axes[0][:, None, None, :], axes[1][None, :, None, :], axes[2][None, None, :, :]]
+    joined = torch.cat([part.expand(*grid, -1) for part in parts], dim=-1)
+    return functional.pad(joined, (0, dim - joined.shape[-1])).reshape(-1, dim)
+
+
+class Attention(nn.Module):
+    """Every token looks at all of `context`: at its own sequence, or at the text."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim)
+        self.v = nn.Linear(dim, dim)
+        self.o = nn.Linear(dim, dim)
+
+    def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
+        """tokens (B, N, dim), context (B, L, dim), mask bool (B, L), True where there is something → (B, N, dim)."""
+        q, k, v = (
+            linear(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for linear, source in ((self.q, tokens), (self.k, context), (self.v, context))
+        )
+        seen = None if mask is None else mask[:, None, None, :]
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Self-attention, cross-attention to the text, MLP, each scaled, shifted and gated by the condition.
+
+    The gates start at zero.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.self_attn = Attention(dim, heads)
+        self.cross_attn = Attention(dim, heads)
+        self.ffn = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(approximate="tanh"), nn.Linear(4 * dim, dim))
+        self.modulation = _zero(nn.Linear(dim, 9 * dim))
+
+    def forward(self, tokens: Tensor, condition: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        """tokens (B, N, dim), condition (B, dim), text (B, L, dim), mask bool (B, L) → (B, N, dim)."""
+        own, cross, ffn = self.modulation(condition)[:, None].chunk(3, dim=-1)
+        normed, gate = self._modulated(tokens, own)
+        tokens = tokens + gate * self.self_attn(normed, normed)
+        normed, gate = self._modulated(tokens, cross)
+        tokens = tokens + gate * self.cross_attn(normed, text, mask)
+        normed, gate = self._modulated(tokens, ffn)
+        return tokens + gate * self.ffn(normed)  # type: ignore[no-any-return]
+
+    def _modulated(self, tokens: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = modulation.chunk(3, dim=-1)
+        return self.norm(tokens) * (1 + scale) + shift, gate
+
+
+class VideoTransformer(nn.Module):
+    """Velocity of the flow at (latents, time) given states of a text."""
+
+    def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
+        """channels: of the latents.   patch: (t, h, w) latents that one token covers.   text_width: D of a state."""
+        super().__init__()
+        self.dim, self.channels, self.patch = dim, channels, patch
+        patch_values = channels * math.prod(patch)
+        self.embed = nn.Linear(patch_values, dim)
+        self.time = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.text = nn.Sequential(
+            nn.LayerNorm(text_width), nn.Linear(text_width, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
+        )
+        # Something to look at where there is no text: without it, attention to nothing is no number.
+        self.always = nn.Parameter(torch.zeros(1, 1, dim))
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.modulation = _zero(nn.Linear(dim, 2 * dim))
+        self.head = _zero(nn.Linear(dim, patch_values))
+        # Noise fills every direction of a patch, of which `dim` may be few: it passes by the blocks, by a gain that
+        # depends on the time, and the head has only the picture to take out of it.
+        self.bypass = _zero(nn.Linear(dim, patch_values))
+
+    def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
+        """The velocity, shaped as the latents.
+
+        latents: float (B, C, t, h, w); times: float (B,) in 0..1; text: (B, L, D), L states a sample; mask: bool
+        (B, L), True where a state is no padding.
+        """
+        size, dtype = (latents.shape[2], latents.shape[3], latents.shape[4]), self.always.dtype
+        patches = patchify(latents, self.patch).to(dtype)
+        tokens = self.embed(patches)
+        tokens = tokens + grid_embedding(grid_size(size, self.patch), self.dim, latents.device).to(tokens.dtype)
+        states = self.text(text.to(dtype))
+        # Times run over 0..1; the waves are made for whole steps, of which a thousand is customary.
+        time = self.time(wave_features(1000 * times, TIME_FREQUENCIES).to(dtype))
+        condition = functional.silu(time + masked_mean(states, mask))
+        states = torch.cat([self.always.to(states.dtype).expand(len(states), -1, -1), states], dim=1)
+        mask = functional.pad(mask, (1, 0), value=True)
+        for block in self.blocks:
+            tokens = block(tokens, condition, states, mask)
+        shift, scale = self.modulation(condition)[:, None].chunk(2, dim=-1)
+        velocity = self.head(self.norm(tokens) * (1 + scale) + shift) + self.bypass(condition)[:, None] * patches
+        return unpatchify(velocity, size, self.patch)
+
+
+def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
+    """(B, L, dim), bool (B, L) → (B, dim): the mean of the states that are no padding, zeros where all are."""
+    counted = mask.unsqueeze(-1).to(states.dtype)
+    return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
+
+
+def _zero(linear: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

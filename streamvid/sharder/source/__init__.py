@@ -1,0 +1,1 @@
+"""What the input is: folders, metadata, tars, sealed datasets, object stores."""

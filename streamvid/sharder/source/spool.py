@@ -1,0 +1,181 @@
+"""An object as a seekable file: what a reader asks for is fetched once, and lies in a local file without a name.
+
+So a reader may seek as it likes: at worst it has fetched every byte once, and memory holds one piece at a time. The
+local file is gone with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+
+from streamvid.errors import StorageError, StreamvidError
+from streamvid.sharder.source.media import Media
+
+FIRST_BYTES = 256 * 2**10
+MOST_BYTES = 8 * 2**20
+
+
+class Spans:
+    """Stretches of a file, joined where they touch."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(span for span in spans if span[0] < span[1]):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def add(self, start: int, end: int) -> None:
+        if start >= end:
+            return
+        first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last], self._ends[first:last] = [start], [end]
+
+    def all(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._ends, strict=True))
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """What of a stretch is in none of them."""
+        found, at = [], start
+        for index in range(bisect_right(self._ends, start), bisect_left(self._starts, end)):
+            if at < self._starts[index]:
+                found.append((at, self._starts[index]))
+            at = max(at, self._ends[index])
+        return [*found, (at, end)] if at < end else found
+
+
+class SpooledFile:
+    """A binary file over a remote `media`. `folder`: where what was fetched lies, None: where temporary files do.
+
+    first_bytes: what one read fetches at least, where that is not known already; more, the longer it goes straight on.
+    waiting: entered around every wait for the store, whose time is not the reader's.
+    error: the last of the store's; a reader that swallows errors has to be asked for it.
+    """
+
+    def __init__(
+        self,
+        media: Media,
+        folder: Path | None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+        first_bytes: int = FIRST_BYTES,
+    ) -> None:
+        self.error: StreamvidError | None = None
+        self._media, self._waiting = media, waiting
+        self._store = media.place[0]
+        self._bytes_before = self._store.stats().num_bytes_read
+        self._first_bytes = first_bytes
+        self._position, self._run_start, self._last_end = 0, 0, -1
+        self._there, self._left_out = Spans(), Spans()
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed by close()
+            self._file.truncate(media.num_bytes)
+        except OSError as error:
+            raise self._no_room(error) from error
+
+    def __enter__(self) -> SpooledFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the object so far, by what the store counts."""
+        return self._store.stats().num_bytes_read - self._bytes_before
+
+    def read(self, num_bytes: int = -1) -> bytes:
+        left = max(0, self._media.num_bytes - self._position)
+        end = self._position + (left if num_bytes < 0 else min(left, num_bytes))
+        for start, stop in self._there.missing(self._position, end):
+            for span in self._left_out.missing(start, stop):
+                self._fetch([self._with_ahead(*span)])
+        data = os.pread(self._file.fileno(), end - self._position, self._position)
+        self._position = end
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._media.num_bytes}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._file.close()
+
+    def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
+        """From here on, zeros for (start, end) of what is in `bodies` and was not read yet; `heads` are read first."""
+        total = self._media.num_bytes
+        wanted = Spans((max(0, start), min(end, total)) for start, end in heads)
+        self._fetch([part for span in wanted.all() for part in self._there.missing(*span)])
+        self._left_out = Spans(bodies)
+
+    def leave_out_nothing(self) -> None:
+        """All bytes are the object's again."""
+        self._left_out = Spans()
+
+    def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
+        """More than was asked for: the longer a reader has gone straight on, the more."""
+        if start != self._last_end:
+            self._run_start = start
+        ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
+        most = min(self._media.num_bytes, max(end, start + ahead))
+        free = [span for part in self._there.missing(start, most) for span in self._left_out.missing(*part)]
+        return start, max(end, free[0][1])
+
+    def _fetch(self, spans: list[tuple[int, int]]) -> None:
+        """Read these into the local file, a bounded number of bytes at a time."""
+        batch: list[tuple[int, bytearray]] = []
+        size = 0
+        for start, end in spans:
+            for at in range(start, end, MOST_BYTES):
+                data = bytearray(min(end, at + MOST_BYTES) - at)
+                if size + len(data) > MOST_BYTES:
+                    self._read(batch)
+                    batch, size = [], 0
+                batch.append((at, data))
+                size += len(data)
+        self._read(batch)
+
+    def _read(self, batch: list[tuple[int, bytearray]]) -> None:
+        if not batch:
+            return
+        try:
+            with self._waiting(), self._media.reading():
+                self._media.read_ranges([(at, memoryview(data)) for at, data in batch])
+            for at, data in batch:
+                self._write(data, at)
+                self._there.add(at, at + len(data))
+                self._last_end = at + len(data)
+        except StreamvidError as error:
+            self.error = error
+            raise
+
+    def _write(self, data: bytearray, at: int) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                done = os.pwrite(self._file.fileno(), view, at)
+                view, at = view[done:], at + done
+        except OSError as error:
+            raise self._no_room(error) from error
+
+    def _no_room(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot keep what was read of {self._media.source} on a local disk: {error.strerror or error}; "
+            "give another work_dir (--work-dir)"
+        )

@@ -1,0 +1,1 @@
+"""How units of work run: worker processes, the staging folder, the destination."""

@@ -1,0 +1,216 @@
+"""An unfinished dataset: who works on it, what was found, what is built, what may have to go.
+
+All of it is in one folder on this machine. For a dataset in a bucket, what other machines and later runs must know is
+below `.staging/` of the bucket too: who builds, which files are whose, and the markers of finished shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
+from streamvid.errors import DatasetError, StorageError
+from streamvid.host.lock import locked
+from streamvid.sharder.work.destination import STAGING, Destination
+from streamvid.storage import LocalStore, Store
+
+CLIPS_FOLDER = "clips"
+MAX_NOTE_BYTES = 2**30
+_OWNERS = "owners"
+_NAMES = "files.json"
+_OVERWRITTEN = "overwritten"
+_READS_AT_ONCE = 16
+_logger = logging.getLogger(__name__)
+
+
+def put_note(store: Store, file: Path, data: bytes) -> None:
+    """Keep what a plan's folder is to hold: in the bucket first, where there is one, so that both have it or none."""
+    if not store.is_local:
+        store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
+    LocalStore(file.parent).put(file.name, data)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """What is unfinished of the dataset in `store`, in a locked folder: `lock_fd` keeps other sharders of this machine
+    out."""
+
+    store: Store
+    folder: Path
+    lock_fd: int
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "probes.jsonl"
+
+    @property
+    def encode_journal(self) -> Path:
+        return self.folder / "encodes.jsonl"
+
+    @property
+    def clips(self) -> Path:
+        """Where encoded clips wait for their shard."""
+        return self.folder / CLIPS_FOLDER
+
+    def plan_folder(self, plan_sha256: str) -> Path:
+        """Where one plan keeps its markers and temporary files."""
+        return self.folder / plan_sha256[:32]
+
+    def announce(self, build: dict[str, Any], plan_sha256: str = "") -> None:
+        """Say in the bucket what this machine builds there, then look who else does. Nothing for a local folder.
+
+        Machines that build the same write the same bytes, and need no lock between them. DatasetError where another
+        one builds something else, or did and was not finished: nobody can tell a dead machine from a slow one. Each
+        writes before it looks, so that of two that begin at once one is refused at least.
+        """
+        if self.store.is_local:
+            return
+        own = self._owner_path()
+        mine = {"build": json.dumps(build, sort_keys=True), "plan_sha256": plan_sha256, "host": socket.gethostname()}
+        self.store.put(own, json.dumps(mine).encode())
+        for path in [state.path for state in self.store.files(f"{STAGING}/{_OWNERS}")]:
+            other = {} if path == own else _owner(self.store, path)
+            plans = {plan_sha256, other.get("plan_sha256", "")} - {""}
+            if other and (other.get("build") != mine["build"] or len(plans) > 1):
+                self.store.remove(own)
+                raise DatasetError(
+                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has begun to "
+                    "and was not finished. Wait for it, run its command again, or, once none is at work, add --abandon "
+                    "(streamvid.sharder.abandon) to remove what is unfinished there"
+                )
+
+    def _owner_path(self) -> str:
+        """This folder's own: a build that goes on is the one that was begun."""
+        file = self.folder / "owner"
+        if not file.exists():
+            LocalStore(self.folder).put(file.name, uuid.uuid4().hex.encode())
+        return f"{STAGING}/{_OWNERS}/{file.read_text()}.json"
+
+    def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
+        """Remove what other plans left here, then name what this one may write. Gives the plan's folder."""
+        folder = self.plan_folder(plan_sha256)
+        for name in self._plan_names() - {folder.name}:
+            self._discard(name)
+        for torn in folder.glob("*.tmp"):
+            torn.unlink()
+        self.name_files(folder, paths)
+        return folder
+
+    def _plan_names(self) -> set[str]:
+        names = {entry.name for entry in self.folder.iterdir() if entry.is_dir() and entry != self.clips}
+        if not self.store.is_local:
+            found = (state.path.split("/") for state in self.store.files(STAGING))
+            names |= {parts[1] for parts in found if len(parts) > 2}
+        return names - {_OWNERS}
+
+    def name_files(self, folder: Path, paths: Iterable[str]) -> None:
+        """Keep which files of the dataset `folder` answers for, before the first of them is written."""
+        put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
+
+    def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
+        """Bring what other machines noted of a plan's finished shards into its folder."""
+        if self.store.is_local:
+            return
+        prefix = f"{STAGING}/{folder.name}"
+        there = {state.path for state in self.store.files(prefix) if state.num_bytes <= MAX_NOTE_BYTES}
+        names = [f"{stem}{suffix}" for stem in stems for suffix in (".packets", ".json")]
+        wanted = [name for name in names if f"{prefix}/{name}" in there and not (folder / name).exists()]
+        with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
+            for name, data in threads.map(lambda name: (name, self.store.read(f"{prefix}/{name}")), wanted):
+                LocalStore(folder).put(name, data)
+
+    def condemn(self, paths: Iterable[str]) -> None:
+        """Name an old dataset's files for removal, then remove its manifest: from here on it is gone."""
+        folder = self.folder / _OVERWRITTEN
+        folder.mkdir(exist_ok=True)
+        self.name_files(folder, paths)
+        self.store.remove(MANIFEST)
+
+    def _discard(self, name: str) -> None:
+        names: list[str] = []
+        data = _read_names(self.store, f"{STAGING}/{name}/{_NAMES}")
+        with contextlib.suppress(ValueError):  # killed before the names: nothing was written
+            names = [str(path) for path in json.loads(data)]
+        if names:
+            _logger.info("removing up to %d files that an earlier build with other input or options left", len(names))
+        _remove_all(self.store, names)
+        if not self.store.is_local:
+            notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
+            # The names last: as long as something is left, they say what.
+            _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder / name)
+
+    def abandon(self) -> None:
+        """Remove all that an unfinished build left; a sealed dataset stays."""
+        for name in self._plan_names():
+            self._discard(name)
+        self.remove()
+
+    def remove(self) -> None:
+        """Nothing that is unfinished is needed any more."""
+        if not self.store.is_local:
+            for folder in (*LARGE_FOLDERS, STAGING):
+                self.store.abort_uploads(folder)
+            notes = [state.path for state in self.store.files(STAGING)]
+            # An owner last: as long as something is left, the place is known as one of ours.
+            _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
+        shutil.rmtree(self.folder)
+
+
+@contextmanager
+def locked_staging(dest: Destination) -> Iterator[Staging]:
+    """The unfinished build at `dest`, begun where there is none. DatasetError while another sharder holds it.
+
+    The lock is the kernel's: it ends with the last process that holds it, however that ends. Workers of a sharder that
+    was just killed are waited for.
+    """
+    with locked(dest.folder, dest.url) as lock_fd:
+        yield Staging(dest.store, dest.folder, lock_fd)
+
+
+def _read_names(store: Store, path: str) -> bytes:
+    try:
+        return store.read(path) if store.size(path) is not None else b""
+    except StorageError:
+        if store.is_local:
+            return b""
+        raise
+
+
+def _owner(store: Store, path: str) -> dict[str, Any]:
+    """What another machine announced; nothing where it has just finished."""
+    try:
+        value = json.loads(store.read(path))
+    except ValueError:
+        value = None
+    except StorageError:
+        if store.size(path) is None:
+            return {}
+        raise
+    return value if isinstance(value, dict) else {"build": "", "host": "unknown"}
+
+
+def _remove_all(store: Store, paths: Sequence[str]) -> None:
+    if isinstance(store, LocalStore):
+        for path in paths:
+            store.remove(path)
+            with contextlib.suppress(OSError):
+                store.path(path).parent.rmdir()
+        return
+    # What comes last is removed last.
+    with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
+        list(threads.map(store.remove, paths[:-1]))
+    for path in paths[-1:]:
+        store.remove(path)

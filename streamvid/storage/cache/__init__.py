@@ -1,0 +1,1 @@
+"""The local disk cache for objects of remote stores."""

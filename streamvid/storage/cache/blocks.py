@@ -1,0 +1,380 @@
+"""Blocks of remote objects on a local disk, shared by the ranks of a node and by jobs.
+
+Nothing here is trusted for content: who reads proves the bytes by the index's checksums and calls `discard` for wrong
+ones. Nothing here is needed either: what the disk refuses is one line in the log, and the bytes come from the store.
+
+Locks are flock's: put the folder on a local disk. On NFS they work between the processes of one machine only where the
+mount has them (not `nolock`), and machines that share a folder count it anew again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from streamvid.errors import ConfigError, StorageError
+from streamvid.storage.cache.files import CacheFolder, Claim
+from streamvid.storage.wanted import is_wanted
+
+_log = logging.getLogger(__name__)
+
+BLOCK_BYTES = 8 * 2**20
+
+_MOST_FETCHED = 2.0  # times the bytes that were asked for, in a cache that is full
+_TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so that most hits write nothing
+_PAUSE_SECONDS = 60.0  # without writing, after the disk refused
+_NAME = re.compile("[0-9a-f]{64}")
+
+Ranges = Sequence[tuple[int, memoryview]]
+Fetch = Callable[[Ranges], None]
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What this process did since it began, and how full the folder is, by all processes.
+
+    hits, misses: blocks that reads needed, from the disk or from the store
+    evicted: blocks that this process removed to make room
+    num_bytes: of all files of the cache, at most max_bytes
+    """
+
+    hits: int
+    misses: int
+    bytes_from_cache: int
+    bytes_fetched: int
+    evicted: int
+    num_bytes: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class _Block:
+    """An aligned piece of an object, and which parts of it go where: (offset in the block, buffer)."""
+
+    offset: int
+    path: str
+    claim: Claim
+    pieces: list[tuple[int, memoryview]] = field(default_factory=list)
+
+    def whole(self) -> memoryview:
+        """Memory for all of it: the caller's own, where he asked for all of it."""
+        for start, buffer in self.pieces:
+            if start == 0 and len(buffer) == self.claim.size:
+                return buffer
+        return memoryview(bytearray(self.claim.size))
+
+
+@dataclass(slots=True)
+class _Process:
+    """What belongs to one process: a forked child starts anew, with locks that nobody holds."""
+
+    pid: int = field(default_factory=os.getpid)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_open: bool = False
+    was_open: bool = False
+    has_warned: bool = False
+    paused_until: float = 0.0
+    wrong: set[str] = field(default_factory=set)
+    hits: int = 0
+    misses: int = 0
+    bytes_from_cache: int = 0
+    bytes_fetched: int = 0
+    evicted: int = 0
+    recently_wanted: float = 0.0  # bytes, the older ones counting less
+    recently_fetched: float = 0.0
+
+
+class BlockCache:
+    """A byte-bounded folder of blocks. Nothing is opened or created before the first read.
+
+    Usable from many threads and in forked children; processes that are started otherwise make their own. Raises
+    ConfigError for a `max_bytes` smaller than a block, and at the first read for a folder that is not ours.
+
+    wait_seconds: how long a read waits for a block that another reader is fetching, before it fetches for itself.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
+        if max_bytes < BLOCK_BYTES:
+            raise ConfigError(
+                f"cache_bytes={max_bytes} is less than one block of {BLOCK_BYTES} bytes; "
+                "give at least that (a useful cache is some GB), or leave cache_dir out"
+            )
+        self._folder = CacheFolder(Path(folder).absolute(), max_bytes)
+        self._wait_seconds = wait_seconds
+        self._state = _Process()
+
+    def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
+        """Fill every buffer from its offset in the object.
+
+        name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size
+        fetch: fills whole blocks, or just what was asked for where nothing can be kept. Called once for what is
+            missing; a second time only for blocks that another reader was fetching and did not bring. Its errors pass.
+
+        Takes memory for each block that is missing and was not asked for as a whole.
+        """
+        blocks = self._blocks(name, num_bytes, ranges)
+        self._open()
+        missing = [block for block in blocks if not self._read(block)]
+        if not missing:
+            return
+        busy = self._bring(missing, fetch, self._try)
+        if busy:
+            deadline = time.monotonic() + self._wait_seconds
+            self._bring(busy, fetch, lambda block: self._wait(block, deadline))
+
+    def discard(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Forget the blocks that overlap (offset, num_bytes): their bytes were found wrong."""
+        _check_name(name)
+        numbers = {
+            number
+            for offset, size in ranges
+            for number in range(offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES))
+        }
+        paths = [self._folder.path(name, number) for number in sorted(numbers)]
+        self._open()
+        try:
+            kept = self._folder.forget(paths)
+        except OSError as error:
+            self._give_up(error)
+            kept = paths
+        self._process().wrong.update(path for path in kept if os.path.lexists(path))
+
+    def stats(self) -> CacheStats:
+        process = self._process()
+        with process.lock:
+            counts = (process.hits, process.misses, process.bytes_from_cache, process.bytes_fetched, process.evicted)
+        return CacheStats(*counts, self._folder.num_bytes(), self._folder.max_bytes)
+
+    def _process(self) -> _Process:
+        if self._state.pid != os.getpid():
+            self._state = _Process()
+        return self._state
+
+    def _open(self) -> None:
+        process = self._process()
+        if process.is_open or time.monotonic() < process.paused_until:
+            return
+        with process.lock:
+            if process.is_open:
+                return
+            try:
+                process.evicted += self._folder.open()
+                process.is_open = process.was_open = True
+            except ConfigError:
+                if not process.was_open:
+                    raise
+                process.paused_until = time.monotonic() + _PAUSE_SECONDS
+            except OSError as error:
+                self._give_up(error)
+
+    def _blocks(self, name: str, num_bytes: int, ranges: Ranges) -> list[_Block]:
+        _check_name(name)
+        found: dict[int, _Block] = {}
+        for offset, buffer in ranges:
+            end = offset + len(buffer)
+            if offset < 0 or end > num_bytes:
+                raise StorageError(
+                    f"bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes}: "
+                    "the index asks for what is not there; verify the dataset"
+                )
+            at = offset
+            while at < end:
+                number, start = divmod(at, BLOCK_BYTES)
+                block = found.get(number)
+                if block is None:
+                    path, first = self._folder.path(name, number), number * BLOCK_BYTES
+                    block = _Block(first, path, Claim(path, min(BLOCK_BYTES, num_bytes - first)))
+                    found[number] = block
+                stop = min(end, block.offset + BLOCK_BYTES)
+                block.pieces.append((start, buffer[at - offset : stop - offset]))
+                at = stop
+        return [found[number] for number in sorted(found)]
+
+    def _read(self, block: _Block) -> bool:
+        """Fill a block's pieces from its file; False where there is none, or not a whole one."""
+        process = self._process()
+        if block.path in process.wrong:
+            return False
+        try:
+            descriptor = os.open(block.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            return self._give_up(error)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size != block.claim.size or not stat.S_ISREG(status.st_mode):
+                return False
+            if not all(_fill(descriptor, start, buffer) for start, buffer in block.pieces):
+                return False
+            if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
+                with contextlib.suppress(OSError):  # a folder that can only be read is still good for hits
+                    os.utime(descriptor)
+        except OSError as error:
+            return self._give_up(error)
+        finally:
+            os.close(descriptor)
+        with process.lock:
+            num_bytes = sum(len(buffer) for _, buffer in block.pieces)
+            process.hits += 1
+            process.bytes_from_cache += num_bytes
+            self._count(num_bytes, 0)
+        return True
+
+    def _try(self, block: _Block) -> bool | None:
+        """Is the block there now? None: another is bringing it. False: it is not, and claimed if that is possible."""
+        if time.monotonic() < self._process().paused_until or self._is_wasted(block):
+            return False
+        try:
+            if not self._folder.claim(block.claim):
+                return None
+        except OSError as error:
+            return self._give_up(error)
+        if not self._read(block):
+            return False
+        self._folder.release([block.claim])
+        return True
+
+    def _is_wasted(self, block: _Block) -> bool:
+        """Whether bringing all of a block for a part of it would do more harm than good: in a cache too small for a
+        window of the shuffle, blocks go before their other parts are asked for."""
+        process = self._process()
+        if not process.evicted or sum(len(buffer) for _, buffer in block.pieces) >= block.claim.size:
+            return False
+        return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
+
+    def _count(self, wanted: int, fetched: int) -> None:
+        """Under the process' lock."""
+        process = self._process()
+        process.recently_wanted += wanted
+        process.recently_fetched += fetched
+        if process.recently_wanted + process.recently_fetched > 2 * self._folder.max_bytes:
+            process.recently_wanted /= 2
+            process.recently_fetched /= 2
+
+    def _wait(self, block: _Block, deadline: float) -> bool:
+        """As `_try`, but what another brings is waited for; once the time is over the block is not there."""
+        delay = 0.001
+        while not self._read(block):
+            got = self._try(block)
+            if got is not None:
+                return got
+            if time.monotonic() >= deadline:
+                return False
+            if not is_wanted():
+                raise StorageError(f"{block.path}: nobody waits for it any more")
+            time.sleep(delay)
+            delay = min(delay * 1.5, 0.02)
+        return True
+
+    def _bring(self, blocks: list[_Block], fetch: Fetch, get: Callable[[_Block], bool | None]) -> list[_Block]:
+        """Get each block, or fetch it; those are left, and returned, that others are bringing.
+
+        Nobody waits for a lock in one order while holding another in the other: the first round never waits, and the
+        second takes its locks by rising numbers.
+        """
+        missing: list[_Block] = []
+        busy: list[_Block] = []
+        try:
+            for block in blocks:
+                got = get(block)
+                if got is None:
+                    busy.append(block)
+                elif not got:
+                    missing.append(block)
+            if missing:
+                self._fetch(missing, self._reserve(missing), fetch)
+        finally:
+            self._folder.release([block.claim for block in blocks])
+        return busy
+
+    def _reserve(self, missing: list[_Block]) -> set[str]:
+        """The paths of the claimed blocks that there is room for; the others' claims are given back."""
+        process = self._process()
+        claims = [block.claim for block in missing if block.claim.descriptor >= 0]
+        kept: list[Claim] = []
+        if claims:
+            try:
+                kept, evicted = self._folder.reserve(claims)
+                with process.lock:
+                    process.evicted += evicted
+            except OSError as error:
+                self._give_up(error)
+        paths = {claim.path for claim in kept}
+        self._folder.release([claim for claim in claims if claim.path not in paths])
+        return paths
+
+    def _fetch(self, missing: list[_Block], kept: set[str], fetch: Fetch) -> None:
+        process = self._process()
+        asked: list[tuple[int, memoryview]] = []
+        whole: list[tuple[_Block, memoryview]] = []
+        for block in missing:
+            if block.path in kept:
+                whole.append((block, block.whole()))
+                asked.append((block.offset, whole[-1][1]))
+            else:
+                asked += [(block.offset + start, buffer) for start, buffer in block.pieces]
+        fetch(asked)
+        with process.lock:
+            process.misses += len(missing)
+            num_fetched = sum(len(buffer) for _, buffer in asked)
+            process.bytes_fetched += num_fetched
+            self._count(sum(len(buffer) for block in missing for _, buffer in block.pieces), num_fetched)
+        for block, memory in whole:
+            for start, buffer in block.pieces:
+                if buffer is not memory:
+                    buffer[:] = memory[start : start + len(buffer)]
+        if whole:
+            self._keep(whole)
+
+    def _keep(self, whole: list[tuple[_Block, memoryview]]) -> None:
+        try:
+            for block, memory in whole:
+                done = 0
+                while done < len(memory):
+                    done += os.pwrite(block.claim.descriptor, memory[done:], done)
+            self._folder.commit([block.claim for block, _ in whole])
+        except OSError as error:
+            self._give_up(error)
+        else:
+            self._process().wrong.difference_update(block.path for block, _ in whole)
+
+    def _give_up(self, error: OSError) -> Literal[False]:
+        """Go on without the disk for a while; said once, as it would be said for every sample."""
+        process = self._process()
+        process.is_open = False
+        process.paused_until = time.monotonic() + _PAUSE_SECONDS
+        if not process.has_warned:
+            process.has_warned = True
+            _log.warning(
+                "the cache in %s cannot be used (%s); reads go to the store, and it is tried again every %.0f s. "
+                "Free disk space, mend its permissions, or choose another cache_dir",
+                self._folder.folder,
+                error,
+                _PAUSE_SECONDS,
+            )
+        return False
+
+
+def _fill(descriptor: int, start: int, buffer: memoryview) -> bool:
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(descriptor, [buffer[done:] if done else buffer], start + done)
+        if count == 0:
+            return False
+        done += count
+    return True
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise StorageError(f"object name {name[:80]!r} is no SHA-256 of 64 hex digits; verify the dataset")

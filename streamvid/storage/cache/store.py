@@ -1,0 +1,93 @@
+"""A store whose files are kept on the local disk as they are read, by their content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from streamvid.storage.cache.blocks import BlockCache
+from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats
+
+Content = tuple[str, int]
+"""(SHA-256 as hex, bytes) of a whole file: what the cache knows it by."""
+
+
+def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
+    """`store.read_ranges` of a file whose content is known, from the cache if there is one; `is_again`: what came of
+    these ranges before was wrong."""
+    if not isinstance(store, CachedStore):
+        store.read_ranges(path, ranges)
+        return
+    if is_again:
+        store.cache.discard(content[0], [(offset, len(buffer)) for offset, buffer in ranges])
+    store.read_content(path, content, ranges)
+
+
+class CachedStore:
+    """`store`, read by way of `cache` where the content of a file is known; what the cache has may be wrong, and is to
+    be proved as what a store gives is. Without that it only passes on.
+
+    known: of files by path.
+    """
+
+    is_local = False
+
+    def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
+        self._store, self.cache, self._known = store, cache, known
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def state(self, path: str) -> FileState | None:
+        return self._store.state(path)
+
+    def size(self, path: str) -> int | None:
+        # What is in the cache may be asked for where the store is far, or gone: its content says its size.
+        return self._known[path][1] if path in self._known else self._store.size(path)
+
+    def read(self, path: str) -> bytes:
+        if path not in self._known:
+            return self._store.read(path)
+        data = bytearray(self._known[path][1])
+        self.read_ranges(path, [(0, memoryview(data))])
+        return bytes(data)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        self.read_ranges(path, [(offset, buffer)])
+
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
+        if version or path not in self._known:
+            self._store.read_ranges(path, ranges, version)
+        else:
+            self.read_content(path, self._known[path], ranges)
+
+    def read_content(self, path: str, content: Content, ranges: Ranges) -> None:
+        """`read_ranges` of a file whose content is known to whoever reads it."""
+        try:
+            self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
+        except ShortFileError:  # a block that is not whole is not kept, but what was asked for may be there
+            self._store.read_ranges(path, ranges)
+
+    def forget(self, path: str) -> None:
+        if path in self._known:
+            self.cache.discard(self._known[path][0], [(0, self._known[path][1])])
+
+    def files(self, folder: str = "") -> Iterator[FileState]:
+        return self._store.files(folder)
+
+    def put(self, path: str, data: bytes | Path) -> None:
+        self._store.put(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        return self._store.create(path, data)
+
+    def remove(self, path: str) -> None:
+        self._store.remove(path)
+
+    def abort_uploads(self, folder: str = "") -> int:
+        return self._store.abort_uploads(folder)
+
+    def stats(self) -> StoreStats:
+        return self._store.stats()

@@ -1,0 +1,371 @@
+"""S3 and what speaks like it. s3fs finds keys and endpoint, writes and lists; reads are signed here and sent by
+http_get.py, which costs a tenth of the time that a request through a whole client takes; through a proxy by botocore's
+HTTP session.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from streamvid.storage.options import StorageOptions
+from streamvid.storage.s3.errors import connection_error, error_of_body, error_of_client
+from streamvid.storage.s3.http import Connections
+from streamvid.storage.store import FileState
+from streamvid.storage.transport import Body, RequestError
+
+_PART_BYTES = 32 * 2**20
+_SIGNATURE_SECONDS = 300.0  # a server takes one for 15 minutes; its clock may differ from ours
+_SIGNATURES_KEPT = 4096
+_RENEWED_SECONDS = 1.0
+_EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
+
+
+class S3Transport:
+    """Requests to one bucket. Made in the process that uses it; nothing is connected before the first request."""
+
+    part_bytes = _PART_BYTES
+
+    def __init__(self, bucket: str, options: StorageOptions) -> None:
+        self._bucket, self._options = bucket, options
+        self._lock = threading.Lock()
+        self._made: tuple[Any, _Signer] | None = None
+        self._made_at = 0.0
+        self._sender: Callable[[str, Mapping[str, str]], Any] | None = None
+
+    # Reading.
+
+    def state(self, key: str) -> FileState:
+        # By a read of one byte, because the answer to HEAD has no text that says what is wrong.
+        response = self._send(key, {"Range": "bytes=0-0"})
+        is_whole = False
+        try:
+            status, headers = response.status_code, response.headers
+            total = headers.get("Content-Range", "").rpartition("/")[2]
+            if status == 416:  # the only object without a first byte; not every server says its size
+                return FileState(key, 0, _version(headers))
+            if status == 206 and total.isdigit():
+                self._read_some(response, memoryview(bytearray(1)))
+                is_whole = True
+                return FileState(key, int(total), _version(headers))
+            if status == 200:  # an empty object, or a server that knows no ranges
+                return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
+            refused = self._refused(response)
+        finally:
+            _let_go(response, is_whole)
+        if refused.is_denied and not self._is_listed(key, refused):
+            raise RequestError("there is no such object", is_absent=True)
+        raise refused
+
+    def _is_listed(self, key: str, refused: RequestError) -> bool:
+        # Who may list a prefix alone, which is no condition that a read can meet, is not told of what is not there.
+        try:
+            found = self._call("list_objects_v2", Prefix=key, MaxKeys=1).get("Contents", ())
+        except RequestError:
+            raise refused from None
+        return any(item["Key"] == key for item in found)
+
+    def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
+        headers = {"Range": f"bytes={start}-{start + num_bytes - 1}"}
+        if version:
+            headers["If-Match"] = f'"{version}"'
+        response = self._send(key, headers)
+        is_whole = False
+        try:
+            self._check_range(response, start, num_bytes)
+            data = bytearray(num_bytes)
+            left = memoryview(data)
+            while left and is_wanted():
+                left = left[self._read_some(response, left) :]
+            is_whole = not left
+            return Body(data, _version(response.headers))
+        finally:
+            _let_go(response, is_whole)
+
+    def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
+        status, headers = response.status_code, response.headers
+        if status == 416:
+            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have", is_short=True)
+        if status == 200:
+            raise RequestError("the server gives the whole object where a part of it is asked for; it is no S3 server")
+        if status != 206:
+            raise self._refused(response)
+        said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+        if said != f"{start}-{start + num_bytes - 1}":
+            if total.isdigit() and int(total) < start + num_bytes:
+                raise RequestError(
+                    f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", is_short=True
+                )
+            raise RequestError("the server sent other bytes than were asked for", may_pass=True)
+
+    def _read_some(self, response: Any, view: memoryview) -> int:
+        try:
+            num_bytes: int = response.raw.readinto(view)
+        except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may hold
+            raise connection_error(error, "while its bytes came") from None
+        if not num_bytes:
+            raise RequestError("the answer ended early", may_pass=True)
+        return num_bytes
+
+    def _refused(self, response: Any) -> RequestError:
+        try:
+            text = response.raw.read(65536).decode("utf-8", "replace")
+        except Exception as error:  # noqa: BLE001 - as above
+            return connection_error(error, "while an error came")
+        return error_of_body(response.status_code, text, response.headers, self._options)
+
+    def _send(self, key: str, headers: Mapping[str, str]) -> Any:
+        _, signer = self._client()
+        url, signed = signer.headers(key)
+        try:
+            if self._sender is None:
+                self._sender = _sender(url, self._options)
+            return self._sender(url, {**signed, **headers})
+        except Exception as error:  # noqa: BLE001 - as above
+            parts = urlsplit(url)
+            raise connection_error(error, f"at {parts.scheme}://{parts.netloc}") from None
+
+    # The client: keys, endpoint, and all that is rare.
+
+    def _client(self) -> tuple[Any, _Signer]:
+        made = self._made
+        if made is None:
+            with self._lock:
+                if self._made is None:
+                    try:
+                        filesystem = _filesystem(self._options)
+                        self._made_at = time.monotonic()
+                        self._made = filesystem, _Signer.of(filesystem, self._bucket, self._options)
+                    except Exception as error:  # noqa: BLE001 - s3fs raises what any of its parts does
+                        raise error_of_client(error, self._options) from None
+                made = self._made
+        return made
+
+    def renew(self) -> None:
+        # Without waiting: whoever has the lock is looking for keys now, and that may take a while.
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may hear of it at once
+                    self._made = None
+            finally:
+                self._lock.release()
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        filesystem, _ = self._client()
+        try:
+            return filesystem.call_s3(method, Bucket=self._bucket, **arguments)
+        except Exception as error:  # noqa: BLE001 - as above
+            raise error_of_client(error, self._options) from None
+
+    def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
+        condition = {"IfNoneMatch": "*"} if if_absent else {}
+        try:
+            self._call("put_object", Key=key, Body=data, ContentMD5=_md5(data), **condition)
+        except RequestError as error:
+            if not if_absent or not error.is_unknown:
+                raise
+            # The store knows no such condition: look, then put. Two who do so at once both think that they were first.
+            try:
+                self.state(key)
+            except RequestError as absent:
+                if not absent.is_absent:
+                    raise
+                self.put(key, data)
+            else:
+                raise RequestError("there is one already", is_taken=True) from None
+
+    def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
+        token = {"ContinuationToken": following} if following else {}
+        page = self._call("list_objects_v2", Prefix=prefix, **token)
+        files = [
+            # Without a version where it is empty: a look at one tells none.
+            FileState(found["Key"], int(found["Size"]), _version(found) if found["Size"] else "")
+            for found in page.get("Contents", ())
+        ]
+        return files, page["NextContinuationToken"] if page.get("IsTruncated") else ""
+
+    def remove(self, key: str) -> None:
+        self._call("delete_object", Key=key)
+
+    def begin_parts(self, key: str) -> str:
+        return str(self._call("create_multipart_upload", Key=key)["UploadId"])
+
+    def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
+        answer = self._call(
+            "upload_part", Key=key, UploadId=upload, PartNumber=number, Body=data, ContentMD5=_md5(data)
+        )
+        return str(answer["ETag"])
+
+    def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+        self._call("complete_multipart_upload", Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+
+    def abort_parts(self, key: str, upload: str) -> None:
+        try:
+            self._call("abort_multipart_upload", Key=key, UploadId=upload)
+        except RequestError as error:
+            if not error.is_absent:
+                raise
+
+    def uploads(self, prefix: str) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        following: dict[str, str] = {}
+        while True:
+            page = self._call("list_multipart_uploads", Prefix=prefix, **following)
+            found += [(upload["Key"], upload["UploadId"]) for upload in page.get("Uploads", ())]
+            if not page.get("IsTruncated"):
+                return found
+            following = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+class _Signer:
+    """URLs and signed headers of a bucket's objects. A signature covers neither range nor condition, and is used again
+    for the same object."""
+
+    def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
+        self._base, self._auth, self._extra = base, auth, extra
+        self._kept: dict[str, tuple[float, dict[str, str]]] = {}
+
+    @classmethod
+    def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
+        """Raises what s3fs and botocore raise where there are no keys."""
+        from botocore.auth import S3SigV4Auth
+        from fsspec.asyn import sync
+
+        known = "streamvid"
+        parts = urlsplit(filesystem.url(f"{bucket}/{known}", expires=60))
+        base = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(known)}"
+        extra = {"x-amz-request-payer": "requester"} if options.requester_pays else {}
+        if options.anon:
+            return cls(base, None, extra)
+
+        async def keys() -> Any:
+            found = await filesystem.session.get_credentials()
+            return await found.get_frozen_credentials()
+
+        found = sync(filesystem.loop, keys)
+        _check_key(found.access_key, "access key", "AWS_ACCESS_KEY_ID")
+        _check_key(found.token or "", "session token", "AWS_SESSION_TOKEN")
+
+        region = options.region or filesystem.s3.meta.region_name or "us-east-1"
+        region = "us-east-1" if region == "aws-global" else region
+        return cls(base, S3SigV4Auth(found, "s3", region), extra)
+
+    def headers(self, key: str) -> tuple[str, dict[str, str]]:
+        """(URL, headers) of a GET of an object."""
+        from botocore.awsrequest import AWSRequest
+
+        url = self._base + quote(key, safe="/~")
+        if self._auth is None:
+            return url, dict(self._extra)
+        now = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is None or kept[0] < now:
+            request = AWSRequest("GET", url, headers={**self._extra, "x-amz-content-sha256": _EMPTY_SHA256})
+            self._auth.add_auth(request)
+            if len(self._kept) >= _SIGNATURES_KEPT:
+                self._kept.clear()
+            kept = self._kept[key] = (now + _SIGNATURE_SECONDS, dict(request.headers.items()))
+        return url, kept[1]
+
+
+def _filesystem(options: StorageOptions) -> Any:
+    import s3fs
+
+    config: dict[str, Any] = {
+        # One try: trying again is ours.
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": options.connect_seconds,
+        "read_timeout": max(30.0, options.stall_seconds),  # a server may think for long about a large part
+        # Checksums of newer SDKs are unknown to older servers; ours is Content-MD5.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "http_session_cls": _session_class(),
+    }
+    if not options.anon:
+        config["signature_version"] = "s3v4"
+    client = {} if options.region is None else {"region_name": options.region}
+    filesystem = s3fs.S3FileSystem(
+        anon=options.anon,
+        profile=options.profile,
+        endpoint_url=options.endpoint_url,
+        requester_pays=options.requester_pays,
+        client_kwargs=client,
+        config_kwargs=config,
+        skip_instance_cache=True,
+        use_listings_cache=False,
+    )
+    filesystem.retries = 1
+    filesystem.connect()
+    return filesystem
+
+
+def _session_class() -> Any:
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
+        """aiohttp by itself sends a PUT again whose connection broke: a create that worked would look taken."""
+
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return session
+
+    return OneTrySession
+
+
+def _check_key(value: str, name: str, variable: str) -> None:
+    if not all("!" <= character <= "~" for character in value):
+        raise RequestError(
+            f"the {name} has characters that no key has, as a line break or a blank", hint=f"Look at {variable}"
+        )
+
+
+def _let_go(response: Any, is_whole: bool) -> None:
+    """The connection may serve another request if all of the answer was read."""
+    if is_whole:
+        response.raw.release_conn()
+    else:
+        response.raw.close()
+
+
+def _version(headers: Mapping[str, str]) -> str:
+    tag = headers.get("ETag", "")
+    return "" if tag.startswith("W/") else tag.strip('"')  # a weak one compares with nothing
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
+    """What sends GETs to the server of `url`: by connections of our own, or through the proxy of the environment."""
+    from botocore.awsrequest import AWSPreparedRequest
+    from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
+    from botocore.utils import get_environ_proxies
+
+    certificates = os.environ.get("AWS_CA_BUNDLE") or True
+
+    def tls() -> ssl.SSLContext:
+        context: ssl.SSLContext = create_urllib3_context()
+        context.load_verify_locations(get_cert_path(certificates))
+        context.verify_mode, context.check_hostname = ssl.CERT_REQUIRED, True
+        return context
+
+    proxies = get_environ_proxies(url)
+    if not proxies:
+        return Connections(url, tls, options.connect_seconds, options.stall_seconds).get
+    session = URLLib3Session(
+        timeout=(options.connect_seconds, options.stall_seconds),
+        max_pool_connections=options.max_requests,
+        proxies=proxies,
+        verify=certificates,
+    )
+    return lambda url, headers: session.send(AWSPreparedRequest("GET", url, headers, None, True))

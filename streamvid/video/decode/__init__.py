@@ -1,0 +1,1 @@
+"""Decoding of chosen frames: from files, and from clips with a packet index."""

@@ -1,0 +1,193 @@
+"""Chosen frames of a video file, by their timestamps, into the caller's memory.
+
+The way for every file: its container is opened and its packets are read through once. Clips whose packets are in a
+dataset's index take the shorter way of stored.py, with equal frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamvid.errors import ConfigError, DecodeError, ProbeError
+from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.decode.convert import FrameConverter, PictureColor
+from streamvid.video.decode.window import can_skip, decode_window, repeat_frames
+from streamvid.video.frame_format import read_frame_format
+from streamvid.video.limits import LIMITS, Limits
+from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.picture import Accuracy, PictureFormat
+from streamvid.video.stream_info import set_reorder_depth
+from streamvid.video.transform import Crop, Transform
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+Choose: TypeAlias = Callable[[PacketTable], Sequence[int]]
+
+
+def decode_into(
+    source: Source,
+    start: int,
+    out: NDArray[np.uint8],
+    *,
+    num_frames: int | None = None,
+    stride: int = 1,
+    accuracy: Accuracy = "exact",
+    limits: Limits = LIMITS,
+) -> None:
+    """Decode len(out) frames, in presentation order from frame number `start`, every stride-th, into `out`.
+
+    source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
+    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1; frames are scaled to cover (H, W) and centre-cropped
+    (`Transform.cover`), turned upright, RGB. accuracy: as in PictureFormat.
+    num_frames: how many frames the video is known to have, None to not check it.
+
+    Raises DecodeError if the source has other frames than promised or one does not decode (then what `out` holds is
+    undefined), ConfigError if `start`, `stride` or `out` cannot be. Damage that a codec has no means to notice (VP9,
+    AV1 and HEVC have few) comes out as damaged pixels: checksums are the guard against that. One thread; nothing is
+    kept between calls.
+    """
+    _check_arguments(start, stride, out)
+    picture = PictureFormat(out.shape[1], out.shape[2], accuracy=accuracy)
+    pictures = out.reshape(len(out), -1)
+    decode_pictures(source, start, pictures, picture, num_frames=num_frames, stride=stride, limits=limits)
+
+
+def decode_pictures(
+    source: Source,
+    start: int,
+    out: NDArray[np.uint8],
+    picture: PictureFormat,
+    *,
+    num_frames: int | None = None,
+    stride: int = 1,
+    limits: Limits = LIMITS,
+    choose: Choose | None = None,
+    crop: Crop | None = None,
+) -> PictureColor:
+    """`decode_into` for pictures of any format, one a row of `out` (T, picture.num_bytes); the colours they have.
+
+    choose: says of the packets which frames are wanted, in place of start and stride: ascending numbers, len(out) of
+    them, that may repeat. crop: None: the largest, from the middle.
+    """
+    try:
+        with open_video(source, limits) as video:
+            table = read_packets(video)
+            _check_length(table, num_frames)
+            numbers = range(start, start + len(out) * stride, stride) if choose is None else choose(table)
+            return _decode_window(video, table, numbers, out, picture, crop)
+    except ProbeError as error:
+        raise DecodeError(str(error)) from error
+
+
+def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
+    if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
+        raise ConfigError(f"out is {out.dtype} of shape {out.shape}, it must be uint8 of shape (T, H, W, 3), not empty")
+    if not (out.flags.c_contiguous and out.flags.writeable):
+        raise ConfigError("out must be C-contiguous and writeable")
+    if start < 0:
+        raise ConfigError(f"start is {start}, it must be 0 or more")
+    if stride < 1:
+        raise ConfigError(f"stride is {stride}, it must be 1 or more: every stride-th frame is taken")
+
+
+def _check_length(table: PacketTable, num_frames: int | None) -> None:
+    if num_frames is not None and num_frames != len(table.timestamps):
+        raise DecodeError(f"the video has {len(table.timestamps)} frames, {num_frames} were promised")
+
+
+def _decode_window(
+    video: VideoFile,
+    table: PacketTable,
+    numbers: Sequence[int],
+    out: NDArray[np.uint8],
+    picture: PictureFormat,
+    crop: Crop | None,
+) -> PictureColor:
+    start = numbers[0]
+    if numbers[-1] >= len(table.timestamps):
+        raise DecodeError(f"frames {start} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
+    problem: DecodeError | None = None
+    try:
+        for key_time, key_ordinal in table.decode_starts(start, numbers[-1]):
+            try:
+                return _decode_from(video, table, (key_time, key_ordinal), numbers, out, picture, crop)
+            except DecodeError as error:
+                problem = problem or error
+            except ProbeError as error:
+                problem = problem or DecodeError(str(error))
+        raise problem or DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
+    finally:
+        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
+        del problem
+
+
+def _decode_from(
+    video: VideoFile,
+    table: PacketTable,
+    key: tuple[int, int],
+    numbers: Sequence[int],
+    out: NDArray[np.uint8],
+    picture: PictureFormat,
+    crop: Crop | None,
+) -> PictureColor:
+    """One attempt at the frames, from a key packet (timestamp, ordinal) on."""
+    packets = _packets_from(video, table, key[1])
+    decoder = video.decoder
+    set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
+    converters: list[FrameConverter] = []
+
+    def take(frame: VideoFrame, slot: int) -> None:
+        if not converters:
+            frame_format = read_frame_format(video, frame)
+            transform = Transform.cover(frame_format, picture.height, picture.width, crop)
+            converters.append(FrameConverter(frame, frame_format, transform, picture))
+        converters[0].convert(frame, out[slot])
+
+    slots = {number: slot for slot, number in reversed(list(enumerate(numbers)))}  # of a frame that repeats the first
+    ordinals = {table.ordinals[number] for number in slots}
+    decode_window(
+        decoder,
+        ((packet, ordinal in ordinals) for ordinal, packet in packets),
+        {table.timestamps[number]: slot for number, slot in slots.items()},
+        take,
+        key_time=key[0],
+        numbers=numbers,
+        may_skip=can_skip(video.codec_name, decoder.extradata or b""),
+    )
+    if len(slots) < len(out):
+        repeat_frames(out, sorted(slots.values()))
+    return converters[0].color
+
+
+def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
+    """(ordinal, packet) from the given one on: seeks where that is trusted and proves right, else reads on to it."""
+    if video.is_exact:
+        with ffmpeg_errors("the file cannot be sought in"):
+            video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
+        packets = each_packet(video)
+        first = next(packets, None)
+        if first is not None and _row(first) == table.rows[ordinal]:
+            return chain([(ordinal, first)], _recognised(packets, table, ordinal + 1))
+    video.reopen()
+    return (found for found in _recognised(each_packet(video), table, 0) if found[0] >= ordinal)
+
+
+def _recognised(
+    packets: Iterator[Packet[VideoStream]], table: PacketTable, first: int
+) -> Iterator[tuple[int, Packet[VideoStream]]]:
+    for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
+        if _row(packet) != row:
+            raise DecodeError(f"packet {number} of the video is another one when read again: the source changed")
+        yield number, packet
+
+
+def _row(packet: Packet[VideoStream]) -> tuple[int | None, int | None, int]:
+    return packet.pts, packet.pos, packet.size

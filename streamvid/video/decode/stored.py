@@ -1,0 +1,145 @@
+"""Chosen frames of an indexed clip out of its packets, with decoders that stay open from clip to clip.
+
+Nothing is opened and nothing is looked for: what the container says is in the index. Decoders, scalers and their
+pictures are kept by stream, so that in steady state no memory is taken anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.decode.convert import FrameConverter, PictureColor
+from streamvid.video.decode.window import can_skip, decode_window, repeat_frames
+from streamvid.video.frame_format import FrameFormat, frame_format_of
+from streamvid.video.limits import STORED_LIMITS, Limits
+from streamvid.video.picture import PictureFormat
+from streamvid.video.stream_info import StreamInfo, begin_decoding, open_decoder
+from streamvid.video.transform import Crop, Transform
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+
+# Of one frame of each kept decoder, together: one decoder of 1080p has some 40 MiB of pictures, and to open it anew
+# takes a hundredth of what a window costs.
+_KEPT_PIXELS = 1920 * 1088
+_KEPT_DECODERS = 32
+
+
+class StoredDecoder:
+    """Decodes windows of indexed clips; keeps the decoders used last. One thread at a time."""
+
+    def __init__(self, limits: Limits = STORED_LIMITS) -> None:
+        self._limits = limits
+        self._open: OrderedDict[tuple[StreamInfo, int], _OpenDecoder] = OrderedDict()
+
+    def decode(
+        self,
+        info: StreamInfo,
+        packets: NDArray[np.int64],
+        data: memoryview,
+        key_time: int,
+        out: NDArray[np.uint8],
+        picture: PictureFormat,
+        *,
+        numbers: Sequence[int] | None = None,
+        crop: Crop | None = None,
+        num_threads: int = 1,
+    ) -> PictureColor:
+        """Decode the frames of a PacketWindow, one a row of `out` (T, picture.num_bytes); the colours they have.
+
+        packets, key_time: of the window; data: its byte range. A row that no packet is for shows the frame before it.
+        numbers: of the frames in the clip, for messages. crop: None: the largest, from the middle.
+        Raises DecodeError where a frame does not decode.
+        """
+        decoder = self._open.pop((info, num_threads), None)
+        if decoder is None:
+            num_pixels = info.coded_width * info.coded_height * num_threads
+            self._make_room(num_pixels)  # before it takes memory of its own
+            decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
+        try:
+            color = decoder.decode(packets, data, key_time, out, picture, numbers, crop)
+        except ProbeError as error:
+            raise DecodeError(str(error)) from error
+        # After an error nothing is known of its state, so that one is not kept.
+        self._open[info, num_threads] = decoder
+        return color
+
+    def _make_room(self, num_pixels: int) -> None:
+        kept = self._open
+        while kept and (
+            len(kept) >= _KEPT_DECODERS or num_pixels + sum(one.num_pixels for one in kept.values()) > _KEPT_PIXELS
+        ):
+            kept.popitem(last=False)
+
+
+class _OpenDecoder:
+    def __init__(self, info: StreamInfo, num_threads: int, num_pixels: int, limits: Limits) -> None:
+        self.num_pixels, self._info = num_pixels, info
+        self._decoder: VideoCodecContext = open_decoder(info, limits, num_threads)
+        self._may_skip = can_skip(info.codec, info.extradata)
+        self._converters: dict[tuple[FrameFormat, PictureFormat], FrameConverter] = {}
+
+    def decode(
+        self,
+        packets: NDArray[np.int64],
+        data: memoryview,
+        key_time: int,
+        out: NDArray[np.uint8],
+        picture: PictureFormat,
+        numbers: Sequence[int] | None,
+        crop: Crop | None,
+    ) -> PictureColor:
+        begin_decoding(self._decoder, self._info)
+        found: list[FrameConverter] = []
+
+        def take(frame: VideoFrame, slot: int) -> None:
+            if not found:
+                found.append(self._converter(frame, picture, crop))
+            found[0].convert(frame, out[slot])
+
+        wanted = packets[packets[:, 3] >= 0]
+        decode_window(
+            self._decoder,
+            _packets(packets, data),
+            dict(zip(wanted[:, 0].tolist(), wanted[:, 3].tolist(), strict=True)),
+            take,
+            key_time=key_time,
+            numbers=numbers,
+            may_skip=self._may_skip,
+        )
+        self._decoder.flush_buffers()
+        if len(wanted) < len(out):
+            repeat_frames(out, sorted(wanted[:, 3].tolist()))
+        return found[0].color
+
+    def _converter(self, frame: VideoFrame, picture: PictureFormat, crop: Crop | None) -> FrameConverter:
+        found = frame_format_of(self._info, frame)
+        if crop is not None:  # hardly ever the same again
+            return FrameConverter(frame, found, Transform.cover(found, picture.height, picture.width, crop), picture)
+        converter = self._converters.get((found, picture))
+        if converter is None:
+            if len(self._converters) >= _KEPT_DECODERS:
+                self._converters.clear()
+            transform = Transform.cover(found, picture.height, picture.width)
+            converter = self._converters[found, picture] = FrameConverter(frame, found, transform, picture)
+        return converter
+
+
+def _packets(packets: NDArray[np.int64], data: memoryview) -> Iterator[tuple[Packet[Any], bool]]:
+    from av.packet import Packet
+
+    for time, offset, size, slot in packets.tolist():
+        # A copy: decoders read a little beyond a packet's end, and threads of theirs may hold it for longer.
+        # Packet(data) would be none.
+        packet: Packet[Any] = Packet(size)
+        packet.update(cast("bytes", data[offset : offset + size]))
+        packet.pts = time
+        yield packet, slot >= 0

@@ -1,0 +1,1 @@
+"""Encoding of bucket-native clips and images, verified frame by frame."""

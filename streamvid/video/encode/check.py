@@ -1,0 +1,155 @@
+"""Proof of a written clip: what decodes of it, how far it is from what was encoded, and whether its file says so.
+
+Quality is measured while packets come out of the encoder, so that only the pictures under way are held. The finished
+file is then read as any reader would, and must give the same pictures, at the exact times, with the promised key
+frames and colours.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from fractions import Fraction
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.container import ffmpeg_errors, open_video
+from streamvid.video.encode.cover import ColorTags
+from streamvid.video.encode.profiles import Encoding
+from streamvid.video.encode.timeline import Timeline
+from streamvid.video.limits import Limits
+from streamvid.video.packets import PacketTable, each_packet, read_packets
+
+if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
+
+#: What a clip without any error is said to have.
+LOSSLESS_PSNR = 100.0
+
+
+def psnr(square_error: int, num_values: int) -> float:
+    """Decibels of a sum of square errors over so many 8-bit values; LOSSLESS_PSNR at most."""
+    if not square_error:
+        return LOSSLESS_PSNR
+    return min(LOSSLESS_PSNR, 10 * math.log10(255**2 * num_values / square_error))
+
+
+class QualityMeter:
+    """Decodes packets as they come and compares each picture's luma with the one that was encoded."""
+
+    def __init__(self, decoder_name: str, header: bytes, height: int, width: int) -> None:
+        self._decoder = _make_decoder(decoder_name, header, height, width)
+        self._pending: dict[int, NDArray[np.uint8]] = {}
+        self._square_error = self._num_values = 0
+        self.checksums: list[int] = []
+
+    def expect(self, number: int, picture: VideoFrame) -> None:
+        """The picture that frame `number` is to be."""
+        self._pending[number] = _luma(picture).copy()
+
+    def take(self, number: int, packet: bytes) -> None:
+        """A packet, which shows frame `number`. DecodeError if it decodes to another, or to damage."""
+        import av
+
+        data = cast("Packet[VideoStream]", av.Packet(packet))
+        data.pts = data.dts = number
+        self._compare(data)
+
+    def finish(self) -> float:
+        """PSNR of all luma in decibels, once no packet is left."""
+        self._compare(None)
+        if self._pending:
+            raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip: report this")
+        return psnr(self._square_error, self._num_values)
+
+    def _compare(self, packet: Packet[VideoStream] | None) -> None:
+        try:
+            with ffmpeg_errors("the clip that was encoded does not decode"):
+                frames = self._decoder.decode(packet)
+        except ProbeError as error:
+            raise DecodeError(str(error)) from error
+        for frame in frames:
+            wanted = self._pending.pop(len(self.checksums), None)
+            if frame.is_corrupt or frame.pts != len(self.checksums) or wanted is None:
+                raise DecodeError(f"frame {len(self.checksums)} of the clip that was encoded does not decode")
+            differences = np.subtract(_luma(frame), wanted, dtype=np.int16)
+            self._square_error += int(np.square(differences, dtype=np.int32).sum(dtype=np.int64))
+            self._num_values += differences.size
+            self.checksums.append(picture_checksum(frame))
+
+
+def check_clip(
+    data: bytes, encoding: Encoding, timeline: Timeline, tags: ColorTags, checksums: list[int], limits: Limits
+) -> None:
+    """DecodeError unless the file `data` holds exactly these pictures, times, key frames and colours."""
+    try:
+        with open_video(data, limits) as video:
+            table = read_packets(video)
+            _check_table(table, encoding, timeline)
+            video.reopen()
+            number = 0
+            with ffmpeg_errors("it does not decode"):
+                packets = [*each_packet(video), None]
+                for frame in (frame for packet in packets for frame in video.decoder.decode(packet)):
+                    _check_frame(frame, number, table, tags, checksums)
+                    number += 1
+            if number != len(checksums):
+                raise DecodeError(f"{number} of its {len(checksums)} frames decode")
+    except (DecodeError, ProbeError) as error:
+        raise DecodeError(f"the clip that was written is not what was encoded: {error}") from error
+
+
+def picture_checksum(frame: VideoFrame) -> int:
+    """CRC-32 of a picture's planes, without the padding of their rows."""
+    checksum = 0
+    for number in range(len(frame.planes)):
+        checksum = zlib.crc32(_rows(frame, number).tobytes(), checksum)
+    return checksum
+
+
+def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> None:
+    times = [Fraction(time) * table.time_base for time in table.timestamps]
+    if times != [tick * timeline.time_base for tick in timeline.ticks]:
+        raise DecodeError(f"its {len(times)} frames do not have the times of the source's {len(timeline.ticks)}")
+    wanted = tuple(range(0, len(times), encoding.gop))
+    if table.keyframes != wanted:
+        raise DecodeError(f"its key frames are {table.keyframes[:8]}, they must be every {encoding.gop} frames")
+
+
+def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:
+    if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
+        raise DecodeError(f"frame {number} is another picture")
+    if frame.pts != table.timestamps[number]:
+        raise DecodeError(f"frame {number} comes out at {frame.pts}, its packet says {table.timestamps[number]}")
+    found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
+    if found != tags:
+        raise DecodeError(f"frame {number} has the colours {found}, they must be {tags}")
+
+
+def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCodecContext:
+    import av
+    from av.codec.context import ThreadType
+
+    decoder = cast("VideoCodecContext", av.CodecContext.create(name, "r"))
+    decoder.thread_count, decoder.thread_type = 1, ThreadType(0)
+    decoder.width, decoder.height = width, height
+    if header:
+        decoder.extradata = header
+    return decoder
+
+
+def _luma(frame: VideoFrame) -> NDArray[np.uint8]:
+    return _rows(frame, 0)
+
+
+def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:
+    """The bytes of a plane of an 8-bit picture, (rows, bytes)."""
+    plane = frame.planes[number]
+    num_bytes = plane.width * (frame.format.padded_bits_per_pixel // 8 if len(frame.planes) == 1 else 1)
+    return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, :num_bytes]

@@ -1,0 +1,51 @@
+"""Batches as the loader makes them, of made-up pixels: for tests of what is done with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.loader.batch.batch import Batch, Layout
+from streamvid.recipes.small import SmallTraining
+from streamvid.recipes.text_encoder import pad_states
+
+
+def make_batch(
+    size: tuple[int, int, int] = (5, 16, 24),
+    text: tuple[str, ...] = ("a red bike", ""),
+    layout: Layout = "BCTHW",
+    seed: int = 0,
+) -> Batch:
+    pixels = torch.randint(
+        0, 256, (len(text), 3, *size), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    fields: dict[str, Any] = {
+        "video": pixels.permute(["BCTHW".index(axis) for axis in layout]).contiguous(),
+        "text": list(text),
+        "sample_keys": [f"{seed}-{row}" for row in range(len(text))],
+        "bucket": Bucket(*size),
+        "fps": torch.full((len(text),), 24.0),
+        "is_repeat": torch.zeros(len(text), dtype=torch.bool),
+        "loss_weight": 1.0,
+        "sample_seeds": [1000 * seed + row for row in range(len(text))],
+        "layout": layout,
+    }
+    return Batch(fields)
+
+
+def encoded(module: SmallTraining, batch: Batch) -> Batch:
+    """The batch with what `encode` makes of it, as the trainer adds it."""
+    made = module.encode(batch)
+    states, mask = pad_states(made["text_states"])  # type: ignore[arg-type]
+    return batch.with_fields({"latents": made["latents"], "text_states": states, "text_states_mask": mask})
+
+
+def wake(module: nn.Module) -> None:
+    """No zeros any more, so that everything in the module has a say."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)

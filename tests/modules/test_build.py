@@ -1,0 +1,251 @@
+"""The training module from its configuration: factories, what trains, dtypes, modes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules.build import build_module, call_factory, import_object, train_mode
+from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from tests.modules import modules
+
+BUILD = "tests.modules.modules:build"
+
+
+def make(
+    lora: LoraConfig | None = None, recompute: RecomputeConfig | None = None, task: str = "sft", **fields: Any
+) -> nn.Module:
+    options = {name: fields.pop(name) for name in ("seed", "dtype_of_frozen") if name in fields}
+    config = ModelConfig(**{"factory": BUILD, **fields})
+    return build_module(config, lora, recompute or RecomputeConfig(), task=task, **{"seed": 0, **options})
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_the_same_seed_gives_the_same_module_and_global_randomness_is_left_alone() -> None:
+    torch.manual_seed(77)
+    np.random.seed(77)
+    before = torch.get_rng_state()
+    first, again, other = make(seed=3), make(seed=3), make(seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
+    differ = [not torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True)]
+    assert all(same)
+    assert any(differ)
+
+
+def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
+    """Split training has the losses of one stage: what trains may not depend on what else the factory made."""
+    lora = LoraConfig(base_model="dit", target_modules="q,v", rank=4)
+    one, split = make(lora, trainable=()), make(lora, trainable=(), task="sft:train")
+    assert split.autoencoder is None
+    with_encoder = state(one)
+    for name, tensor in state(split).items():
+        assert torch.equal(tensor, with_encoder[name]), name
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("no_such_package.train:build", "no module 'no_such_package'"),
+        ("tests.modules.no_such:build", "no module 'tests.modules.no_such'"),
+        ("tests.modules.modules:bulid", "has no 'bulid'; nearest: build"),
+        ("tests.modules.modules:THREE", "is a int, which cannot be called"),
+        ("tests.modules.modules:no_module", "gave a int; it has to give a torch.nn.Module"),
+    ],
+)
+def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(factory=factory)
+
+
+def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
+    lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b, where no file is"):
+        make(lora, factory="no_such_package:build")
+    with pytest.raises(ConfigError, match="c.safetensors is not there"):
+        make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")
+
+
+def test_arguments_that_a_factory_does_not_take_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"does not take the arguments given: got an unexpected keyword .*'width'"):
+        make(args={"width": 3})
+
+
+def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken_training_a.py").write_text("import no_such_library_x\n")
+    (tmp_path / "broken_training_b.py").write_text("width = 3 / 0\n")
+    with pytest.raises(ConfigError, match="broken_training_a fails as it is imported: No module named 'no_such_lib"):
+        import_object("broken_training_a:build")
+    with pytest.raises(ConfigError, match="broken_training_b fails as it is imported: ZeroDivisionError"):
+        import_object("broken_training_b:build")
+
+
+def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "import torch\nclass Own:\n    @staticmethod\n    def build(width):\n        return torch.nn.Linear(width, 1)\n"
+    )
+    (tmp_path / "train_of_this_test.py").write_text(text)
+    assert call_factory("train_of_this_test:Own.build", 3).in_features == 3
+
+
+def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:
+    """Row 21: dotted names; nothing else changes, buffers of frozen norms included."""
+    module = make(trainable=("dit.blocks.1", "refiner.0.bias"))
+    before = state(module)
+    modules.train(train_mode(module))
+    with torch.no_grad():
+        module(modules.clip())
+    changed = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    wanted = {name for name in before if name.startswith("dit.blocks.1.")} | {"refiner.0.bias"}
+    assert changed == wanted
+
+
+def test_without_names_all_but_the_encoders_trains_as_the_factory_left_it() -> None:
+    module = make()
+    trains = {name.partition(".")[0] for name, p in module.named_parameters() if p.requires_grad}
+    assert trains == {"dit", "refiner"}
+    assert not module.autoencoder.norm.training
+    assert module.dit.blocks[0].dropout.training
+
+
+def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
+    module = make(trainable=("dit.blocks.1",))
+    module.train()
+    train_mode(module)
+    assert not module.autoencoder.training
+    assert not module.refiner.training
+    assert not module.dit.blocks[0].dropout.training
+    assert module.dit.blocks[1].dropout.training
+    assert module.dit.training
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"trainable": ("dit.block",)}, "'dit.block', which has no parameters here; nearest: dit.blocks"),
+        ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
+        ({"trainable": ()}, "nothing trains; name it in model.trainable or lora.base_model: dit, refiner, autoencoder"),
+    ],
+)
+def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(**fields)
+
+
+def test_what_trains_is_float32_and_large_frozen_layers_as_asked() -> None:
+    lora = LoraConfig(base_model="dit", target_modules="q")
+    module = make(lora, trainable=("refiner",), dtype_of_frozen=torch.bfloat16)
+    large = {id(p) for part in module.modules() if isinstance(part, nn.Linear | nn.Conv3d) for p in part.parameters()}
+    for name, parameter in module.named_parameters():
+        is_half = id(parameter) in large and not parameter.requires_grad
+        assert parameter.dtype == (torch.bfloat16 if is_half else torch.float32), name
+    as_made = make(lora, trainable=("refiner",))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = module(modules.batch())
+        loss.backward()
+        assert torch.equal(loss, as_made(modules.batch()))  # autocast computes with bfloat16 weights anyway
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters() if p.requires_grad)
+
+
+def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> None:
+    """Row 22."""
+    lora = LoraConfig(base_model="dit", target_modules="q,k", rank=2)
+    module = make(lora, trainable=("refiner", "dit.head"))
+    before = state(module)
+    modules.train(module)
+    changed = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    adapters = {name for name in before if "lora_" in name}
+    assert len(adapters) == 2 * 2 * 2
+    full = {name for name in before if name.startswith(("refiner.", "dit.head."))}
+    assert changed == adapters | full
+
+
+@pytest.mark.parametrize(
+    ("base", "trainable", "said"),
+    [
+        ("dit", ("dit",), "'dit' and lora.base_model is 'dit': adapters are for frozen weights"),
+        ("dit", ("dit.blocks.0",), "would train whole and by adapters"),
+        ("autoencoder", (), "an encoder, which runs without gradients"),
+        ("unet", (), "base_model is 'unet', which the training module has not; allowed: dit, refiner, autoencoder"),
+        ("", (), "base_model is ''"),
+    ],
+)
+def test_adapters_where_none_can_be_are_refused(base: str, trainable: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make(LoraConfig(base_model=base, target_modules="q" if base == "dit" else ""), trainable=trainable)
+
+
+def test_encoding_trains_nothing_and_needs_no_model_but_encoders() -> None:
+    module = make(LoraConfig(base_model="dit", target_modules="q"), task="sft:data_process", trainable=("dit",))
+    assert not any(p.requires_grad for p in module.parameters())
+    assert not any(part.training for part in module.modules())
+    assert not any("lora_" in name for name in module.state_dict())
+
+
+def test_a_meta_module_has_only_what_files_gave_and_the_tables_it_computed(tmp_path: Path) -> None:
+    """Row 42: no memory for weights that files replace."""
+    whole = make()
+    save_file(whole.dit.state_dict(), tmp_path / "dit.safetensors")
+    save_file(whole.refiner.state_dict(), tmp_path / "refiner.safetensors")
+    paths = (str(tmp_path / "refiner.safetensors"), str(tmp_path / "dit.safetensors"))
+    module = make(init="meta", paths=paths, task="sft:train", seed=5)
+    assert not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
+    assert torch.equal(module.dit.positions, whole.dit.positions)
+    assert torch.equal(module(modules.batch()), whole(modules.batch()))
+    with pytest.raises(ConfigError, match=r"init is 'meta' and no weight file has refiner.0.weight, .*factory fill"):
+        make(init="meta", paths=paths[1:], task="sft:train")
+
+
+def test_what_a_meta_factory_makes_on_the_cpu_itself_stays(tmp_path: Path) -> None:
+    """An encoder from a package brings its weights along: none of its files are named."""
+    factory = "tests.modules.modules:build_with_its_encoder"
+    save_file(make().dit.state_dict(), tmp_path / "dit.safetensors")
+    save_file(make().refiner.state_dict(), tmp_path / "refiner.safetensors")
+    paths = (str(tmp_path / "refiner.safetensors"), str(tmp_path / "dit.safetensors"))
+    module, whole = make(factory=factory, init="meta", paths=paths), make(factory=factory)
+    for name, tensor in module.autoencoder.state_dict().items():
+        assert torch.equal(tensor, whole.autoencoder.state_dict()[name])
+    assert not any(parameter.is_meta for parameter in module.parameters())
+
+
+def test_all_of_it_together_trains(tmp_path: Path) -> None:
+    """Weights from files, adapters, frozen ones in 8 bits, recomputed blocks, beside a model that trains whole."""
+    whole = make(seed=1)
+    save_file(whole.dit.state_dict(), tmp_path / "dit.safetensors")
+    module = make(
+        LoraConfig(base_model="dit", target_modules="q,k,v,o,ffn.0,ffn.2", rank=4),
+        RecomputeConfig(blocks=("Block",)),
+        paths=(str(tmp_path / "dit.safetensors"),),
+        trainable=("refiner",),
+        fp8=(str(tmp_path / "dit.safetensors"), "autoencoder"),
+    )
+    before = state(module)
+    losses = [module(modules.batch()).item(), *modules.train(module, 12), module(modules.batch()).item()]
+    assert losses[-1] < losses[0]
+    moved = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("task", ["sft", "sft:data_process"])
+def test_an_encoder_named_by_its_file_is_in_8_bits_where_it_only_encodes_too(tmp_path: Path, task: str) -> None:
+    path = str(tmp_path / "autoencoder.safetensors")
+    save_file(make(seed=1).autoencoder.state_dict(), path)
+    by_path = make(task=task, paths=(path,), fp8=(path,))
+    by_name = make(task=task, paths=(path,), fp8=("autoencoder",))
+    assert any(name.endswith("_fp8") for name in by_path.autoencoder.state_dict())
+    assert by_path.autoencoder.state_dict().keys() == by_name.autoencoder.state_dict().keys()

@@ -1,0 +1,236 @@
+"""Adapters: which layers, what they compute, and that files of them are what plain peft writes and reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules import lora, weights
+from streamvid.modules.config import LoraConfig
+from tests.modules import modules
+
+TARGETS = ("q", "k", "v", "o", "ffn.0", "ffn.2")
+
+
+def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object) -> nn.Module:
+    """A training module whose denoiser has adapters, that do something if `trained`."""
+    torch.manual_seed(seed)
+    module = modules.build(dim=dim, task="sft:train")
+    config = LoraConfig(**{"base_model": "dit", "target_modules": TARGETS, "rank": 4, **fields})
+    lora.inject(module, config)
+    if trained:
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if lora.is_adapter(name):
+                    parameter.normal_(std=0.1)
+    return module
+
+
+def save(module: nn.Module, path: Path) -> Path:
+    (file,) = [file for file in weights.files(module) if file.metadata]
+    save_file(file.tensors, path, metadata=file.metadata)
+    return path
+
+
+def output(module: nn.Module) -> Tensor:
+    with torch.no_grad():
+        batch = modules.batch()
+        return module.dit(batch["latents"], batch["times"])
+
+
+def test_base_and_adapter_equal_the_merged_weights() -> None:
+    """Row 29; alpha is not the rank here, so that the scale counts."""
+    module = adapted(alpha=6.0)
+    plain = modules.build(task="sft:train")
+    own = module.dit.state_dict()
+    for name, parameter in plain.dit.named_parameters():
+        layer = name.removesuffix(".weight")
+        merged = own.get(
+            name, own.get(f"{layer}.base_layer.weight", own.get(name.replace(".bias", ".base_layer.bias")))
+        )
+        if f"{layer}.lora_A.default.weight" in own:
+            merged = merged + 6.0 / 4 * own[f"{layer}.lora_B.default.weight"] @ own[f"{layer}.lora_A.default.weight"]
+        parameter.data = merged
+    assert torch.allclose(output(module), output(plain), atol=1e-5)
+    assert not torch.allclose(output(module), output(adapted(trained=False)), atol=1e-3)
+
+
+def test_a_preset_fused_equals_base_and_adapter(tmp_path: Path) -> None:
+    """Row 32."""
+    module = adapted(alpha=6.0)
+    path = save(module, tmp_path / "preset.safetensors")
+    torch.manual_seed(0)
+    fused = modules.build(task="sft:train")
+    before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
+    assert lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit")) == 2 * len(TARGETS)
+    assert torch.allclose(output(fused), output(module), atol=1e-5)
+    changed = {name for name, tensor in fused.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if any(name.endswith(f".{end}.weight") for end in TARGETS)}
+
+
+def test_a_preset_of_a_convolution_is_fused_as_peft_computes_it(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    holder = nn.ModuleDict({"model": nn.Sequential(nn.Conv3d(3, 5, (1, 3, 3), padding="same"), nn.SiLU())})
+    plain = nn.ModuleDict({"model": nn.Sequential(nn.Conv3d(3, 5, (1, 3, 3), padding="same"), nn.SiLU())})
+    plain.load_state_dict(holder.state_dict())
+    lora.inject(holder, LoraConfig(base_model="model", target_modules="0", rank=2))
+    nn.init.normal_(holder["model"][0].lora_B["default"].weight)
+    path = save(holder, tmp_path / "preset.safetensors")
+    lora.fuse_preset(plain, LoraConfig(preset_path=path, preset_model="model"))
+    x = torch.randn(2, 3, 2, 6, 6)
+    with torch.no_grad():
+        assert torch.allclose(plain["model"](x), holder["model"](x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "without its other half"),
+        ({"blocks.9.attention.q.lora_A.weight": (2, 16), "blocks.9.attention.q.lora_B.weight": (16, 2)}, "of no layer"),
+        ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "adapters are of another model"),
+        ({"embed.weight": (2, 16)}, "has no lora_A and lora_B"),
+    ],
+)
+def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, tuple[int, ...]], said: str) -> None:
+    save_file({name: torch.zeros(shape) for name, shape in state.items()}, tmp_path / "p.safetensors")
+    with pytest.raises(ConfigError, match=said):
+        lora.fuse_preset(modules.build(), LoraConfig(preset_path=tmp_path / "p.safetensors", preset_model="dit"))
+
+
+def test_saved_keys_load_in_plain_peft(tmp_path: Path) -> None:
+    """Keys have neither ".default." nor a prefix; rank, alpha and layers are in the metadata."""
+    import peft
+
+    module = adapted(alpha=6.0)
+    path = save(module, tmp_path / "lora.safetensors")
+    with safe_open(str(path), framework="pt") as file:
+        said = file.metadata()
+    state = load_file(path)
+    assert {name.rpartition(".lora_")[2] for name in state} == {"A.weight", "B.weight"}
+    config = peft.LoraConfig(
+        r=int(said["rank"]), lora_alpha=float(said["alpha"]), target_modules=json.loads(said["target_modules"])
+    )
+    torch.manual_seed(0)
+    theirs = modules.build(task="sft:train")
+    peft.inject_adapter_in_model(config, theirs.dit)
+    loaded = peft.set_peft_model_state_dict(theirs.dit, state)
+    assert not loaded.unexpected_keys
+    assert not any("lora_" in name for name in loaded.missing_keys)
+    assert torch.equal(output(theirs), output(module))
+
+
+def test_saved_keys_load_as_a_folder_of_peft(tmp_path: Path) -> None:
+    import peft
+
+    module = adapted(target_modules="q,v")
+    file = weights.files(module)[-1]
+    torch.manual_seed(0)
+    theirs = modules.build(task="sft:train")
+    config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=json.loads(file.metadata["target_modules"]))
+    config.save_pretrained(str(tmp_path))
+    prefixed = {f"base_model.model.{name}": tensor for name, tensor in file.tensors.items()}
+    save_file(prefixed, tmp_path / "adapter_model.safetensors")
+    theirs.dit = peft.PeftModel.from_pretrained(theirs.dit, str(tmp_path))
+    assert torch.equal(output(theirs), output(module))
+
+
+@pytest.mark.parametrize("prefix", ["", "dit.", "pipe.dit.", "base_model.model."])
+@pytest.mark.parametrize("middle", [".", ".default."])
+def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: str, middle: str) -> None:
+    """Row 31."""
+    module = adapted(target_modules="q,v")
+    state = lora.adapter_state(module)
+    renamed = {prefix + name.replace(".weight", f"{middle}weight"): tensor for name, tensor in state.items()}
+    save_file(renamed, tmp_path / "lora.safetensors")
+    again = adapted(trained=False, target_modules="q,v", checkpoint=tmp_path / "lora.safetensors")
+    assert torch.equal(output(again), output(module))
+
+
+def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:
+    path = save(adapted(target_modules="q,v"), tmp_path / "lora.safetensors")
+    with pytest.raises(
+        ConfigError, match=r"no adapters for blocks.0.attention.k.lora_A.weight.*for what gets none: noth"
+    ):
+        adapted(target_modules="q,k,v", checkpoint=path)
+    with pytest.raises(ConfigError, match=r"for nothing; and has for what gets none: blocks.0.attention.v.lora_A"):
+        adapted(target_modules="q", checkpoint=path)
+    with pytest.raises(ConfigError, match=r"lora_A.weight is \(4, 16\), here \(8, 16\); rank is 8"):
+        adapted(target_modules="q,v", rank=8, alpha=4, checkpoint=path)
+    with pytest.raises(ConfigError, match=r"alpha is 8, but .* has 4.0: set lora.alpha=4.0"):
+        adapted(target_modules="q,v", alpha=8, checkpoint=path)
+    with pytest.raises(ConfigError, match="where no file is"):
+        adapted(checkpoint=tmp_path / "nothing.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "layers"),
+    [
+        ("q", ["blocks.0.attention.q", "blocks.1.attention.q"]),
+        ("attention.q, head", ["blocks.0.attention.q", "blocks.1.attention.q", "head"]),
+        (("0.ffn.2",), ["blocks.0.ffn.2"]),
+        ("regex:blocks\\.1\\.attention\\.[qk]", ["blocks.1.attention.q", "blocks.1.attention.k"]),
+    ],
+)
+def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str, ...], layers: list[str]) -> None:
+    """A single name is one too, where peft would take it for an expression."""
+    base = modules.build().dit
+    assert list(lora.choose_targets(base, wanted)) == layers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("to_q", "'to_q', with which no name ends; allowed: ends of names, as 0, 2, embed, head, k"),
+        ("q,w", "'w', with which no name ends"),
+        ("regex:q", "'q' matches no whole name"),
+        ("regex:(", "which is none"),
+        ("ffn", r"takes in blocks.0.ffn \(Sequential\), blocks.1.ffn \(Sequential\)"),
+    ],
+)
+def test_names_of_no_layer_are_refused(wanted: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        lora.choose_targets(modules.build().dit, wanted)
+
+
+def test_layers_that_attention_uses_without_their_forward_are_refused() -> None:
+    layer = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "out": nn.Linear(8, 8)})
+    with pytest.raises(ConfigError, match="attention.out_proj"):
+        lora.choose_targets(layer, "out_proj")
+
+
+def test_layers_are_chosen_by_size_within_blocks_and_the_choice_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Row 30."""
+    small = modules.build(dim=16, depth=2).dit
+    inside = [name for name, part in small.named_modules() if isinstance(part, nn.Linear) and "blocks." in name]
+    assert list(lora.choose_targets(small, "")) == inside
+    mixed = modules.build(dim=16, depth=2).dit
+    mixed.blocks[1].attention.k = nn.Linear(512, 600)
+    mixed.blocks[1].attention.v = nn.Linear(511, 600)
+    assert list(lora.choose_targets(mixed, "")) == ["blocks.1.attention.k"]
+    with pytest.raises(ConfigError, match="no linear layer stands in a list of blocks"):
+        lora.choose_targets(modules.build(depth=1).dit, "")
+    with caplog.at_level(logging.INFO):
+        adapted(target_modules="")
+    assert "12 layers of dit (chosen, as target_modules is empty): blocks.*.attention.q, blocks" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_are_float32_and_start_as_nothing(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = modules.build(task="sft:train").to(dtype)
+    batch = {name: tensor.to(dtype) for name, tensor in modules.batch().items()}
+    with torch.no_grad():
+        before = module.dit(batch["latents"], batch["times"])
+        lora.inject(module, LoraConfig(base_model="dit", target_modules=TARGETS, rank=4, dropout=0.5))
+        assert torch.equal(module.dit(batch["latents"], batch["times"]), before)
+    named = dict(module.dit.named_parameters())
+    assert all(p.dtype == torch.float32 for name, p in named.items() if lora.is_adapter(name))
+    assert {name for name, p in named.items() if p.requires_grad} == {name for name in named if lora.is_adapter(name)}

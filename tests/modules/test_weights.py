@@ -1,0 +1,465 @@
+"""Weight files: found and proved before anything loads, given to the model that they fit, and written to be read again."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError
+from streamvid.modules import lora, weights
+from streamvid.modules.config import LoraConfig, ModelConfig
+from tests.modules import modules
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*weights.ROOT_VARIABLES, "DIFFSYNTH_SKIP_DOWNLOAD", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(**fields: Any) -> ModelConfig:
+    return ModelConfig(factory="tests.modules.modules:build", **fields)
+
+
+def made(seed: int, **arguments: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return modules.build(**arguments)
+
+
+def shards(state: State, folder: Path, count: int) -> list[str]:
+    """The tensors spread over `count` files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for place in range(count):
+        path = folder / f"model-{place + 1:05}-of-{count:05}.safetensors"
+        save_file(dict(list(state.items())[place::count]), path)
+        paths.append(str(path))
+    return paths
+
+
+def load(module: nn.Module, may_lack: tuple[str, ...] | None = (), **fields: Any) -> dict[str, str]:
+    model = config(**fields)
+    return weights.load(module, weights.resolve(model), model, may_lack=may_lack)
+
+
+def differing(one: State, other: State) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def test_files_go_to_the_children_that_they_fit_shards_and_pickles_too(tmp_path: Path) -> None:
+    """Row 14: nested lists; the rest of the module stays as it was made."""
+    source, module = made(1), made(2)
+    torch.save(source.autoencoder.state_dict(), tmp_path / "vae.pth")
+    dit = shards(source.dit.state_dict(), tmp_path / "dit", 3)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    went = load(module, paths=(str(tmp_path / "vae.pth"), tuple(dit)))
+    assert went == {str(tmp_path / "vae.pth"): "autoencoder", **dict.fromkeys(dit, "dit")}
+    assert not differing(module.dit.state_dict(), source.dit.state_dict())
+    assert not differing(module.autoencoder.state_dict(), source.autoencoder.state_dict())
+    assert not differing(module.refiner.state_dict(), made(2).refiner.state_dict())
+    assert differing(module.state_dict(), before) >= set(before) - {n for n in before if "norm" in n or "refiner" in n}
+
+
+@pytest.mark.parametrize("prefix", ["", "dit.", "pipe.dit.", "model.", "module."])
+def test_keys_may_have_a_prefix(tmp_path: Path, prefix: str) -> None:
+    source, module = made(1), made(2)
+    state = {prefix + name: tensor for name, tensor in source.dit.state_dict().items()}
+    save_file(state, tmp_path / "a.safetensors")
+    assert load(module, paths=(str(tmp_path / "a.safetensors"),)) == {str(tmp_path / "a.safetensors"): "dit"}
+    assert not differing(module.dit.state_dict(), source.dit.state_dict())
+    again = made(3)
+    load(again, paths=(str(tmp_path / "a.safetensors"),), allow_missing=True, allow_unexpected=True)
+    assert not differing(again.dit.state_dict(), source.dit.state_dict())
+    assert not differing(again.refiner.state_dict(), made(3).refiner.state_dict())
+
+
+def test_a_file_may_be_of_the_whole_module(tmp_path: Path) -> None:
+    source, module = made(1), made(2)
+    torch.save({"state_dict": source.state_dict(), "step": 3}, tmp_path / "all.ckpt")
+    assert load(module, paths=(str(tmp_path / "all.ckpt"),)) == {str(tmp_path / "all.ckpt"): ""}
+    assert not differing(module.state_dict(), source.state_dict())
+
+
+def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.pth").touch()
+    save_file(made(0).dit.state_dict(), tmp_path / "whole.safetensors")
+    whole = (tmp_path / "whole.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    bad = [tmp_path / name for name in ("no.safetensors", "no-*.pth", "folder", "empty.pth", "cut.safetensors")]
+    origins = "org/model:*.bin,no-colon"
+    with pytest.raises(ConfigError) as raised:
+        weights.resolve(config(paths=(*map(str, bad), ()), id_with_origin_paths=origins, root=tmp_path / "root"))
+    said = str(raised.value)
+    for path in bad:
+        assert str(path) in said
+    assert "is not there" in said
+    assert "matches no file" in said
+    assert "folder/*.safetensors" in said
+    assert "no whole safetensors file" in said
+    assert "an empty list" in said
+    assert f"'org/model:*.bin' matches no file below {tmp_path / 'root' / 'org/model'}" in said
+    assert "'no-colon' of id_with_origin_paths is not of the form id:glob" in said
+
+
+def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 15 and 16; the root is the field's, else the environment's, else ./models."""
+    source = made(1)
+    for root in ("field", "streamvid", "diffsynth", "models"):
+        shards(source.dit.state_dict(), tmp_path / root / "org" / "video:1.3B", 2)
+    torch.save(source.refiner.state_dict(), tmp_path / "refiner.pth")
+    origins = " org/video:1.3B:model-*.safetensors , "
+    monkeypatch.chdir(tmp_path)
+
+    def root_of(**fields: Any) -> Path:
+        sources = weights.resolve(
+            config(id_with_origin_paths=origins, paths=(str(tmp_path / "refiner.pth"),), **fields)
+        )
+        assert [len(source.files) for source in sources] == [1, 2]
+        return sources[1].files[0].parents[2]
+
+    assert root_of() == Path("models")
+    monkeypatch.setenv("DIFFSYNTH_MODEL_BASE_PATH", str(tmp_path / "diffsynth"))
+    assert root_of() == tmp_path / "diffsynth"
+    monkeypatch.setenv("STREAMVID_MODEL_ROOT", str(tmp_path / "streamvid"))
+    assert root_of() == tmp_path / "streamvid"
+    assert root_of(root=tmp_path / "field") == tmp_path / "field"
+    module = made(2)
+    went = load(module, id_with_origin_paths=origins, paths=(str(tmp_path / "refiner.pth"),))
+    assert set(went.values()) == {"dit", "refiner"}
+    assert not differing(module.dit.state_dict(), source.dit.state_dict())
+
+
+def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, module = made(1), made(2), made(3)
+    save_file(first.dit.state_dict(), tmp_path / "a.safetensors")
+    save_file(second.dit.state_dict(), tmp_path / "b.safetensors")
+    a, b = str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
+    assert len(weights.resolve(config(paths=(a, a)))) == 1
+    load(module, paths=(a, a, b))
+    assert not differing(module.dit.state_dict(), first.dit.state_dict())
+    assert "a.safetensors is named twice; the first counts" in caplog.text
+    assert f"dit has weights from {a} already; left out: {b}" in caplog.text
+
+
+def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(tmp_path: Path) -> None:
+    state = made(1).dit.state_dict()
+    del state["head.bias"]
+    state |= {f"extra.{number}": torch.zeros(1) for number in range(8)}
+    save_file(state, tmp_path / "a.safetensors")
+    path = str(tmp_path / "a.safetensors")
+    module = made(2)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for fields in ({}, {"allow_missing": True}, {"allow_unexpected": True}):
+        with pytest.raises(ConfigError) as raised:
+            load(module, paths=(path,), **fields)
+        said = str(raised.value)
+        assert "nearest is dit" in said
+        assert ("missing: dit.head.bias" in said) == ("allow_missing" not in fields)
+        assert ("extra.4, … (8 in all)" in said) == ("allow_unexpected" not in fields)
+    assert not differing(module.state_dict(), before)
+    load(module, paths=(path,), allow_missing=True, allow_unexpected=True)
+    assert differing(module.dit.state_dict(), made(1).dit.state_dict()) == {"head.bias"}
+
+
+def test_shards_that_are_listed_as_models_are_told_to_belong_together(tmp_path: Path) -> None:
+    paths = shards(made(1).dit.state_dict(), tmp_path, 2)
+    with pytest.raises(ConfigError, match="if it is one of several shards, put them in one list"):
+        load(made(2), paths=tuple(paths))
+    with pytest.raises(ConfigError, match="both have the key"):
+        load(made(2), paths=((paths[0], paths[1], str(shards(made(1).dit.state_dict(), tmp_path / "b", 1)[0])),))
+
+
+def test_a_model_of_another_size_is_refused_with_its_shapes(tmp_path: Path) -> None:
+    save_file(made(1, dim=24).dit.state_dict(), tmp_path / "a.safetensors")
+    for may_lack in ((), ("autoencoder",)):
+        module = made(2, task="sft:train" if may_lack else "sft")
+        with pytest.raises(
+            ConfigError, match=r"of another shape: .*dit.blocks.0.attention.k.bias 16 here and 24 there"
+        ):
+            load(module, may_lack, paths=(str(tmp_path / "a.safetensors"),))
+    with pytest.raises(ConfigError, match="fits no model; nearest is refiner"):
+        load(made(2), paths={"refiner": str(tmp_path / "a.safetensors")})
+
+
+def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    source, module = modules.Pair(), modules.Pair()
+    save_file(source.teacher.state_dict(), tmp_path / "a.safetensors")
+    path = str(tmp_path / "a.safetensors")
+    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); say whose it is"):
+        load(module, paths=(path,))
+    load(module, paths={"teacher": path})
+    assert not differing(module.teacher.state_dict(), source.teacher.state_dict())
+    assert differing(module.student.state_dict(), source.teacher.state_dict())
+    load(module, paths={"student": path, "teacher": path})
+    assert not differing(module.student.state_dict(), source.teacher.state_dict())
+    save_file({f"teacher.{n}": t for n, t in source.student.state_dict().items()}, tmp_path / "b.safetensors")
+    assert set(load(module, paths=(str(tmp_path / "b.safetensors"),)).values()) == {"teacher"}
+    with pytest.raises(ConfigError, match="is for 'tutor', which the training module has not; allowed: student, teach"):
+        load(module, paths={"tutor": path})
+
+
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_a_shared_weight_needs_to_be_in_the_file_once_and_stays_shared(tmp_path: Path, on_meta: bool) -> None:
+    torch.manual_seed(0)
+    source = modules.Pair()
+    save_file({"embed.weight": source.tied.embed.weight.detach()}, tmp_path / "a.safetensors")
+    module = modules.Pair()
+    if on_meta:
+        empty = nn.Parameter(torch.empty(7, 5, device="meta"))
+        module.tied.embed.weight = module.tied.head.weight = empty
+    load(module, paths={"tied": str(tmp_path / "a.safetensors")})
+    assert module.tied.head.weight is module.tied.embed.weight
+    # What has loaded is a copy: the file may change while the run lasts.
+    with (tmp_path / "a.safetensors").open("r+b") as file:
+        file.seek(-7 * 5 * 4, os.SEEK_END)
+        file.write(bytes(7 * 5 * 4))
+    assert torch.equal(module.tied.head.weight, source.tied.embed.weight)
+
+
+def test_files_of_encoders_that_a_task_does_without_are_skipped(tmp_path: Path) -> None:
+    """Row 37: they have to be there, but nothing of them loads."""
+    source, module = made(1), made(2, task="sft:train")
+    save_file(source.autoencoder.state_dict(), tmp_path / "vae.safetensors")
+    save_file(source.dit.state_dict(), tmp_path / "dit.safetensors")
+    dit, vae = str(tmp_path / "dit.safetensors"), str(tmp_path / "vae.safetensors")
+    assert load(module, ("autoencoder",), paths=(dit, vae)) == {dit: "dit"}
+    assert load(module, ("autoencoder",), paths={"dit": dit, "autoencoder": vae}) == {dit: "dit"}
+    assert not differing(module.dit.state_dict(), source.dit.state_dict())
+    with pytest.raises(ConfigError, match="fits no model"):
+        load(module, (), paths=(dit, vae))
+    with pytest.raises(ConfigError, match="is for 'autoencoder', which the training module has not"):
+        load(module, (), paths={"autoencoder": vae})
+
+
+class Hostile:
+    """What a pickle can hold: a call of any function, made as it is read."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.proof),)
+
+
+def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    proof = tmp_path / "it-ran"
+    torch.save({"weight": torch.zeros(1), "x": Hostile(proof)}, tmp_path / "new.pth")
+    torch.save({"x": Hostile(proof)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "plain.bin").write_bytes(pickle.dumps({"x": Hostile(proof)}))
+    for name in ("new.pth", "old.pt", "plain.bin"):
+        with pytest.raises(ConfigError, match=f"{name} is a pickle of more than tensors, which can run any code"):
+            load(made(0), paths=(str(tmp_path / name),))
+    assert not proof.exists()
+
+
+def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
+    (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
+    for name, said in {"list": "holds a list", "mixed": "has 'step', which is no tensor", "noise": "noise.pth"}.items():
+        with pytest.raises(ConfigError, match=said):
+            load(made(0), paths=(str(tmp_path / f"{name}.pth"),))
+
+
+def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> None:
+    rows = []
+    for place in ("one", "two"):
+        paths = shards(made(1).dit.state_dict(), tmp_path / place, 2)
+        rows.append(weights.fingerprints(weights.resolve(config(paths=(tuple(paths),)))))
+    assert rows[0] == rows[1]
+    content = Path(paths[0]).read_bytes()
+    assert rows[0][0] == {
+        "name": "model-00001-of-00002.safetensors", "num_bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }  # fmt: skip
+
+
+@given(trainable=st.sets(st.sampled_from(["dit", "dit.blocks.1", "dit.head", "refiner", "autoencoder"]), min_size=1))
+@settings(max_examples=15)
+def test_what_is_saved_is_what_trains_and_loads_again(trainable: set[str]) -> None:
+    module, other = made(1), made(2)
+    module.requires_grad_(False)
+    for name in trainable:
+        module.get_submodule(name).requires_grad_(True)
+    saved = weights.trainable_state(module)
+    assert {n for n, _ in module.named_parameters() if n in saved} == {
+        n for n, p in module.named_parameters() if p.requires_grad
+    }
+    files = weights.files(module)
+    assert {name for file in files for name in file.tensors} == saved.keys()
+    children = {name.partition(".")[0] for name in saved}
+    assert {file.name for file in files} == ({""} if len(children) == 1 else children)
+    other.load_state_dict({name: tensor for file in files for name, tensor in file.tensors.items()}, strict=False)
+    assert not differing(saved, other.state_dict())
+
+
+def test_a_saved_model_with_buffers_is_a_whole_weight_file(tmp_path: Path) -> None:
+    """What a norm has seen is of its training too; without it the file would lack keys."""
+    module, again = made(1), made(2)
+    module.requires_grad_(False)
+    module.autoencoder.requires_grad_(True)
+    module.autoencoder.train()(modules.clip()["video"])
+    (file,) = weights.files(module)
+    save_file(file.tensors, tmp_path / "a.safetensors", metadata=file.metadata)
+    load(again, paths=(str(tmp_path / "a.safetensors"),))
+    assert not differing(again.autoencoder.state_dict(), module.autoencoder.state_dict())
+
+
+def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -> None:
+    module = made(1)
+    module.requires_grad_(False)
+    module.refiner.requires_grad_(True)
+    lora.inject(module, LoraConfig(base_model="dit", target_modules="q,v", rank=2, alpha=6))
+    files = {file.name: file for file in weights.files(module)}
+    assert files.keys() == {"", "lora"}
+    assert files[""].tensors.keys() == {f"refiner.{name}" for name in module.refiner.state_dict()}
+    assert {name for name in files["lora"].tensors if "blocks.0" in name} == {
+        f"blocks.0.attention.{layer}.lora_{half}.weight" for layer in "qv" for half in "AB"
+    }
+    said = files["lora"].metadata
+    assert (said["rank"], said["alpha"], said["base_model"]) == ("2", "6", "dit")
+    assert len(json.loads(said["target_modules"])) == 4
+    assert not any(".default." in name or "base_layer" in name for name in weights.trainable_state(module))
+    module.refiner.requires_grad_(False)
+    assert [file.name for file in weights.files(module)] == [""]
+
+
+def test_gathered_tensors_take_the_place_of_the_modules(tmp_path: Path) -> None:
+    module = made(1)
+    doubled = {name: 2 * parameter.detach() for name, parameter in module.named_parameters()}
+    for file in weights.files(module, doubled):
+        for name, tensor in file.tensors.items():
+            assert torch.equal(tensor, doubled.get(name, module.state_dict()[name]))
+
+
+def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None:
+    state = {"pipe.dit.a": torch.zeros(1), "refiner.pipe.dit.b": torch.ones(1)}
+    assert weights.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
+    assert weights.remove_prefix(state, "").keys() == state.keys()
+    with pytest.raises(ConfigError, match=r"without which pipe.dit.a has another one's name"):
+        weights.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of a model hub as a download needs: the list of a repository's files, and each."""
+
+    protocol_version = "HTTP/1.1"
+    files: dict[str, bytes]
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2].partition("?")[0]
+        if self.path.startswith("/api/models/org/model"):
+            siblings = [{"rfilename": name, "size": len(content)} for name, content in self.files.items()]
+            tree = [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in self.files.items()]
+            info = {"id": "org/model", "sha": self.commit, "siblings": siblings}
+            self.answer(json.dumps(tree if "/tree/" in self.path else info).encode(), "application/json")
+        elif self.path.startswith("/org/model/resolve/") and name in self.files:
+            self.answer(self.files[name], "application/octet-stream")
+        else:
+            self.answer(b"{}", "application/json", 404)
+
+    def answer(self, body: bytes, kind: str, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Repo-Commit", self.commit)
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    shards(made(1).dit.state_dict(), tmp_path / "hub", 2)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "hub").iterdir()}
+    handler = type("OneHub", (Hub,), {"files": {**files, "README.md": b"not asked for"}})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+RESOLVE = """
+import os, sys
+from pathlib import Path
+from streamvid.modules import weights
+from streamvid.modules.config import ModelConfig
+
+def resolve(name, download, **environment):
+    os.environ.update(environment)
+    model = ModelConfig(id_with_origin_paths=name + ":*.safetensors", root=Path(sys.argv[1]), download=download)
+    try:
+        print(*(file.name for source in weights.resolve(model) for file in source.files))
+    except weights.ConfigError as error:
+        print("refused:", error)
+    for key in environment:
+        del os.environ[key]
+
+resolve("org/model", False)
+resolve("org/model", True, DIFFSYNTH_SKIP_DOWNLOAD="True")
+resolve("org/model", True, HF_HUB_OFFLINE="1")
+resolve("org/model", True)
+resolve("org/model", False)
+resolve("org/gone", True)
+"""
+
+
+def test_a_hub_is_asked_only_where_that_is_on_and_not_switched_off(tmp_path: Path, hub: str) -> None:
+    """Row 15: what matches is fetched below the root, and found there without the hub later."""
+    # In a process of its own, since the hub's library reads its address once.
+    own = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-c", RESOLVE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env={**os.environ, **own})
+    said = done.stdout.splitlines()
+    for line in said[:3]:
+        assert line.startswith("refused: weight files: 'org/model:*.safetensors' matches no file below")
+    assert said[3:5] == ["model-00001-of-00002.safetensors model-00002-of-00002.safetensors"] * 2
+    assert said[5].startswith("refused: weight files: the hub does not give org/gone")
+    assert not (tmp_path / "org" / "model" / "README.md").exists()
+
+
+def test_a_trained_file_is_the_same_after_a_round_through_safetensors(tmp_path: Path) -> None:
+    module = made(1)
+    module.autoencoder.requires_grad_(False)
+    for file in weights.files(module):
+        save_file(file.tensors, tmp_path / f"{file.name}.safetensors", metadata=file.metadata)
+    again = made(2)
+    load(again, paths=tuple(str(path) for path in sorted(tmp_path.iterdir())))
+    read = {name: tensor for path in tmp_path.iterdir() for name, tensor in load_file(path).items()}
+    assert not differing(read, again.state_dict())
+    assert not differing(weights.trainable_state(module), read)
