@@ -127,7 +127,7 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: F401
 
     import streamvid.loader.loader
-    from streamvid.cli.plan import samples_of_shards
+    from streamvid.cli.verbs.plan import samples_of_shards
     from streamvid.dataset.reader import open_dataset
     from streamvid.plan import World
 

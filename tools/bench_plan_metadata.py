@@ -164,7 +164,7 @@ def against(clips: Path, kind: str, folder: Path) -> dict[str, Any]:
 def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """(estimate, measured and error of an epoch, CPU milliseconds a sample by bucket)."""
     import streamvid
-    from streamvid.cli.plan import PlannedRun, collect
+    from streamvid.cli.verbs.plan import PlannedRun, collect
     from streamvid.forecast.epochs import HostCosts
     from streamvid.plan import PlanOptions, World
 

@@ -11,7 +11,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets import Bucket
-from streamvid.cli.plan import PlannedRun, collect, parse_sizes
+from streamvid.cli.verbs.plan import PlannedRun, collect, parse_sizes
 from streamvid.errors import ConfigError
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import fit_costs

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.cli.train import command, resolved_config
+from streamvid.cli.verbs.train import command, resolved_config
 from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_fields, override
 from streamvid.config import load_config
 from streamvid.errors import ConfigError

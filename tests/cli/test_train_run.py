@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from streamvid.cli.train import command
 from streamvid.cli.train_cache import VARIABLE, cache_folder
 from streamvid.cli.train_data import NOTE
+from streamvid.cli.verbs.train import command
 from streamvid.errors import ConfigError
 from tests.cli.logged_training import PIXELS
 from tests.cli.test_train_flags import config_of

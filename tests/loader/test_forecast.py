@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.cli.plan import PlannedRun, collect
 from streamvid.cli.plan_dataset import planned_keys, set_up_run
+from streamvid.cli.verbs.plan import PlannedRun, collect
 from streamvid.errors import PlanError
 from streamvid.forecast.epochs import HostCosts
 from streamvid.forecast.reads import memory_of, planned_batches, scan_buckets
