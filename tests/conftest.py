@@ -50,7 +50,7 @@ LONGEST = (
     "loader/test_s3_faults.py",
     "loader/test_kill.py",
     "loader/test_memory.py",
-    "modules/test_learning.py",
+    "recipes/test_learning.py",
     "test_examples.py",
     "loader/test_exchange.py",
     "sharder/test_kill.py",

@@ -19,7 +19,6 @@ FLOORS = {
     "video": 1,
     "storage": 1,
     "dataset": 2,
-    "compat": 2,
     "plan": 3,
     "sharder": 4,
     "loader": 4,
@@ -29,7 +28,8 @@ FLOORS = {
     "recipes": 6,
     "trainer": 7,
     "preview": 7,
-    "cli": 8,
+    "compat": 8,
+    "cli": 9,
 }
 ROOMS_OF = {
     "av": {"video"},

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules import fit, fp8, lora, recompute, weights
+from streamvid.modules import activation_checkpointing, fit, fp8, lora, weights
 from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
 
 _log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ def build_module(
     task: str,
     seed: int,
     dtype_of_frozen: torch.dtype | None = None,
-    checkpoint_function: recompute.Checkpoint | None = None,
+    checkpoint_function: activation_checkpointing.Checkpoint | None = None,
 ) -> nn.Module:
     """The module that `model.factory` makes, on the CPU, with its weights, adapters and precision.
 
     What trains is float32 and in train mode, all else frozen and in eval mode; frozen linear and convolution layers and
     embeddings are in `dtype_of_frozen` (None: as they are). The same seed gives the same module; global randomness is
     left alone. task "sft:train" needs none of the module's `encoders`, "sft:data_process" trains nothing.
-    checkpoint_function: see `recompute.wrap`.
+    checkpoint_function: see `activation_checkpointing.wrap`.
     Raises ConfigError that names what is wrong: files before anything is made, then factory, keys, names.
     """
     sources = weights.resolve(model)
@@ -77,7 +77,7 @@ def build_module(
             _require_trainable(module)
     _set_dtypes(module, dtype_of_frozen)
     if task != ENCODE_ONLY:
-        recompute.wrap(module, recompute_config, checkpoint_function)
+        activation_checkpointing.wrap(module, recompute_config, checkpoint_function)
     skipped = {path for source in sources for path in source.written} - went.keys()
     named = [went.get(name, name) for name in model.fp8 if name not in skipped]
     fp8.store(module, [name for name in named if not _is_absent(module, name, may_lack)])

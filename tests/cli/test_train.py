@@ -8,8 +8,8 @@ import pytest
 
 from streamvid.errors import ConfigError
 from tests.cli.conftest import Tiny
-from tests.cli.test_train_flags import config_of
 from tests.clips import ROOT
+from tests.compat.test_diffsynth import config_of
 from tests.conftest import run_streamvid
 
 TINY = ROOT / "configs" / "train" / "tiny.yaml"

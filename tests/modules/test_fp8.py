@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules import fp8, lora, recompute
+from streamvid.modules import activation_checkpointing, fp8, lora
 from streamvid.modules.config import LoraConfig, RecomputeConfig
 from streamvid.modules.summary import summarize
 from tests.modules import modules
@@ -153,7 +153,7 @@ def test_adapters_on_8_bits_train_and_the_stored_bytes_stay() -> None:
     layers = fp8.store(stored, ["dit"])
     assert "dit.blocks.0.attention.q.base_layer" in layers
     before = {name: tensor.clone() for name, tensor in stored.state_dict().items()}
-    recompute.wrap(stored, RecomputeConfig(blocks=("Block",)))
+    activation_checkpointing.wrap(stored, RecomputeConfig(blocks=("Block",)))
     for one, other in zip(modules.train(stored, 4), modules.train(rounded, 4), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
     changed = {name for name, tensor in stored.state_dict().items() if not torch.equal(tensor, before[name])}

@@ -49,7 +49,7 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:
     """Run the `encode` of a config's model over its dataset, and keep what it makes in config.sidecar."""
-    from streamvid.cli.train_data import note_dataset
+    from streamvid.compat.diffsynth_data import note_dataset
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig

@@ -81,7 +81,7 @@ def resolved_config(
 
     Every mistake that can be told without data is told first. Raises ConfigError, and what sharding raises.
     """
-    from streamvid.cli.train_data import DataFlags, data_fields
+    from streamvid.compat.diffsynth_data import DataFlags, data_fields
     from streamvid.config import load_config, read_yaml
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
@@ -130,7 +130,7 @@ def _check_alone(flags: dict[str, Any]) -> None:
 
 def _shard(source: str, options: ShardOptions) -> str:
     from streamvid.cli.console import Progress, printable, size
-    from streamvid.cli.train_cache import cached_dataset
+    from streamvid.compat.dataset_cache import cached_dataset
 
     progress = Progress()
     try:
@@ -158,7 +158,7 @@ def _run(config: TrainConfig, *, is_main: bool) -> int:
             "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
         )
     if config.task == "sft:data_process":
-        from streamvid.cli.train_data import note_dataset
+        from streamvid.compat.diffsynth_data import note_dataset
 
         code = run_to_exit_code(config)
         if code == 0 and is_main:  # sealed: all ranks wait for that

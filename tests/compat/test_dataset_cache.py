@@ -18,8 +18,8 @@ import pytest
 from streamvid import open_dataset
 from streamvid.buckets.frames import FrameRule
 from streamvid.buckets.sizes import dynamic_size, taken_frames
-from streamvid.cli.train_cache import VARIABLE, cache_folder, cached_dataset, content_key
-from streamvid.cli.train_data import DataFlags, shard_options
+from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_dataset, content_key
+from streamvid.compat.diffsynth_data import DataFlags, shard_options
 from streamvid.errors import ConfigError, StorageError
 from streamvid.host.user_cache import user_cache
 from streamvid.storage import StorageOptions

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from streamvid.cli.train_cache import VARIABLE, cache_folder
-from streamvid.cli.train_data import NOTE
 from streamvid.cli.verbs.train import command
+from streamvid.compat.dataset_cache import VARIABLE, cache_folder
+from streamvid.compat.diffsynth_data import NOTE
 from streamvid.errors import ConfigError
-from tests.cli.logged_training import PIXELS
-from tests.cli.test_train_flags import config_of
 from tests.clips import ROOT, encode, frames_of
+from tests.compat.logged_training import PIXELS
+from tests.compat.test_diffsynth import config_of
 
-FACTORY = "tests.cli.logged_training:build"
+FACTORY = "tests.compat.logged_training:build"
 CLIPS = {"a": (96, 64, 12), "b": (96, 64, 9), "c": (96, 64, 30), "d": (96, 64, 13), "e": (160, 96, 8)}
 SHAPES = dict.fromkeys("abcd", (9, 64, 96)) | {"e": (5, 64, 112)}  # frames, height, width: as DiffSynth has them
 SIZES = ("--max_pixels", "8000", "--num_frames", "9")
@@ -220,7 +220,7 @@ def test_mistakes_are_told_before_anything_is_sharded(
         ("learning_rate=1", "learning_rate"),
         ("max_steps=many", "max_steps"),
         ("model.paths=[no.safetensors]", "no.safetensors"),
-        ("model.factory=tests.cli.logged_training:biuld", "biuld"),
+        ("model.factory=tests.compat.logged_training:biuld", "biuld"),
     )
     for wrong, says in wrongs:
         with pytest.raises(ConfigError, match=says):

@@ -12,7 +12,7 @@ from streamvid.loader.batch.batch import Layout
 from streamvid.recipes.codec import PatchCodec
 from streamvid.recipes.small import SmallTraining, build
 from streamvid.recipes.text_encoder import BYTES_WIDTH
-from tests.modules.small_batches import encoded, make_batch, wake
+from tests.recipes.small_batches import encoded, make_batch, wake
 
 TINY = {"dim": 24, "depth": 2, "heads": 4}
 CODECS = [{"codec": "patch", "patch": [2, 4, 4]}, {"codec": "autoencoder"}]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from streamvid.recipes.text_encoder import pad_states
 from streamvid.recipes.transformer import Block, VideoTransformer, grid_embedding, masked_mean
-from tests.modules.small_batches import wake
+from tests.recipes.small_batches import wake
 
 CPU = torch.device("cpu")
 
