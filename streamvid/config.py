@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -267,7 +268,151 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
     return ConfigError(f"{len(problems)} mistakes in {source}:\n{lines}")
 
 
-# What dataclasses that are built so check of themselves.
+# Options: one declaration per option, from which flags, YAML, errors and reference documentation derive.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """Documentation of one option, as `option` declares it.
+
+    shown_default: text in place of the default, for defaults that depend on something.
+    flag: name of the command-line flag; None: that of the field; "": no flag.
+    minimum, maximum: bounds of a number, both allowed.
+    """
+
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    group: str | None = None
+    flag: str | None = None
+    shown_default: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    default_factory: Any = dataclasses.MISSING,
+    help: str = "",  # the word that click and argparse use
+    metavar: str | None = None,
+    choices: Sequence[str] = (),
+    group: str | None = None,
+    flag: str | None = None,
+    shown_default: str | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """Declare a field of an option dataclass together with its documentation."""
+    info = OptionInfo(help, metavar, tuple(choices), group, flag, shown_default, minimum, maximum)
+    return dataclasses.field(default=default, default_factory=default_factory, metadata={"option": info})
+
+
+def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
+    """Return what `option` declared of a field; None for a plain field."""
+    info = field.metadata.get("option")
+    return info if isinstance(info, OptionInfo) else None
+
+
+def option_types(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Return the types that each field allows: the members of its union, or its one type."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: _members(hints[field.name]) for field in dataclasses.fields(cls)}
+
+
+def nested_options(members: Sequence[Any]) -> type | None:
+    """Return the option dataclass among the types of a field, if there is one."""
+    return next((kind for kind in members if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tuple[str, ...]:
+    """Return the words that an option allows: its `choices`, or those of a Literal in its type."""
+    info = option_info(field)
+    if info is not None and info.choices:
+        return info.choices
+    literals = [member for member in members if typing.get_origin(member) is typing.Literal]
+    return tuple(str(word) for literal in literals for word in typing.get_args(literal))
+
+
+def options_of(cls: type[T], value: Any, name: str) -> T:
+    """Build options from what a caller gives: an instance, a mapping with the names of its fields, or None.
+
+    name: how the error calls the value.
+    """
+    if isinstance(value, cls):
+        return value
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name} is of type {type(value).__name__}; allowed: {cls.__name__} or a mapping of its fields"
+        )
+    known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    for key in value or {}:
+        if key not in known:  # the value may be a secret and is not shown
+            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"allowed: {', '.join(known)}"
+            raise ConfigError(f"{name} has no field {key!r}; {hint}")
+    return cls(**(value or {}))
+
+
+def check_options(instance: Any) -> None:
+    """Check every field that `option` declares: its type, its choices and its bounds.
+
+    Nested options may be given as mappings and are built from them. Call it first in `__post_init__`.
+    Raises ConfigError that names the field, the value and what is allowed.
+    """
+    members_of = option_types(type(instance))
+    for field in dataclasses.fields(instance):
+        info = option_info(field)
+        members = members_of[field.name]
+        nested = nested_options(members)
+        value = getattr(instance, field.name)
+        if info is None or (value is None and type(None) in members):
+            continue
+        if nested is not None and set(members) <= {nested, type(None)}:
+            object.__setattr__(instance, field.name, options_of(nested, value, field.name))
+            continue
+        choices = allowed_choices(field, members)
+        is_word = not choices or value in choices
+        if not (is_word and _is_of_type(value, members) and _is_within(value, info)):
+            raise ConfigError(f"{field.name}={value!r}: must be {_allowed(info, members, choices)}")
+
+
+_NUMBERS: dict[Any, str] = {int: "an integer", float: "a number"}
+_SIMPLE: dict[Any, str] = {**_NUMBERS, bool: "True or False", str: "text", type(None): "None"}
+
+
+def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
+    """Check a value of plain types; others check themselves."""
+    if not set(members) <= _SIMPLE.keys():
+        return True
+    if isinstance(value, bool) or value is None:
+        return type(value) in members
+    if isinstance(value, float):
+        return float in members and not math.isnan(value)
+    return isinstance(value, tuple(members)) or (isinstance(value, int) and float in members)
+
+
+def _is_within(value: Any, info: OptionInfo) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return (info.minimum is None or value >= info.minimum) and (info.maximum is None or value <= info.maximum)
+
+
+def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -> str:
+    words = [repr(word) for word in choices] or [_SIMPLE[member] for member in members if member in _SIMPLE]
+    ends = (("from", info.minimum), ("to", info.maximum))
+    bounds = " ".join(f"{word} {bound:.17g}" for word, bound in ends if bound is not None)
+    own = [word for word in words if word != "None"] + ["None"] * (type(None) in members)
+    text = " or ".join([", ".join(own[:-1]), own[-1]]) if len(own) > 1 else own[0]
+    return f"{text} {bounds}".strip()
+
+
+# Checks that config dataclasses run on themselves.
 
 
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:

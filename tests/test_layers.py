@@ -106,7 +106,7 @@ def test_every_room_has_a_floor() -> None:
 def test_files_and_functions_stay_small() -> None:
     for path in FILES:
         lines = path.read_text().splitlines()
-        assert len(lines) <= 400, f"{path.relative_to(PACKAGE)} has {len(lines)} lines"
+        assert len(lines) <= 500, f"{path.relative_to(PACKAGE)} has {len(lines)} lines"
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # What it does: neither its parameters, one a line where there are many, nor what is said of them.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from streamvid.cli.console import Progress, print_json, printable, size, table
+from streamvid.cli.flags import ByteSize
 from streamvid.cli.storage_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
-from streamvid.cli.verbs.shard import ByteSize
 from streamvid.errors import LoaderError
 from streamvid.video.picture import Accuracy, Pixels
 

@@ -12,10 +12,10 @@ import click
 
 from streamvid.cli.bucket_flags import bucket_flags
 from streamvid.cli.console import print_json
+from streamvid.cli.flags import Rate
 from streamvid.cli.plan_dataset import PlannedRun, collect, planned_keys
 from streamvid.cli.plan_print import print_plan
 from streamvid.cli.storage_flags import storage_flags
-from streamvid.cli.verbs.shard import Rate
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.forecast.epochs import HostCosts
 from streamvid.plan.options import PlanOptions, Sync, Tail

@@ -1,0 +1,275 @@
+"""Command-line flags that derive from option dataclasses, and option objects built from what was given.
+
+flags_of(ShardOptions) ──► --workers N, --where TEXT, …        nested dataclasses are flattened
+take(flags, given)     ──► {"work": {"workers": 2}}            only what was given: defaults stay in the dataclass
+@option_flags(StorageOptions, "storage")                       both, around a command
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from streamvid.config import OptionInfo, allowed_choices, nested_options, option_info, option_types, options_of
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
+
+
+class ByteSize(click.ParamType[int]):
+    """Number of bytes, with a unit or without: 512MB, 1GiB, 1000000."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+        if match is None or match[2].upper() not in _UNITS:
+            self.fail(f"{value!r} is not a size; write it as 512MB, 1GiB or a number of bytes", param, ctx)
+        return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class Number(click.ParamType[float]):
+    """Number, an int where it is whole, because some codecs accept no others."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return int(number) if number.is_integer() else number
+
+
+class Rate(click.ParamType[Fraction]):
+    """Exact number, such as a frame rate or a ratio: 24, 23.976, 30000/1001."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
+        try:
+            return Fraction(str(value))
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is not a number; write it as 24, 0.5 or 30000/1001", param, ctx)
+
+
+class Words(click.ParamType[tuple[Any, ...]]):
+    """Comma-separated values of one type."""
+
+    name = "list"
+
+    def __init__(self, item: Callable[[str], Any] = str) -> None:
+        self._item = item
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",") if word.strip()]
+        try:
+            found = tuple(self._item(word) for word in words)
+        except ValueError:
+            found = ()
+        if not found:
+            example = "1,17,33" if self._item is int else "a,b"
+            self.fail(f"{value!r} is not a list; write it as {example}, or leave it out", param, ctx)
+        return found
+
+
+class Pair(click.ParamType[tuple[str, str]]):
+    """A name and its value: NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, _, text = str(value).partition("=")
+        if not name or not text:
+            shown = self.name.upper() if param is None or param.metavar is None else param.metavar
+            self.fail(f"{value!r} is not of the form {shown}", param, ctx)
+        return name, text
+
+
+class Flag(click.Option):
+    """A click option that knows its help group and its place in the option object."""
+
+    def __init__(self, *args: Any, group: str | None = None, path: Sequence[str] = (), **attributes: Any) -> None:
+        self.group = group
+        self.path = tuple(path)
+        super().__init__(*args, **attributes)
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its flags by group: those without a group first, under "Options"."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(param, "group", None) or "Options", []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def flags_of(
+    cls: type,
+    *,
+    group: str | None = None,
+    prefix: str = "",
+    exclude: Collection[str] = (),
+    path: tuple[str, ...] = (),
+) -> list[Flag]:
+    """Make a flag for every option that a dataclass declares, in order, with those of nested dataclasses.
+
+    group: heading in the help for options that name none. prefix: put before each flag's name, as in --source-region.
+    exclude: names of fields that get no flag.
+    """
+    flags: list[Flag] = []
+    types = option_types(cls)
+    for field in dataclasses.fields(cls):
+        info = option_info(field)
+        if info is None or field.name in exclude or info.flag == "":
+            continue
+        place, title = (*path, field.name), group if info.group is None else info.group
+        nested = nested_options(types[field.name])
+        if nested is not None:
+            flags += flags_of(nested, group=title, prefix=prefix, exclude=exclude, path=place)
+        else:
+            flags.append(_flag(field, info, types[field.name], title, prefix, place))
+    return flags
+
+
+def take(flags: Sequence[Flag], given: dict[str, Any]) -> dict[str, Any]:
+    """Move what was given for these flags out of `given`, as a mapping with nested mappings that has only that."""
+    tree: dict[str, Any] = {}
+    for flag in flags:
+        value = given.pop(str(flag.name), None)
+        if value is not None:
+            node = tree
+            for name in flag.path[:-1]:
+                node = node.setdefault(name, {})
+            node[flag.path[-1]] = value
+    return tree
+
+
+def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
+    """Decorate a command with these flags."""
+
+    def decorate(command: Command) -> Command:
+        params = command.__dict__.setdefault("__click_params__", [])
+        params.extend(reversed(flags))
+        return command
+
+    return decorate
+
+
+def option_flags(
+    cls: type, into: str, *, group: str | None = None, exclude: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a command with the flags of an option dataclass; it gets the instance as the argument `into`."""
+    flags = flags_of(cls, group=group, exclude=exclude)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def wrapped(*args: Any, **given: Any) -> Any:
+            tree = take(flags, given)
+            return command(*args, **{into: options_of(cls, tree, into)}, **given)
+
+        return add_flags(flags)(wrapped)
+
+    return decorate
+
+
+def _flag(
+    field: dataclasses.Field[Any],
+    info: OptionInfo,
+    members: tuple[Any, ...],
+    group: str | None,
+    prefix: str,
+    path: tuple[str, ...],
+) -> Flag:
+    name = (info.flag or f"--{field.name.replace('_', '-')}").removeprefix("--")
+    attributes = _attributes(field, members)
+    declared = f"--{prefix}{name}"
+    if attributes.get("is_flag") and field.default is True:
+        declared += f"/--{prefix}no-{name}"
+    default = info.shown_default or _shown_default(field, attributes)
+    return Flag(
+        [declared, "__".join((prefix.replace("-", "_") + path[0], *path[1:]))],
+        group=group,
+        path=path,
+        default=None,
+        metavar=info.metavar,
+        help=f"{info.help}  [default: {default}]" if default else info.help,
+        **attributes,
+    )
+
+
+def _attributes(field: dataclasses.Field[Any], members: Sequence[Any]) -> dict[str, Any]:
+    """Choose how click parses an option, by the type of its field."""
+    kinds = [member for member in members if member is not type(None)]
+    origins = {typing.get_origin(kind): kind for kind in kinds}
+    choices = allowed_choices(field, members)
+    items = next((typing.get_args(kind)[0] for origin, kind in origins.items() if _is_sequence(origin)), None)
+    if choices:
+        return {"type": click.Choice(choices)}
+    if any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins):
+        return {"type": Pair(), "multiple": True, "callback": _pairs}
+    if items is not None:
+        # A union with str is repeatable, because its words may contain commas.
+        return {"multiple": True, "callback": _one_or_more} if str in kinds else {"type": Words(items)}
+    if kinds == [bool]:
+        return {"is_flag": True}
+    return {"type": _param_type(field.name, kinds)}
+
+
+def _is_sequence(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, Sequence)
+
+
+def _param_type(name: str, kinds: Sequence[Any]) -> click.ParamType[Any]:
+    if Fraction in kinds:
+        return Rate()
+    if float in kinds:
+        return Number() if int in kinds else click.FLOAT
+    if int in kinds:
+        return ByteSize() if name.endswith("_bytes") else click.INT
+    return click.Path() if Path in kinds else click.STRING
+
+
+def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[tuple[str, str]]) -> dict[str, str] | None:
+    found = dict(values or ())
+    if len(found) < len(values or ()):
+        twice = [name for name, _ in values if [other for other, _ in values].count(name) > 1]
+        raise click.BadParameter(f"{twice[0]!r} is given twice", ctx, param)
+    return found or None
+
+
+def _one_or_more(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | tuple[str, ...] | None:
+    if not values:
+        return None
+    return tuple(values) if len(values) > 1 else values[0]
+
+
+def _shown_default(field: dataclasses.Field[Any], attributes: Mapping[str, Any]) -> str:
+    value = field.default
+    if value is None or isinstance(value, bool) or value in (dataclasses.MISSING, "", ()):
+        return ""
+    if isinstance(attributes.get("type"), ByteSize):
+        for unit, factor in _SHOWN_UNITS:
+            if value % factor == 0:
+                return f"{value // factor}{unit}"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
