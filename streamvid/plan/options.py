@@ -36,8 +36,8 @@ class PlanOptions:
     order: "mixed"; "largest-first" begins epoch 0 with the first step of each bucket, or with sync="cost" of each
         class of buckets, the costliest first.
     accumulate: the number of steps of an epoch is a multiple of it.
-    deal: so many consecutive samples of a step are sorted by shard, each dataset's among themselves, before the ranks
-        take theirs; 1: none.
+    shard_locality: number of consecutive samples of a step that are sorted by shard, within each dataset, before they
+        are assigned to ranks. 1 does not sort.
     """
 
     seed: int = 0
@@ -47,13 +47,13 @@ class PlanOptions:
     sync: Sync = "bucket"
     order: Order = "mixed"
     accumulate: int = 1
-    deal: int = 64
+    shard_locality: int = 64
 
     def __post_init__(self) -> None:
         _validate_integer("seed", self.seed, 0, (1 << 63) - 1)
         _validate_integer("window", self.window, 1, 1 << 20)
         _validate_integer("accumulate", self.accumulate, 1, MAX_ACCUMULATE)
-        _validate_integer("deal", self.deal, 1, 1 << 30)
+        _validate_integer("shard_locality", self.shard_locality, 1, 1 << 30)
         for name, kind in (("shuffle", Shuffle), ("tail", Tail), ("sync", Sync), ("order", Order)):
             value, allowed = getattr(self, name), get_args(kind)
             if value not in allowed:

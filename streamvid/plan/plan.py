@@ -226,7 +226,7 @@ class EpochPlan:
             return []
         mixed = min(stop, self._num_mixed)
         widest = max((span.batch_size for lane in self._lanes for span in lane.spans), default=1) * len(ranks)
-        deal = self.options.deal
+        deal = self.options.shard_locality
         length = max(1, _SLICE_SAMPLES // max(widest, deal))
         steps = [
             step
@@ -245,10 +245,10 @@ class EpochPlan:
             places += here.tolist()
             if len(lane.spans) == 1:
                 stream = self._streams[lane.spans[0].bucket_id]
-                drafts.append(draft_bucket(lane.spans[0], stream, indices[here], ranks, self.options.deal))
+                drafts.append(draft_bucket(lane.spans[0], stream, indices[here], ranks, self.options.shard_locality))
             else:
                 drafts.append(draft_lane(lane, self._streams, indices[here], ranks))
-        steps = dict(zip(places, deal_steps(drafts, self.options.deal), strict=True))
+        steps = dict(zip(places, deal_steps(drafts, self.options.shard_locality), strict=True))
         return [steps[place] for place in range(stop - start)]
 
     # Where they leave the run.

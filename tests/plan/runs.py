@@ -97,7 +97,7 @@ def options(**fixed: Any) -> st.SearchStrategy[PlanOptions]:
         "window": st.integers(1, 4),
         "shuffle": st.sampled_from(["none", "shards", "window"]),
         "tail": st.sampled_from(["carry", "drop", "pad"]),
-        "deal": st.sampled_from([1, 2, 7, 128]),
+        "shard_locality": st.sampled_from([1, 2, 7, 128]),
     }
     return st.builds(PlanOptions, **drawn | {name: st.just(value) for name, value in fixed.items()})
 

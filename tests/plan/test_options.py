@@ -29,7 +29,7 @@ def test_the_order_key_says_what_positions_depend_on() -> None:
         ({"order": "random"}, "order='random': allowed are 'mixed', 'largest-first'"),
         ({"accumulate": 0}, "accumulate=0"),
         ({"accumulate": 2000}, "allowed are the integers 1 to 1024"),
-        ({"deal": 0}, "deal=0"),
+        ({"shard_locality": 0}, "shard_locality=0"),
         ({"tail": "uneven", "accumulate": 2}, "accumulate=2 with tail='uneven'.*use tail='carry'"),
     ],
 )

@@ -69,7 +69,7 @@ def test_figures_are_what_counting_gives(
 
 def test_one_window_over_all_is_a_full_permutation_and_none_is_no_shuffle() -> None:
     sizes = {"b": [90, 110] * 40}
-    full = shuffle_quality(sizes, {"b": 2}, PlanOptions(window=EVERYTHING, deal=1))
+    full = shuffle_quality(sizes, {"b": 2}, PlanOptions(window=EVERYTHING, shard_locality=1))
     assert full.move == pytest.approx(1, abs=0.03)
     assert full.neighbours_kept == pytest.approx(full.neighbours_by_chance, abs=0.002)
     assert full.shards_per_batch > 1.95

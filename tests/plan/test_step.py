@@ -16,8 +16,8 @@ def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -
     """PLAN-3: one bucket a step, whose samples lie in order of shard and index, stretch by stretch."""
     for step in make_plan(dataset, leg, chosen).steps(0, 100):
         places = list(zip(step.shards.tolist(), step.indices.tolist(), strict=True))
-        for first in range(0, len(places), chosen.deal):
-            assert places[first : first + chosen.deal] == sorted(places[first : first + chosen.deal])
+        for first in range(0, len(places), chosen.shard_locality):
+            assert places[first : first + chosen.shard_locality] == sorted(places[first : first + chosen.shard_locality])
         assert set(places) <= samples_of(dataset[step.bucket_id])
 
 
@@ -48,7 +48,7 @@ def test_equal_samples_of_a_step_keep_the_order_of_their_positions() -> None:
         assert step.visits[step.indices == index].tolist() == [0, *(-wrap for wrap in range(1, 200))]
 
 
-@given(chosen=options(shuffle="window", deal=128))
+@given(chosen=options(shuffle="window", shard_locality=128))
 def test_ranks_read_few_shards(chosen: PlanOptions) -> None:
     """FETCH-1's cheap reads: dealt, the slices of all ranks touch fewer (rank, shard) pairs than ranks + shards."""
     plan = EpochPlan({"a": [50] * 6}, {"a": 4}, chosen, 16)
