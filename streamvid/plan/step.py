@@ -30,8 +30,8 @@ class Step:
     """What all ranks take at a step or, after `for_rank`, one of them.
 
     bucket_ids: the bucket of each rank. bounds: int64 (num_ranks + 1,), where each rank's samples begin and end in the
-        arrays, which are (samples,), sorted by shard, then index, in stretches of `PlanOptions.shard_locality` samples; those of
-        several datasets, each by itself, in the places that it has.
+        arrays, which are (samples,), sorted by shard, then index, in stretches of `PlanOptions.shard_locality` samples;
+        those of several datasets, each by itself, in the places that it has.
     sources: int64, number of the dataset. shards: int64, number of the shard within the dataset's bucket, in manifest
         order. indices: int64, place in the shard.
     visits: int64, which pass over its bucket the sample is in, from 0; repeats have negative visits. No visit occurs
