@@ -342,7 +342,7 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 def options_of(cls: type[T], value: Any, name: str) -> T:
     """Build options from what a caller gives: an instance, a mapping with the names of its fields, or None.
 
-    name: how the error calls the value.
+    name: how the caller wrote the value. Errors about a field of a mapping name it `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -356,7 +356,10 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
             nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean {nearest[0]!r}?" if nearest else f"allowed: {', '.join(known)}"
             raise ConfigError(f"{name} has no field {key!r}; {hint}")
-    return cls(**(value or {}))
+    try:
+        return cls(**(value or {}))
+    except ConfigError as error:
+        raise ConfigError(f"{name}.{error}") from None
 
 
 def check_options(instance: Any) -> None:
