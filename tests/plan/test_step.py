@@ -17,7 +17,9 @@ def test_steps_are_dealt_by_shard(dataset: Any, chosen: PlanOptions, leg: Leg) -
     for step in make_plan(dataset, leg, chosen).steps(0, 100):
         places = list(zip(step.shards.tolist(), step.indices.tolist(), strict=True))
         for first in range(0, len(places), chosen.shard_locality):
-            assert places[first : first + chosen.shard_locality] == sorted(places[first : first + chosen.shard_locality])
+            assert places[first : first + chosen.shard_locality] == sorted(
+                places[first : first + chosen.shard_locality]
+            )
         assert set(places) <= samples_of(dataset[step.bucket_id])
 
 
