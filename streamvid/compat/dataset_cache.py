@@ -11,20 +11,18 @@ dataset, and files that were copied with new times are sharded again.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamvid.dataset.manifest import MANIFEST
 from streamvid.errors import SourceError, StorageError
+from streamvid.host.lock import FileLock, wait_for_lock
 from streamvid.host.user_cache import user_cache
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "STREAMVID_CACHE"
 _VERSION = 1  # of the key
-_POLL_SECONDS = 0.2
 _TOLD_SECONDS = 10.0
 _NOTE_BYTES = 1000
 
@@ -58,11 +55,11 @@ def cached_dataset(
     folder = cache_folder() / key
     if _is_sealed(folder):
         return folder, None
-    with _turn(folder.with_name(f"{key}.lock"), tell) as note:
+    with _lock(folder.with_name(f"{key}.lock"), tell) as lock:
         # Once more, now that nobody else is at it.
         if _is_sealed(folder):
             return folder, None
-        return folder, _build(source, options, key, folder, _noting(progress, note))
+        return folder, _build(source, options, key, folder, _noting(progress, lock.descriptor))
 
 
 def content_key(source: str, options: ShardOptions) -> str:
@@ -93,42 +90,26 @@ def _is_sealed(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-@contextmanager
-def _turn(path: Path, tell: Callable[[str], None]) -> Iterator[int]:
-    """A descriptor of the lock, once nobody else holds it. It is the kernel's: it ends with who holds it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write to {path.parent}: {error.strerror}; name a folder that you may write to with {VARIABLE}"
-        ) from error
-    try:
-        _wait(lock, path, tell)
-        os.ftruncate(lock, 0)
-        yield lock
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(lock)
-
-
-def _wait(lock: int, path: Path, tell: Callable[[str], None]) -> None:
+def _lock(path: Path, tell: Callable[[str], None]) -> FileLock:
+    """Wait for the right to build, and tell now and then how far its present holder is."""
     told = float("-inf")
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise StorageError(
-                f"{path} cannot be locked: {error.strerror}; name a folder of a local disk with {VARIABLE}"
-            ) from error
+
+    def tell_holder() -> None:
+        nonlocal told
         if time.monotonic() - told > _TOLD_SECONDS:
-            note = os.pread(lock, _NOTE_BYTES, 0).decode("utf-8", "replace").strip()
+            note = path.read_text(errors="replace").strip()
             tell(f"waiting for the process that shards {path.stem}{': ' if note else ''}{note}")
             told = time.monotonic()
-        time.sleep(_POLL_SECONDS)
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = wait_for_lock(path, on_wait=tell_holder)
+    except OSError as error:
+        raise StorageError(
+            f"cannot lock {path}: {error.strerror}; set {VARIABLE} to a folder on a local disk that you may write to"
+        ) from error
+    os.ftruncate(lock.descriptor, 0)
+    return lock
 
 
 def _noting(progress: Progress, lock: int) -> Progress:

@@ -1,66 +1,121 @@
-"""A folder that one sharder of this machine works in at a time."""
+"""Exclusive file locks between the processes of one machine.
+
+The locks are the kernel's (flock): one ends with the last process that holds its descriptor, however that process ends.
+Forked children close their copies, so that a lock never outlives the process that took it. On NFS such locks hold
+between the processes of one machine, and only where the mount supports them (not `nolock`).
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
+import math
 import os
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
-from streamvid.errors import DatasetError, StorageError
-
-LOCK_WAIT_SECONDS = 5.0
-_OPEN_ATTEMPTS = 20
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 
 
-@contextmanager
-def locked(folder: Path, what: str) -> Iterator[int]:
-    """A descriptor that holds the lock on `folder`, which is made where it is not. DatasetError while another has it.
+class FileLock:
+    """A held lock, released by `release` or by leaving `with`. `descriptor` is that of the open file."""
 
-    what: how messages call what the folder is for.
-    """
-    lock_fd = _lock(folder, what)
-    try:
-        yield lock_fd
-    finally:
-        os.close(lock_fd)
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        _held.add(self)
 
+    def __enter__(self) -> FileLock:
+        return self
 
-def _lock(folder: Path, what: str) -> int:
-    deadline = time.monotonic() + LOCK_WAIT_SECONDS
-    while True:
-        descriptor = _open_lock(folder)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()  # an interrupt may come between the locking and the `with`
+
+    def release(self) -> None:
+        """Let others take the lock; idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            # Closing is not enough: a process forked without Python's knowledge may hold a copy of the descriptor.
+            with contextlib.suppress(OSError):
+                _flock(descriptor, wanted=False)
+            os.close(descriptor)
+
+    def is_at(self, path: str | Path) -> bool:
+        """Return whether the locked file is the regular file of this name."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who held it may have removed the folder since: then this is a lock on nothing.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), (folder / "lock").stat()):
-                    return descriptor
-        except BlockingIOError:
-            if time.monotonic() > deadline:
+            there = os.lstat(path)
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(there.st_mode) and os.path.samestat(there, os.fstat(self.descriptor))
+
+
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        descriptor, lock.descriptor = lock.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
                 os.close(descriptor)
-                raise DatasetError(
-                    f"another sharder is at work on {what}; wait for it, or give another destination"
-                ) from None
-            time.sleep(0.05)
-        os.close(descriptor)
+    _held.clear()
 
 
-def _open_lock(folder: Path) -> int:
-    problem: OSError | None = None
-    for _ in range(_OPEN_ATTEMPTS):
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def wait_for_lock(
+    path: str | Path, wait_seconds: float = math.inf, on_wait: Callable[[], object] | None = None, mode: int = 0o666
+) -> FileLock:
+    """Lock a file, which is created if necessary; links are not followed.
+
+    Raises TimeoutError if another process holds it for `wait_seconds`, and OSError if the file cannot be opened or
+    locked. on_wait: called before each pause.
+    """
+    since, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+    while True:
+        lock = FileLock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode))
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError as error:  # a sharder that has just ended removed the folder in between
-            problem = error
-        except OSError as error:
-            problem = error
-            break
-    reason = problem.strerror if problem else ""
-    raise StorageError(
-        f"cannot write to {folder.parent}: {reason}; give a destination (or a work_dir) that you may write to"
-    ) from problem
+            while not _flock(lock.descriptor, wanted=True):
+                waited = time.monotonic() - since
+                if waited >= wait_seconds:
+                    raise TimeoutError(errno.ETIMEDOUT, f"another process holds it for {wait_seconds:.0f} s", str(path))
+                if on_wait is not None:
+                    on_wait()
+                time.sleep(pause)
+                pause = min(1.5 * pause, max(0.01, waited / 20), _LONGEST_PAUSE_SECONDS)
+            # Its last holder may have removed the file: a lock on it would exclude nobody.
+            if lock.is_at(path):
+                return lock
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+
+
+def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
+    """Lock a file as `wait_for_lock` does; None if another process holds it."""
+    try:
+        return wait_for_lock(path, 0.0, mode=mode)
+    except TimeoutError:
+        return None
+
+
+def _flock(descriptor: int, *, wanted: bool) -> bool:
+    """Take or release the lock; False while another process holds it."""
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if wanted else fcntl.LOCK_UN)
+    except BlockingIOError:
+        return False
+    return True

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.host.lock import wait_for_lock
 from streamvid.host.user_cache import user_cache
 
 _log = logging.getLogger(__name__)
@@ -84,11 +85,8 @@ class CountCache:
         """Alone with the entry among the processes of this machine; the lock ends with who holds it."""
         with contextlib.ExitStack() as held:
             try:
-                import fcntl
-
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                file = held.enter_context(self.path.with_suffix(".lock").open("ab"))
-                fcntl.flock(file, fcntl.LOCK_EX)
+                held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
                 _log.info("no lock in %s (%s): processes that start together each scan", self.path.parent, error)
             yield

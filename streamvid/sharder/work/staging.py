@@ -21,12 +21,13 @@ from typing import Any
 
 from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST
 from streamvid.errors import DatasetError, StorageError
-from streamvid.host.lock import locked
+from streamvid.host.lock import FileLock, wait_for_lock
 from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.storage import LocalStore, Store
 
 CLIPS_FOLDER = "clips"
 MAX_NOTE_BYTES = 2**30
+LOCK_WAIT_SECONDS = 5.0
 _OWNERS = "owners"
 _NAMES = "files.json"
 _OVERWRITTEN = "overwritten"
@@ -176,8 +177,26 @@ def locked_staging(dest: Destination) -> Iterator[Staging]:
     The lock is the kernel's: it ends with the last process that holds it, however that ends. Workers of a sharder that
     was just killed are waited for.
     """
-    with locked(dest.folder, dest.url) as lock_fd:
-        yield Staging(dest.store, dest.folder, lock_fd)
+    try:
+        lock = _lock(dest.folder)
+    except TimeoutError:
+        raise DatasetError(
+            f"another sharder is at work on {dest.url}; wait for it, or give another destination"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {dest.folder.parent}: {error.strerror}; give a destination (or a work_dir) that you may "
+            "write to"
+        ) from error
+    with lock:
+        yield Staging(dest.store, dest.folder, lock.descriptor)
+
+
+def _lock(folder: Path) -> FileLock:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # a sharder that has just ended removed the folder
+            return wait_for_lock(folder / "lock", LOCK_WAIT_SECONDS)
 
 
 def _read_names(store: Store, path: str) -> bytes:

@@ -300,7 +300,7 @@ class BlockCache:
     def _reserve(self, missing: list[_Block]) -> set[str]:
         """The paths of the claimed blocks that there is room for; the others' claims are given back."""
         process = self._process()
-        claims = [block.claim for block in missing if block.claim.descriptor >= 0]
+        claims = [block.claim for block in missing if block.claim.lock is not None]
         kept: list[Claim] = []
         if claims:
             try:

@@ -27,28 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.errors import ConfigError
+from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 
 _SUBFOLDER, _MARKER, _LEDGER, _PART = "streamvid-cache-1", ".streamvid-cache", ".ledger", ".part"
 _BLOCK_NAME = re.compile(r"[0-9a-f]{64}-(?:0|[1-9][0-9]{0,11})(\.part)?")
 _RECORD = struct.Struct("<8sqdI")
 _MAGIC = b"svcache1"
+_FILE_MODE = 0o600
 _LOCK_SECONDS = 10.0
 _RECOUNT_SECONDS, _RECOUNT_AT_OPEN_SECONDS = 3600.0, 10.0
 _FUTURE_SECONDS = 60.0
 _SLACK = 16  # a full cache frees this part of itself more than is needed, so that files are rarely listed
-
-_held: set[int] = set()
-
-
-def _let_go_in_child() -> None:
-    # A forked child would keep its parent's locks alive after the parent was killed.
-    for descriptor in tuple(_held):
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 @dataclass(slots=True)
@@ -57,7 +46,18 @@ class Claim:
 
     path: str
     size: int
-    descriptor: int = -1
+    lock: FileLock | None = None
+
+    def release(self) -> None:
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
+
+    @property
+    def descriptor(self) -> int:
+        """The open file of a claim that is held."""
+        assert self.lock is not None
+        return self.lock.descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +110,12 @@ class CacheFolder:
         part = claim.path + _PART
         _check_folder(part)
         try:
-            return _lock(part, claim)
+            claim.lock = try_lock(part, _FILE_MODE)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(part), 0o700)  # noqa: PTH102, PTH120
-            return _lock(part, claim)
+            claim.lock = try_lock(part, _FILE_MODE)
+        return claim.lock is not None
 
     def reserve(self, claims: Sequence[Claim]) -> tuple[list[Claim], int]:
         """Those of the claims that there is room for, now counted, and how many blocks were evicted for them."""
@@ -138,17 +139,17 @@ class CacheFolder:
                 replaced = _size(claim.path)
                 os.rename(claim.path + _PART, claim.path)  # noqa: PTH104
                 ledger.add(-replaced)
-                _unlock(claim)
+                claim.release()
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Give back what was claimed and not committed. Never raises OSError: what stays is swept up later."""
-        held = [claim for claim in claims if claim.descriptor >= 0]
+        held = [claim for claim in claims if claim.lock is not None]
         if not held:
             return
         try:
             with contextlib.suppress(OSError):
                 # Broken off in `commit`, a claim's file may have its last name already.
-                left = [claim for claim in held if _is_at(claim.path + _PART, claim.descriptor)]
+                left = [claim for claim in held if claim.lock and claim.lock.is_at(claim.path + _PART)]
                 if not any(os.fstat(claim.descriptor).st_size for claim in left):
                     for claim in left:
                         os.unlink(claim.path + _PART)  # noqa: PTH108
@@ -158,7 +159,7 @@ class CacheFolder:
                             self._remove(ledger, claim.path + _PART)
         finally:
             for claim in held:
-                _unlock(claim)
+                claim.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
         """Remove blocks; those that cannot be removed are returned."""
@@ -193,22 +194,11 @@ class CacheFolder:
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
         """The ledger, alone. Waits for some seconds: its holder may be a stopped process."""
-        claim = Claim(f"{self.root}/{_LEDGER}", 0)
-        deadline, delay = time.monotonic() + _LOCK_SECONDS, 0.0002
-        try:
-            while not _lock(claim.path, claim):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        errno.ETIMEDOUT, f"another process holds it for {_LOCK_SECONDS:.0f} s", claim.path
-                    )
-                time.sleep(delay)
-                delay = min(delay * 1.5, 0.01)
-            ledger = _Ledger(claim.descriptor)
+        with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
+            ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
                 ledger.set(sum(size for _, size, _ in self._files()))
             yield ledger
-        finally:
-            _unlock(claim)
 
     def _make_room(self, ledger: _Ledger, need: int) -> int:
         """Count the files; where `need` more do not fit, remove some not used lately. How many those were."""
@@ -307,50 +297,6 @@ def _boot() -> int:
     return _boots[0]
 
 
-def _lock(path: str, claim: Claim) -> bool:
-    """Open or create a file and lock it for `claim`; False where another holds it, or has just removed it."""
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        _held.add(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(path, descriptor):
-            claim.descriptor = descriptor
-            return True
-    except BlockingIOError:
-        pass
-    finally:
-        if claim.descriptor != descriptor:
-            _held.discard(descriptor)
-            os.close(descriptor)
-    return False
-
-
-def _is_at(path: str, descriptor: int) -> bool:
-    """Is the open file still the regular file of this name?"""
-    try:
-        there = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(descriptor)
-    return stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-def _unlock(claim: Claim) -> None:
-    import fcntl
-
-    descriptor = claim.descriptor
-    if descriptor >= 0:
-        # Not left to close: a process forked without Python's knowledge may have the descriptor too. And an interrupt
-        # in what follows may cost a descriptor, never a lock.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        claim.descriptor = -1
-        _held.discard(descriptor)
-        os.close(descriptor)
-
-
 def _check_folder(path: str) -> None:
     """A file of the cache is never made or removed through a link."""
     folder = os.path.dirname(path)  # noqa: PTH120
@@ -360,15 +306,13 @@ def _check_folder(path: str) -> None:
 
 def _remove_dead(part: str) -> bool:
     """Remove a part that nobody holds a lock on."""
-    claim = Claim(part, 0)
     try:
-        if not _lock(part, claim):
-            return False
-        os.unlink(part)  # noqa: PTH108
+        with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
+            if lock is None:
+                return False
+            os.unlink(part)  # noqa: PTH108
     except OSError:
         return False
-    finally:
-        _unlock(claim)
     return True
 
 
