@@ -33,10 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamvid.buckets import Bucket
-from streamvid.forecast.shuffle import shuffle_quality
 from streamvid.plan import Cursor, EpochPlan, PlanOptions
 from streamvid.plan.cost import default_costs
 from streamvid.plan.options import Shuffle, Sync, Tail
+from tools.shuffle_quality import shuffle_quality
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS = 1024
@@ -127,7 +127,6 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     import torch  # noqa: F401
 
     import streamvid.loader.loader
-    from streamvid.cli.verbs.plan import samples_of_shards
     from streamvid.dataset.reader import open_dataset
     from streamvid.plan import World
 
@@ -137,7 +136,8 @@ def measure_index(job: dict[str, Any]) -> dict[str, Any]:
     parts["open_seconds"] = time.perf_counter() - begin
     begin = time.perf_counter()
     if job["way"] == "table":
-        sizes = samples_of_shards(dataset, "train")
+        shards = dataset.shards
+        sizes = {name: shards.num_samples[rows] for name, rows in sorted(shards.select("train").items())}
         batch_sizes = dict.fromkeys(sizes, job["batch_size"])
         parts["read_seconds"] = time.perf_counter() - begin
         begin = time.perf_counter()

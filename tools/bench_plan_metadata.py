@@ -164,16 +164,19 @@ def against(clips: Path, kind: str, folder: Path) -> dict[str, Any]:
 def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """(estimate, measured and error of an epoch, CPU milliseconds a sample by bucket)."""
     import streamvid
-    from streamvid.cli.verbs.plan import PlannedRun, collect
-    from streamvid.forecast.epochs import HostCosts
+    from streamvid.forecast.dataset import forecast_dataset
+    from streamvid.forecast.host import HostCosts
+    from streamvid.forecast.run import PlannedRun
     from streamvid.plan import PlanOptions, World
 
     host = HostCosts(decode_ms=decode_ms, num_workers=1, ranks_per_node=1)
     run = PlannedRun(1, 2, None, PlanOptions(tail="uneven", seed=3), 1, "train", host=host, details=True)
-    facts, failure = collect(streamvid.open_dataset(url), run)
-    if failure is not None:
-        raise failure
-    told, by_bucket = facts["details"]["estimates"], dict[str, list[float]]()
+    found = forecast_dataset(streamvid.open_dataset(url), run)
+    if found.failure is not None:
+        raise found.failure
+    assert found.details is not None and found.details.estimates is not None
+    estimates, by_bucket = found.details.estimates, dict[str, list[float]]()
+    work = estimates.work
     with streamvid.VideoLoader(url, batch_size=2, world=World(0, 1), tail="uneven", seed=4, num_workers=0) as loader:
         for _ in loader:  # what is loaded once in a process
             pass
@@ -186,10 +189,10 @@ def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, 
         stats, seconds, cpu = loader.stats(), time.monotonic() - since, time.process_time() - cpu
     assert stats.store is not None
     pairs = {
-        "CPU seconds": (told["decode_cpu_seconds_a_rank"], cpu),
-        "epoch seconds": (told["epoch"]["seconds"], seconds),
-        "requests": (told["requests_busiest_rank"], stats.store.num_requests),
-        "bytes read": (told["bytes_read_busiest_rank"], stats.num_bytes_fetched),
+        "CPU seconds": (work.decode_cpu_seconds, cpu),
+        "epoch seconds": (estimates.epoch.seconds, seconds),
+        "requests": (work.num_requests, stats.store.num_requests),
+        "bytes read": (work.num_bytes, stats.num_bytes_fetched),
     }
     compared = {
         name: {"estimate": said, "measured": found, "error": said / found - 1} for name, (said, found) in pairs.items()

@@ -100,7 +100,13 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[s
         _validated(f"batch_size[{key!r}]", size)
         if not _is_glob(key):
             match_buckets(key, buckets)
-    return {bucket.id: sizes[_key_of(bucket, sizes)] for bucket in buckets}
+    found = {}
+    for bucket in buckets:
+        named = key_of(bucket, sizes, "batch_size")
+        if named is None:
+            raise ConfigError(f'batch_size has no entry for bucket {bucket.id}; add it, or "*" for all others')
+        found[bucket.id] = sizes[named]
+    return found
 
 
 def _is_glob(key: str) -> bool:
@@ -109,20 +115,21 @@ def _is_glob(key: str) -> bool:
     return any(character in key for character in "*?[")
 
 
-def _key_of(bucket: Bucket, sizes: Mapping[str, int]) -> str:
-    """The key that settles a bucket's size: its id, else its WxH@F, else globs, which must agree, else "*"."""
+def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
+    """Return the key that names a bucket: its id, else its WxH@F, else globs, else "*"; None if there is none.
+
+    Raises ConfigError, which calls the mapping `name`, if globs other than "*" give the bucket unequal values.
+    """
     for exact in (bucket.id, bucket.size_at_frames):
-        if exact in sizes:
+        if exact in values:
             return exact
-    globs = [key for key in sizes if key != _DEFAULT_KEY and is_named_by(bucket, key)]
-    if not globs and _DEFAULT_KEY in sizes:
-        return _DEFAULT_KEY
+    globs = [key for key in values if key != _DEFAULT_KEY and is_named_by(bucket, key)]
     if not globs:
-        raise ConfigError(f"batch_size gives bucket {bucket.id} no size; add {bucket.id!r} or a glob such as '*' to it")
+        return _DEFAULT_KEY if _DEFAULT_KEY in values else None
     for other in globs[1:]:
-        if sizes[other] != sizes[globs[0]]:
+        if values[other] != values[globs[0]]:
             raise ConfigError(
-                f"batch_size: {globs[0]!r} ({sizes[globs[0]]}) and {other!r} ({sizes[other]}) both match "
+                f"{name}: {globs[0]!r} ({values[globs[0]]}) and {other!r} ({values[other]}) both match "
                 f"bucket {bucket.id}; add {bucket.id!r} itself to settle which"
             )
     return globs[0]

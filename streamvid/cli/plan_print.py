@@ -1,132 +1,148 @@
-"""What `streamvid plan` prints for people."""
+"""Text form of a run's forecast, as `streamvid plan` prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from streamvid.cli.console import printable, size, table
-from streamvid.forecast.epochs import COUNTS
+
+if TYPE_CHECKING:
+    from streamvid.forecast.counts import RunCounts
+    from streamvid.forecast.host import Estimates, HostMemory
+    from streamvid.forecast.loads import LoadSummary
+    from streamvid.forecast.run import BucketShape, MetadataFacts, RunForecast
 
 _MAX_SHOWN = 10
 _MAX_RANKS_SHOWN = 8
 
 
-def print_plan(facts: Mapping[str, Any]) -> None:
-    """All of it; estimates are marked with ~."""
-    _print_counts(facts)
-    if facts["cost_classes"] is not None:
-        _print_classes(facts)
-    _print_tails(facts)
-    if facts["kind"] == "metadata":
-        _print_waste(facts["metadata"]["buckets"], is_metadata=True)
-        _print_left_out(facts["metadata"])
-    if facts["details"] is not None:
-        if facts["kind"] == "dataset":
-            _print_waste(facts["details"]["buckets"], is_metadata=False)
-        _print_loads(facts)
-    for line in facts.get("notes", ()):
+def print_forecast(found: RunForecast) -> None:
+    """Print all of it; estimates are marked with ~."""
+    from streamvid.forecast.run import MetadataFacts
+
+    _print_counts(found.counts)
+    if found.cost_classes is not None:
+        _print_classes(found.cost_classes, found.costs_are_measured)
+    _print_tails(found.counts)
+    if found.shapes:
+        _print_shapes(found.shapes, found.kind == "metadata")
+    if isinstance(found.about, MetadataFacts):
+        _print_left_out(found.about)
+    if found.details is not None:
+        _print_loads(found.details.loads)
+        _print_memory(found.details.memory)
+        if found.details.estimates is not None:
+            _print_estimates(found.details.estimates)
+    for line in found.notes:
         click.echo(printable(f"note: {line}"))
 
 
-def _print_counts(facts: Mapping[str, Any]) -> None:
-    headers = ["bucket", "samples", "batch", "a step", "steps", "delivered", "carried", "dropped", "repeated"]
+def _print_counts(counts: RunCounts) -> None:
+    headers = ["bucket", "samples", "batch", "per step", "steps", "delivered", "carried", "dropped", "repeated"]
     rows = [
-        (b["bucket"], b["samples"], b["batch_size"], b["global_batch"], b["steps"], *(b[name] for name in COUNTS))
-        for b in facts["buckets"]
+        (
+            bucket.bucket_id,
+            bucket.num_samples,
+            bucket.batch_size,
+            bucket.global_batch,
+            bucket.num_steps,
+            bucket.num_delivered,
+            bucket.num_carried,
+            bucket.num_dropped,
+            bucket.num_repeated,
+        )
+        for bucket in counts.buckets
     ]
     click.echo(table(headers, rows))
-    steps = facts["steps"]
-    shown = ", ".join(map(str, steps[:_MAX_SHOWN])) + (", ..." if len(steps) > _MAX_SHOWN else "")
+    shown = ", ".join(map(str, counts.steps[:_MAX_SHOWN])) + (", ..." if len(counts.steps) > _MAX_SHOWN else "")
     click.echo(
-        f"\n{facts['num_ranks']} ranks, tail {facts['tail']}, sync {facts['sync']}: {sum(steps)} steps in "
-        f"{facts['num_epochs']} epoch(s): {shown}"
+        f"\n{counts.num_ranks} ranks, tail {counts.tail}, sync {counts.sync}: {sum(counts.steps)} steps in "
+        f"{counts.num_epochs} epoch(s): {shown}"
     )
-    stored, due = (sum(b[name] for b in facts["buckets"]) for name in ("samples", "due"))
-    if due != stored * facts["num_epochs"]:
-        click.echo(f"{stored} samples are stored; {facts['num_epochs']} epoch(s) have {due}")
-    for starved in facts["starved"][:_MAX_SHOWN]:
+    stored = sum(bucket.num_samples for bucket in counts.buckets)
+    available = sum(bucket.num_available for bucket in counts.buckets)
+    if available != stored * counts.num_epochs:
+        click.echo(f"{stored} samples are stored; {counts.num_epochs} epoch(s) take {available}")
+    for starved in counts.starved[:_MAX_SHOWN]:
         click.echo(
-            f"starved: {starved['bucket']} has {starved['samples']} sample(s), a step takes "
-            f"{starved['global_batch']}. Take {', or '.join(starved['remedies']) or 'it out of the dataset'}"
+            f"starved: {starved.bucket_id} has {starved.num_samples} sample(s), a step takes {starved.global_batch}. "
+            f"Take {', or '.join(starved.remedies) or 'it out of the dataset'}"
         )
-    more = facts["starved"][_MAX_SHOWN:]
-    if more:
-        click.echo(f"and {len(more)} more buckets of fewer samples than a step takes (--json names all)")
+    more = len(counts.starved) - _MAX_SHOWN
+    if more > 0:
+        click.echo(f"and {more} more buckets with fewer samples than a step takes (--json lists all)")
 
 
-def _print_classes(facts: Mapping[str, Any]) -> None:
+def _print_classes(cost_classes: Mapping[str, int], are_measured: bool) -> None:
     members: dict[int, list[str]] = {}
-    for bucket_id, number in facts["cost_classes"].items():
+    for bucket_id, number in cost_classes.items():
         members.setdefault(number, []).append(bucket_id)
-    origin = "measured" if facts["costs_are_measured"] else "predicted from tokens, not measured"
-    click.echo(f"\nBuckets that share steps, their costs within 10 % ({origin}):")
+    origin = "measured" if are_measured else "predicted from tokens, not measured"
+    click.echo(f"\nBuckets that share steps, with costs within 10 % of each other ({origin}):")
     for number, names in members.items():
         click.echo(f"  {number}: {', '.join(names)}")
 
 
-def _print_tails(facts: Mapping[str, Any]) -> None:
-    click.echo("\nAll tails, side by side:")
+def _print_tails(counts: RunCounts) -> None:
+    click.echo("\nAll tail policies:")
     rows = [
         (
-            row["tail"] + (" *" if row["tail"] == facts["tail"] else ""), row["steps"], row["num_delivered"],
-            f"{row['share_left_out']:.2%}", f"{row['share_repeated']:.2%}", row["starved_buckets"],
+            tail.tail + (" *" if tail.tail == counts.tail else ""),
+            tail.num_steps,
+            tail.num_delivered,
+            f"{tail.share_left_out:.2%}",
+            f"{tail.share_repeated:.2%}",
+            tail.num_starved_buckets,
         )
-        for row in facts["tails"]
-    ]  # fmt: skip
+        for tail in counts.tails
+    ]
     click.echo(table(["tail", "steps", "delivered", "left out", "repeated", "starved buckets"], rows))
 
 
-def _print_waste(buckets: Mapping[str, Mapping[str, Any]], *, is_metadata: bool) -> None:
-    click.echo("\nWhat a bucket's shape costs:")
-    headers = ["bucket", "cropped", "most", "scaled by", "frames unused"]
-    headers.append("expected" if is_metadata else "clip")
+def _print_shapes(shapes: Mapping[str, BucketShape], is_metadata: bool) -> None:
+    click.echo("\nCost of each bucket's shape:")
+    headers = ["bucket", "cropped", "most", "scaled by", "frames unused", "expected" if is_metadata else "clip"]
     rows = [
         (
-            name, _share(row["crop_mean"]), _share(row["crop_max"]), _factor(row["upscale_mean"]),
-            _share(row["frames_unused_share"]),
-            f"{row['expected']:.1f}" if is_metadata else size(row["clip_bytes_mean"]),
+            name,
+            _recorded(shape.crop_mean, ".1%"),
+            _recorded(shape.crop_max, ".1%"),
+            _recorded(shape.upscale_mean, ".2f"),
+            f"{shape.frames_unused_share:.1%}",
+            size(round(shape.bytes_mean)) if shape.expected is None else f"{shape.expected:.1f}",
         )
-        for name, row in buckets.items()
-    ]  # fmt: skip
+        for name, shape in shapes.items()
+    ]
     click.echo(table(headers, rows))
 
 
-def _share(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:.1%}"
+def _recorded(value: float | None, form: str) -> str:
+    return "not recorded" if value is None else format(value, form)
 
 
-def _factor(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:.2f}"
+def _print_left_out(about: MetadataFacts) -> None:
+    total = sum(left.num_rows for left in about.left_out)
+    click.echo(f"\n{about.num_rows} rows, {about.num_rows - total} with a bucket, {total} without:")
+    for left in about.left_out:
+        click.echo(f"  {left.kind}: {left.num_rows} rows (expected {float(left.expected):.1f})")
+        for example in left.examples:
+            name = f" {example.source}" if example.source else ""
+            click.echo(printable(f"    row {example.row}{name}: {example.reason}"))
 
 
-def _print_left_out(found: Mapping[str, Any]) -> None:
-    total = sum(kind["rows"] for kind in found["left_out"])
-    click.echo(f"\n{found['rows']} rows, {found['rows'] - total} with a bucket, {total} without:")
-    for kind in found["left_out"]:
-        click.echo(f"  {kind['kind']}: {kind['rows']} rows (expected {kind['expected']:.1f})")
-        for example in kind["examples"]:
-            name = f" {example['source']}" if example["source"] else ""
-            click.echo(printable(f"    row {example['row']}{name}: {example['reason']}"))
-
-
-def _print_loads(facts: Mapping[str, Any]) -> None:
-    details = facts["details"]
-    tokens, mark = details["tokens_per_rank_and_step"], "~" if details["is_estimate"] else ""
+def _print_loads(loads: LoadSummary) -> None:
+    mark = "~" if loads.is_estimate else ""
     click.echo(
-        f"\ntokens a rank and step: {mark}{tokens['mean']:.0f} on the mean, {tokens['min']} to {tokens['max']}; the "
-        f"busiest rank has {mark}{details['imbalance_tokens']:.3f} times the mean one's "
-        f"(by predicted cost {mark}{details['imbalance_costs']:.3f})"
+        f"\ntokens per rank and step: {mark}{loads.tokens_mean:.0f} on average, {loads.tokens_min} to "
+        f"{loads.tokens_max}; the busiest rank has {mark}{loads.imbalance_tokens:.3f} times the average "
+        f"(by predicted cost {mark}{loads.imbalance_costs:.3f})"
     )
-    by_rank = details["member_bytes_by_rank"]
-    if by_rank is not None:
-        mark = "~" if details["member_bytes_are_estimate"] else ""
-        click.echo(f"bytes of clips a rank and epoch: {mark}{_ranks(by_rank)}")
-    _print_memory(details["memory"])
-    if details["estimates"] is not None:
-        _print_estimates(details["estimates"])
+    if loads.member_bytes_by_rank is not None:
+        mark = "~" if loads.bytes_are_estimate else ""
+        click.echo(f"bytes of clips per rank and epoch: {mark}{_ranks(loads.member_bytes_by_rank)}")
 
 
 def _ranks(by_rank: Sequence[int]) -> str:
@@ -135,26 +151,25 @@ def _ranks(by_rank: Sequence[int]) -> str:
     return f"{size(min(by_rank))} to {size(max(by_rank))}"
 
 
-def _print_memory(memory: Mapping[str, Any]) -> None:
-    halves = "" if memory["ring_bytes_yuv420p"] is None else f" (yuv420p {size(memory['ring_bytes_yuv420p'])})"
+def _print_memory(memory: HostMemory) -> None:
+    yuv420p = "" if memory.ring_bytes_yuv420p is None else f" (yuv420p {size(memory.ring_bytes_yuv420p)})"
     click.echo(
-        f"host memory a rank: ring {size(memory['ring_bytes'])}{halves}, workers ~{size(memory['workers_bytes'])}; "
-        f"{memory['ranks_per_node']} ranks of a machine ~{size(memory['per_node_bytes'])}"
+        f"host memory per rank: ring {size(memory.ring_bytes)}{yuv420p}, workers ~{size(memory.workers_bytes)}; "
+        f"{memory.ranks_per_node} rank(s) of one machine ~{size(memory.per_node_bytes)}"
     )
 
 
-def _print_estimates(estimates: Mapping[str, Any]) -> None:
-    epoch, num_bytes = estimates["epoch"], size(estimates["bytes_read_busiest_rank"])
+def _print_estimates(estimates: Estimates) -> None:
+    work, epoch = estimates.work, estimates.epoch
     parts = ", ".join(
-        f"{name} {'not measured' if seconds is None else _duration(seconds)}"
-        for name, seconds in epoch["parts"].items()
+        f"{name} {'not measured' if seconds is None else _duration(seconds)}" for name, seconds in epoch.parts.items()
     )
-    click.echo("estimates (--cost-table says what yours gives):")
+    click.echo("estimates (describe your machine in --cost-table):")
     click.echo(
-        f"  requests of an object store, busiest rank: ~{estimates['requests_busiest_rank']:.0f} "
-        f"(~{estimates['requests_a_sample']:.2f} a sample for clips), ~{num_bytes} read"
+        f"  requests to an object store, busiest rank: ~{work.num_requests:.0f} "
+        f"(~{estimates.requests_per_sample:.2f} per sample for clips), ~{size(round(work.num_bytes))} read"
     )
-    click.echo(f"  an epoch: ~{_duration(epoch['seconds'])}, bound by {epoch['bound_by']} ({parts})")
+    click.echo(f"  an epoch: ~{_duration(epoch.seconds)}, bound by {epoch.bound_by} ({parts})")
 
 
 def _duration(seconds: float) -> str:

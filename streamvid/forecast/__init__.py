@@ -1,1 +1,5 @@
-"""What a run would deliver and cost, for metadata and for sealed datasets."""
+"""What a run would deliver and cost, for sealed datasets and for metadata (`streamvid plan`).
+
+May import everything up to loader and sharder. Read run.py (question and answer) first, then dataset.py and
+metadata.py (the two sources), then counts.py, loads.py, batches.py and host.py, which compute the parts.
+"""

@@ -1,4 +1,4 @@
-"""Which buckets the rows of a metadata file would go to, by the sizes that it states: nothing is opened or probed.
+"""Forecast for metadata: the buckets that its rows go to by the sizes that it states. No media file is opened.
 
 Rows that agree in size and in the bucket lengths that they can fill are counted together, so that ten million rows ask
 as many questions as there are such groups.
@@ -6,20 +6,41 @@ as many questions as there are such groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeAlias
+from pathlib import Path
+from posixpath import normpath
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.buckets import Bucket
+from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.choices import Choices
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.policy import cover_scale, cropped_share
-from streamvid.forecast.facts import FactsBlock
+from streamvid.errors import SourceError
+from streamvid.forecast.counts import count_run, failure_of
+from streamvid.forecast.facts import FactsBlock, open_facts
+from streamvid.forecast.host import host_memory
+from streamvid.forecast.loads import rank_loads
+from streamvid.forecast.run import (
+    BucketShape,
+    LeftOut,
+    LeftOutRow,
+    MetadataFacts,
+    PlannedRun,
+    RunDetails,
+    RunForecast,
+)
+from streamvid.plan.cost import cost_classes, default_costs
+from streamvid.plan.epoch import EpochPlan
+from streamvid.plan.hashing import uniform_array
+from streamvid.plan.options import PlanOptions
+from streamvid.sharder.assign import record_key, stable_hash
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
@@ -33,9 +54,84 @@ _NEAR = 1e-6  # of a whole number of frames, where float64 may round to the othe
 UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-frame-count", "unknown-duration"
 
 
+def forecast_metadata(
+    source: Path, run: PlannedRun, config: BucketConfig, video_column: str | None = None
+) -> RunForecast:
+    """Return what the run would deliver if `source` were sharded into the buckets of `config`.
+
+    Raises SourceError for metadata that cannot be read, and if no row has a bucket.
+    """
+    facts = open_facts(source, video_column)
+    found = assign_rows(facts.blocks(), config, run.options.seed)
+    buckets = {name: found.buckets[name].bucket for name in found.counts}
+    if not buckets:
+        raise SourceError(f"no row of {source} has a bucket: {_why(found)}")
+    sizes = batch_sizes(list(buckets.values()), _sizes(run, config, buckets), run.max_tokens_per_batch, config.model)
+    table = default_costs(buckets.values(), config.model)
+    costs = (run.costs or table).costs(sizes)
+
+    def plan_of(options: PlanOptions) -> EpochPlan:
+        counts = {name: [count] for name, count in found.counts.items()}
+        return EpochPlan(counts, sizes, options, run.num_ranks, costs=costs)
+
+    counts, failure = count_run(plan_of, run.options, run.num_epochs), failure_of(plan_of(run.options), run.num_epochs)
+    details = None
+    if run.details and failure is None:
+        memory = host_memory(
+            list(buckets.values()), sizes, found.max_bytes, run.host, run.prefetch_bytes, run.num_ranks
+        )
+        details = RunDetails(rank_loads(plan_of(run.options), sizes, table.tokens, costs).summary(), memory, None)
+    return RunForecast(
+        source=str(source),
+        about=MetadataFacts(
+            columns=dict(facts.columns),
+            bucket_config=config.to_json(),
+            num_rows=found.num_rows,
+            num_groups=found.num_groups,
+            frames_are_estimated=found.frames_are_estimated,
+            left_out=tuple(sorted(found.left_out.values(), key=lambda left: -left.expected)),
+        ),
+        counts=counts,
+        cost_classes=cost_classes(costs) if run.options.sync == "cost" else None,
+        costs_are_measured=run.costs is not None,
+        shapes={name: bucket.shape() for name, bucket in sorted(found.buckets.items())},
+        details=details,
+        failure=failure,
+        notes=_notes(found, config),
+    )
+
+
+def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
+    """Return the run's batch sizes, else those of the bucket configuration."""
+    if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
+        return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
+    return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
+
+
+def _notes(found: AssignedRows, config: BucketConfig) -> tuple[str, ...]:
+    notes = ["sizes are those that the metadata states; shard probes the files and rejects those that differ"]
+    if found.frames_are_estimated:
+        notes.append("rows without num_frames: frames are duration x fps, rounded (an estimate)")
+    if not found.has_bytes:
+        notes.append("no column of file sizes (num_bytes): memory for clips read ahead is left out")
+    if config.assign == "all":
+        notes.append("--assign all stores a clip in each bucket that may take it; counts are of what one epoch draws")
+    return tuple(notes)
+
+
+def _why(found: AssignedRows) -> str:
+    kinds = sorted(found.left_out.values(), key=lambda left: -left.num_rows)
+    if not kinds:
+        return "it has no rows"
+    return "; ".join(f"{left.kind}: {left.num_rows} rows, such as {left.examples[0].reason}" for left in kinds)
+
+
+# ----------------------------------------------------------------------------------------------------- assigned rows
+
+
 @dataclass(slots=True)
-class BucketForecast:
-    """What goes to a bucket. expected: by probabilities; drawn: as whole rows. Sums are over drawn rows."""
+class AssignedBucket:
+    """Rows of one bucket. expected: by their probabilities; drawn: whole rows, over which all sums are."""
 
     bucket: Bucket
     expected: Fraction = Fraction(0)
@@ -47,83 +143,55 @@ class BucketForecast:
     num_bytes: float = 0.0
     seconds: float = 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values. frames_unused_share: of the rows' frames, at the frame rate asked for, what one pass leaves."""
+    def shape(self) -> BucketShape:
+        """Return the means over the rows; frames are counted at the frame rate asked for."""
         count = max(1, self.drawn)
-        used = self.bucket.num_frames * self.drawn
-        return {
-            "expected": float(self.expected),
-            "crop_mean": self.crop_sum / count,
-            "crop_max": self.crop_max,
-            "upscale_mean": self.upscale_sum / count,
-            "frames_unused_share": 1 - used / self.frames if self.frames else 0.0,
-            "source_bytes": round(self.num_bytes),
-            "source_seconds": self.seconds,
-        }
-
-
-@dataclass(slots=True)
-class LeftOut:
-    """Rows that go nowhere, of one kind: how many on the mean, and some of them as (row, source, reason)."""
-
-    kind: str
-    expected: Fraction = Fraction(0)
-    drawn: int = 0
-    examples: list[tuple[int, str, str]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        examples = [{"row": row, "source": source, "reason": reason} for row, source, reason in self.examples]
-        return {"kind": self.kind, "rows": self.drawn, "expected": float(self.expected), "examples": examples}
+        return BucketShape(
+            num_samples=self.drawn,
+            crop_mean=self.crop_sum / count,
+            crop_max=self.crop_max,
+            upscale_mean=self.upscale_sum / count,
+            frames_unused_share=1 - self.bucket.num_frames * self.drawn / self.frames if self.frames else 0.0,
+            frames_mean=self.frames / count,
+            bytes_mean=self.num_bytes / count,
+            seconds_mean=self.seconds / count,
+            expected=float(self.expected),
+        )
 
 
 @dataclass
-class MetadataForecast:
-    """The whole file: every row is in `buckets` or in `left_out`.
+class AssignedRows:
+    """All rows of a metadata file, each in `buckets` or in `left_out`.
 
-    num_groups: groups of rows that were told apart. max_bytes: of the largest file, 0 where sizes are not stated.
-    has_bytes, has_seconds: whether the file states them. frames_are_estimated: from duration and fps.
+    num_groups: kinds of rows told apart.   max_bytes: of the largest file, 0 where sizes are not stated.
+    has_bytes: whether the file states sizes in bytes.   frames_are_estimated: some come from duration and fps.
     """
 
     num_rows: int = 0
     num_groups: int = 0
     max_bytes: int = 0
     has_bytes: bool = False
-    has_seconds: bool = False
     frames_are_estimated: bool = False
-    buckets: dict[str, BucketForecast] = field(default_factory=dict)
+    buckets: dict[str, AssignedBucket] = field(default_factory=dict)
     left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Bucket id → rows, those without any left out; by id."""
+        """Rows by bucket id, sorted; buckets without any are left out."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
-@dataclass(slots=True)
-class _Group:
-    """Rows of one size and one reachable length, and where they may go: (bucket, probability, crop, upscale)."""
-
-    choices: Choices
-    rest: Fraction
-    waste: tuple[tuple[float, float], ...]
-    ends: Float64Array | None  # of the probabilities, added up; None: one bucket takes all, or none takes any
-
-
-def forecast_metadata(
-    blocks: Iterable[FactsBlock],
-    config: BucketConfig,
-    draws: Callable[[FactsBlock, Int64Array], Float64Array],
-) -> MetadataForecast:
-    """Assign all rows. draws: (block, places of rows) → float64 in [0, 1), where keep probabilities decide."""
-    found = MetadataForecast()
-    groups: dict[int, _Group] = {}
+def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
+    """Assign all rows to buckets. Where keep probabilities decide, draw as the sharder does with this seed."""
+    found = AssignedRows()
+    groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
     for block in blocks:
         found.num_rows += block.num_rows + block.num_broken
         if block.num_broken:
-            _leave_out(found, UNREADABLE, block.num_broken, (block.row, "", "cannot be read as a row of the file"))
-        rows = _Rows.of(block, config.frame_rate, found)
+            example = LeftOutRow(block.row, "", "cannot be read as a row of the file")
+            _leave_out(found, UNREADABLE, block.num_broken, example)
+        rows = _SizedRows.of(block, config.frame_rate, found)
         codes = rows.codes(lengths)
         kinds, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
         order = np.argsort(inverse, kind="stable")
@@ -133,13 +201,13 @@ def forecast_metadata(
             if group is None:
                 group = groups[code] = _group(config, *rows.shape(first))
             members = order[ends[number - 1] if number else 0 : ends[number]]
-            _count(found, group, rows, members, draws)
+            _count(found, group, rows, members, seed)
     found.num_groups = len(groups)
     return found
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Frame counts, ascending: a choice depends on a clip's frames by those of them that it reaches, and no more."""
+    """Return all frame counts, ascending: a choice depends on a clip's frames only through those that it reaches."""
     if config.bucket_config:  # those of probability 0 too, which keep clips from others
         return sorted({frames for by_frames in config.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
@@ -149,8 +217,8 @@ def _lengths(config: BucketConfig) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows of a block that state a size and a number of frames; places: theirs in the block."""
+class _SizedRows:
+    """Rows of a block that state a size and a number of frames. places: their numbers in the block."""
 
     block: FactsBlock
     places: Int64Array
@@ -163,8 +231,8 @@ class _Rows:
     num_bytes: Float64Array
 
     @staticmethod
-    def of(block: FactsBlock, rate: FrameRate, found: MetadataForecast) -> _Rows:
-        """The usable rows; the others are counted as left out."""
+    def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
+        """Return the usable rows, and count the others as left out."""
         empty = np.full(block.num_rows, np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
@@ -178,7 +246,6 @@ class _Rows:
         _unusable(found, block, ~sized, NO_SIZE, "height and width", values["height"])
         _unusable(found, block, sized & ~counted, NO_FRAMES, "num_frames", frames)
         found.has_bytes |= "num_bytes" in block.values
-        found.has_seconds |= "seconds" in block.values
         stored = np.where(sized & counted, frames, 0).astype(np.int64)
         seconds = np.where(values["seconds"] > 0, values["seconds"], stored / fps)
         reached = _reached(rate, stored, fps, seconds)
@@ -187,19 +254,19 @@ class _Rows:
         height, width = (values[name][places].astype(np.int64) for name in ("height", "width"))
         num_bytes = np.nan_to_num(values["num_bytes"][places])
         found.max_bytes = max(found.max_bytes, int(num_bytes.max(initial=0)))
-        return _Rows(
+        return _SizedRows(
             block, places, stored[places], reached[places], height, width, fps[places], seconds[places], num_bytes
         )
 
     def codes(self, lengths: Int64Array) -> Int64Array:
-        """A number for each row: rows with equal ones go to the same buckets with the same probabilities."""
-        # An image is told from a video by its one frame.
+        """Return a number per row: rows of equal numbers go to the same buckets with the same probabilities."""
+        # An image is a row of one frame.
         reach = np.where(self.frames == 1, 0, np.searchsorted(lengths, self.reached, side="right") + 1)
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width
         return codes
 
     def shape(self, place: int) -> tuple[int, int, int, bool]:
-        """(frames at the rate asked for, height, width, is it an image) of one row."""
+        """Return (frames at the rate asked for, height, width, is it an image) of one row."""
         columns = (self.reached, self.height, self.width)
         frames, height, width = (int(column[place]) for column in columns)
         return frames, height, width, bool(self.frames[place] == 1)
@@ -211,18 +278,18 @@ def _is_count(values: Float64Array, most: int) -> npt.NDArray[np.bool_]:
 
 
 def _unusable(
-    found: MetadataForecast, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, name: str, values: Float64Array
+    found: AssignedRows, block: FactsBlock, mask: npt.NDArray[np.bool_], kind: str, name: str, values: Float64Array
 ) -> None:
     places = np.flatnonzero(mask)
     if len(places):
         first = int(places[0])
         value = float(values[first])
-        said = "is missing or no number" if np.isnan(value) else f"is {value:g}; allowed are whole numbers from 1 on"
-        _leave_out(found, kind, len(places), (block.row + first, block.source(first), f"{name} {said}"))
+        problem = "is missing or not a number" if np.isnan(value) else f"is {value:g}; must be a whole number above 0"
+        _leave_out(found, kind, len(places), LeftOutRow(block.row + first, block.source(first), f"{name} {problem}"))
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """`rate.num_frames` of each row; -1 where it needs what the row does not state. Images keep their frame."""
+    """Return `rate.num_frames` of each row, -1 where the row states too little for it; images keep their frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -243,7 +310,20 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 # ------------------------------------------------------------------------------------------------------ where they go
 
 
-def _group(config: BucketConfig, num_frames: int, height: int, width: int, is_image: bool) -> _Group:
+@dataclass(slots=True)
+class _RowGroup:
+    """Rows of one size and one reachable length, and where they may go.
+
+    waste: (share cropped, factor of upscaling) of each of the choices' buckets.
+    ends: cumulative probabilities; None: one bucket takes all rows, or none takes any.
+    """
+
+    choices: Choices
+    waste: tuple[tuple[float, float], ...]
+    ends: Float64Array | None
+
+
+def _group(config: BucketConfig, num_frames: int, height: int, width: int, is_image: bool) -> _RowGroup:
     choices = config.fit(num_frames, height, width, is_image)
     waste = tuple(
         (
@@ -254,52 +334,54 @@ def _group(config: BucketConfig, num_frames: int, height: int, width: int, is_im
     )
     is_certain = not choices.options or choices.options[0][1] == 1
     ends = None if is_certain else np.cumsum([float(probability) for _, probability in choices.options])
-    return _Group(choices, choices.rest, waste, ends)
+    return _RowGroup(choices, waste, ends)
 
 
-def _count(
-    found: MetadataForecast,
-    group: _Group,
-    rows: _Rows,
-    members: Int64Array,
-    draws: Callable[[FactsBlock, Int64Array], Float64Array],
-) -> None:
+def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int64Array, seed: int) -> None:
     choices, count = group.choices, len(members)
     if group.ends is None:
         takers = [members] if choices.options else []
     else:
-        taken = np.searchsorted(group.ends, draws(rows.block, rows.places[members]), side="right")
+        taken = np.searchsorted(group.ends, _draws(seed, rows.block, rows.places[members]), side="right")
         takers = [members[taken == number] for number in range(len(choices.options))]
     for (bucket, probability), waste, mine in zip(choices.options, group.waste, takers, strict=True):
-        row = found.buckets.setdefault(bucket.id, BucketForecast(bucket))
+        row = found.buckets.setdefault(bucket.id, AssignedBucket(bucket))
         row.expected += probability * count
         _add(row, waste, rows, mine)
     num_out = count - sum(len(mine) for mine in takers)
-    if group.rest:
-        first = int(members[0])
-        example = (rows.block.row + int(rows.places[first]), rows.block.source(int(rows.places[first])), choices.reason)
-        _leave_out(found, choices.kind or "probability", num_out, example, group.rest * count)
+    if choices.rest:
+        place = int(rows.places[int(members[0])])
+        example = LeftOutRow(rows.block.row + place, rows.block.source(place), choices.reason)
+        _leave_out(found, choices.kind or "probability", num_out, example, choices.rest * count)
 
 
-def _add(row: BucketForecast, waste: tuple[float, float], rows: _Rows, members: Int64Array) -> None:
+def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
+    """Return numbers in [0, 1) as the sharder draws them for a source; those of rows without one, by row number."""
+    if block.sources is None:
+        return uniform_array(seed, places + block.row)
+    keys = (record_key(normpath(block.source(place))) for place in places.tolist())
+    return np.array([stable_hash("bucket", str(seed), key) for key in keys], np.float64) * 2.0**-64
+
+
+def _add(bucket: AssignedBucket, waste: tuple[float, float], rows: _SizedRows, members: Int64Array) -> None:
     crop, upscale = waste
     count = len(members)
     if not count:
         return
-    row.drawn += count
-    row.crop_sum += crop * count
-    row.crop_max = max(row.crop_max, crop)
-    row.upscale_sum += upscale * count
-    row.frames += float(rows.reached[members].sum())
-    row.num_bytes += float(rows.num_bytes[members].sum())
-    row.seconds += float(np.nan_to_num(rows.seconds[members]).sum())
+    bucket.drawn += count
+    bucket.crop_sum += crop * count
+    bucket.crop_max = max(bucket.crop_max, crop)
+    bucket.upscale_sum += upscale * count
+    bucket.frames += float(rows.reached[members].sum())
+    bucket.num_bytes += float(rows.num_bytes[members].sum())
+    bucket.seconds += float(np.nan_to_num(rows.seconds[members]).sum())
 
 
 def _leave_out(
-    found: MetadataForecast, kind: str, drawn: int, example: tuple[int, str, str], expected: Fraction | None = None
+    found: AssignedRows, kind: str, num_rows: int, example: LeftOutRow, expected: Fraction | None = None
 ) -> None:
     left = found.left_out.setdefault(kind, LeftOut(kind))
-    left.drawn += drawn
-    left.expected += drawn if expected is None else expected
-    if len(left.examples) < _MAX_EXAMPLES and example[2] not in {reason for _, _, reason in left.examples}:
+    left.num_rows += num_rows
+    left.expected += num_rows if expected is None else expected
+    if len(left.examples) < _MAX_EXAMPLES and example.reason not in {one.reason for one in left.examples}:
         left.examples.append(example)

@@ -37,7 +37,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     for row in plan.report():
         _log.info(
             "bucket %s: %d samples, %d steps of %d; %d delivered, %d carried, %d dropped, %d repeated",
-            row.bucket_id, row.num_samples, row.num_steps_left, row.global_batch,
+            row.bucket_id, row.num_samples, row.num_steps, row.global_batch,
             row.num_delivered, row.num_carried, row.num_dropped, row.num_repeated,
         )  # fmt: skip
     few = [row for row in plan.starved if row.num_available]  # an epoch may draw none of a bucket

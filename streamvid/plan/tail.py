@@ -19,17 +19,18 @@ from streamvid.plan.options import Tail
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """What the rest of an epoch makes of a bucket; all but `num_samples` and `global_batch` count from the cursor.
+    """What the remainder of an epoch makes of a bucket.
 
-    num_samples: stored samples, over all datasets. global_batch: num_ranks * batch_size.
-    num_steps_left: steps that have this bucket; with sync="cost", where others share them, the steps that its batches
-        would make up. num_delivered: samples that the ranks receive together, repeats among them.
+    num_samples: stored samples, over all datasets; all other counts begin at the cursor.
+    num_steps: steps that have this bucket; with sync="cost", where others share them, the steps that its batches would
+        make up.   num_delivered: samples that the ranks receive together, including repeats.
     """
 
     bucket_id: str
     num_samples: int
+    batch_size: int
     global_batch: int
-    num_steps_left: int
+    num_steps: int
     num_delivered: int
     num_carried: int
     num_dropped: int
@@ -37,8 +38,13 @@ class BucketReport:
 
     @property
     def num_available(self) -> int:
-        """Samples that the rest of the epoch may take, what an epoch before carried among them."""
+        """Samples that the remainder of the epoch may take, including those that an epoch before carried."""
         return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
+
+    @property
+    def is_starved(self) -> bool:
+        """True if nothing of the bucket is delivered although it has samples."""
+        return bool(self.num_available) and not self.num_delivered
 
 
 @dataclass(frozen=True, slots=True)

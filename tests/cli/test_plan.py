@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 import streamvid
 from streamvid.buckets import Bucket
-from streamvid.cli.verbs.plan import PlannedRun, collect, parse_sizes
+from streamvid.cli.verbs.plan import parse_sizes
 from streamvid.errors import ConfigError
+from streamvid.forecast.dataset import forecast_dataset
+from streamvid.forecast.run import PlannedRun
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import fit_costs
 from tests.conftest import run_streamvid
@@ -50,15 +53,13 @@ def test_it_says_what_the_loader_announces(tail: Any) -> None:
     with streamvid.VideoLoader(DATASET, batch_size=1, world=World(0, 2), tail=tail, num_workers=0) as loader:
         assert planned["steps"] == [len(loader)]
         announced = {report.bucket_id: report for report in loader.plan_report()}
-        assert planned["plan_fingerprint"] == loader.dataset.manifest.plan_fingerprint
+        assert planned["dataset"]["plan_fingerprint"] == loader.dataset.manifest.plan_fingerprint
     for row in planned["buckets"]:
-        report = announced.pop(row["bucket"])
-        for name in ("num_delivered", "num_carried", "num_dropped", "num_repeated", "global_batch"):
-            assert row[name] == getattr(report, name)
-        assert (row["samples"], row["steps"]) == (report.num_samples, report.num_steps_left)
+        report = announced.pop(row["bucket_id"])
+        assert row == dataclasses.asdict(report)
     assert not announced
     (mine,) = [row for row in planned["tails"] if row["tail"] == tail]
-    assert mine["steps"] == planned["steps"][0]
+    assert mine["num_steps"] == planned["steps"][0]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -69,7 +70,7 @@ def test_an_unsaid_tail_is_that_of_the_loader(tmp_path: Path, split: str) -> Non
     with streamvid.VideoLoader(root, batch_size=2, world=World(0, 2), split=split, num_workers=0) as loader:
         assert planned["tail"] == loader.options.tail == {"train": "carry", "val": "uneven"}[split]
         (report,) = loader.plan_report()
-        assert planned["steps"] == [report.num_steps_left]
+        assert planned["steps"] == [report.num_steps]
         assert planned["buckets"][0]["num_delivered"] == report.num_delivered
     arguments = ("--num-ranks", "1", "--batch-size", "1", "--split", split, "--accumulate", "2")
     if split == "train":
@@ -83,11 +84,11 @@ def test_an_unsaid_tail_is_that_of_the_loader(tmp_path: Path, split: str) -> Non
 
 def test_batch_sizes_by_bucket_or_by_tokens() -> None:
     by_bucket = facts("--batch-size", "96x64-5f=3", "--batch-size", "*-1f=1")
-    assert {row["bucket"]: row["batch_size"] for row in by_bucket["buckets"]} == {"96x64-1f": 1, "96x64-5f": 3}
+    assert {row["bucket_id"]: row["batch_size"] for row in by_bucket["buckets"]} == {"96x64-1f": 1, "96x64-5f": 3}
     with_default = facts("--batch-size", "*=2", "--batch-size", "*-1f*=1")
-    assert {row["bucket"]: row["batch_size"] for row in with_default["buckets"]} == {"96x64-1f": 1, "96x64-5f": 2}
+    assert {row["bucket_id"]: row["batch_size"] for row in with_default["buckets"]} == {"96x64-1f": 1, "96x64-5f": 2}
     by_tokens = facts("--max-tokens-per-batch", "96")  # 4 x 6 tokens an image, 2 * 4 x 6 for 5 frames
-    assert {row["bucket"]: row["batch_size"] for row in by_tokens["buckets"]} == {"96x64-1f": 4, "96x64-5f": 2}
+    assert {row["bucket_id"]: row["batch_size"] for row in by_tokens["buckets"]} == {"96x64-1f": 4, "96x64-5f": 2}
 
 
 def test_a_run_without_a_step_fails_and_still_shows_the_tails() -> None:
@@ -102,20 +103,25 @@ def run_of(num_ranks: int = 2, size: int = 2, epochs: int = 1, **options: Any) -
     return PlannedRun(num_ranks, size, None, PlanOptions(**options), epochs, "train")
 
 
+def starved_of(dataset: streamvid.Dataset, run: PlannedRun) -> dict[str, tuple[str, ...]]:
+    return {bucket.bucket_id: bucket.remedies for bucket in forecast_dataset(dataset, run).counts.starved}
+
+
 def test_each_remedy_is_one() -> None:
     """A starved bucket is told what to take; taken, each of them gives it a step, and one less does not."""
     dataset = streamvid.open_dataset(DATASET)
-    starved = {row["bucket"]: row for row in collect(dataset, run_of())[0]["starved"]}
-    assert starved["96x64-5f"]["remedies"] == ["batch size 1", "1 rank(s)", "2 epochs", "--tail pad or shrink"]
-    assert starved["96x64-1f"]["remedies"] == ["4 epochs", "--tail pad or shrink"]
+    assert starved_of(dataset, run_of()) == {
+        "96x64-5f": ("batch size 1", "1 rank(s)", "2 epochs", "--tail pad or shrink"),
+        "96x64-1f": ("4 epochs", "--tail pad or shrink"),
+    }
     cured = {
         "96x64-5f": [run_of(size=1), run_of(num_ranks=1), run_of(epochs=2), run_of(tail="pad"), run_of(tail="shrink")],
         "96x64-1f": [run_of(epochs=4), run_of(tail="pad"), run_of(tail="shrink")],
     }
     for bucket_id, runs in cured.items():
         for run in runs:
-            assert bucket_id not in {row["bucket"] for row in collect(dataset, run)[0]["starved"]}, run
-    assert "96x64-1f" in {row["bucket"] for row in collect(dataset, run_of(epochs=3))[0]["starved"]}
+            assert bucket_id not in starved_of(dataset, run), run
+    assert "96x64-1f" in starved_of(dataset, run_of(epochs=3))
 
 
 def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
@@ -138,12 +144,12 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
         (("--batch-size", "4", "--max-tokens-per-batch", "9"), 2, "give exactly one"),
         (("--batch-size", "four"), 2, "'four': expected N"),
         (("--batch-size", "=4"), 2, "'=4': expected N"),
-        (("--batch-size", "4", "--batch-size", "*=4"), 2, "beside others"),
+        (("--batch-size", "4", "--batch-size", "*=4"), 2, "cannot be combined"),
         (("--batch-size", "0"), 2, "batch_size=0"),
         (("--batch-size", "1", "--num-ranks", "0"), 2, "num_ranks=0"),
         (("--batch-size", "1", "--split", "test"), 1, "split='test' has no samples"),
         (("--batch-size", "1", "--costs", "missing.json", "--sync", "cost"), 2, "--costs missing.json"),
-        (("--batch-size", "1", "--costs", "any.json", "--counts-only"), 2, "does nothing with --sync bucket"),
+        (("--batch-size", "1", "--costs", "any.json", "--counts-only"), 2, "has no effect with --sync bucket"),
         (("--batch-size", "1", "--cost-table", "missing.yaml"), 2, "missing.yaml"),
         (("--batch-size", "1", "--where", "no_such > 1"), 2, "no_such"),
         (("--batch-size", "1", "--resolution", "480p"), 2, "--resolution is for metadata"),
@@ -170,13 +176,14 @@ def test_details_come_from_the_samples_index() -> None:
     told = facts("--batch-size", "1", "--num-ranks", "2")
     assert told["kind"] == "dataset"
     details = told["details"]
-    assert details["buckets"]["96x64-5f"]["crop_mean"] is None  # of format 1.0
-    assert len(details["member_bytes_by_rank"]) == 2 and not details["member_bytes_are_estimate"]
-    assert details["imbalance_tokens"] == 1.0
+    assert told["shapes"]["96x64-5f"]["crop_mean"] is None  # of format 1.0
+    loads = details["loads"]
+    assert len(loads["member_bytes_by_rank"]) == 2 and not loads["bytes_are_estimate"]
+    assert loads["imbalance_tokens"] == 1.0
     assert details["estimates"]["epoch"]["parts"]["gpu"] is None
     assert facts("--batch-size", "1", "--num-ranks", "2", "--counts-only")["details"] is None
     text = run_streamvid("plan", DATASET, "--batch-size", "1").stdout
-    assert "not recorded" in text and "host memory a rank: ring" in text
+    assert "not recorded" in text and "host memory per rank: ring" in text
     assert re.search(r"^  an epoch: ~[0-9.]+ s, bound by \w+ .*gpu not measured", text, re.MULTILINE)
 
 
@@ -195,9 +202,7 @@ def test_a_cost_table_changes_the_estimates_and_nothing_else(tmp_path: Path) -> 
     assert epoch["parts"]["gpu"] == pytest.approx(3 * 3.0 + 2.0) == epoch["seconds"]
     assert epoch["bound_by"] == "gpu"
     assert told["tails"] == plain["tails"]
-    assert {name: value for name, value in told["details"].items() if name not in ("estimates", "memory")} == {
-        name: value for name, value in plain["details"].items() if name not in ("estimates", "memory")
-    }
+    assert (told["shapes"], told["details"]["loads"]) == (plain["shapes"], plain["details"]["loads"])
 
 
 def test_a_filter_leaves_samples_out_as_the_loader_does(tmp_path: Path) -> None:
@@ -206,7 +211,7 @@ def test_a_filter_leaves_samples_out_as_the_loader_does(tmp_path: Path) -> None:
     told = facts_of(root, "--batch-size", "1", "--where", "score >= 1.5")
     with streamvid.VideoLoader(root, batch_size=1, world=World(0, 1), where="score >= 1.5", num_workers=0) as loader:
         assert told["steps"] == [len(loader)]
-        assert told["buckets"][0]["samples"] == loader.plan_report()[0].num_samples < 8
+        assert told["buckets"][0]["num_samples"] == loader.plan_report()[0].num_samples < 8
 
 
 def test_keys_are_written_in_the_order_of_delivery(tmp_path: Path) -> None:
@@ -237,25 +242,25 @@ def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
     (tmp_path / "meta.csv").write_text(METADATA)
     told = facts_of(tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--num-ranks", "2", "--batch-size", "1")
     assert told["kind"] == "metadata"
-    assert {row["bucket"]: (row["samples"], row["steps"]) for row in told["buckets"]} == {
+    assert {row["bucket_id"]: (row["num_samples"], row["num_steps"]) for row in told["buckets"]} == {
         "832x480-81f": (6, 3), "480x832-81f": (2, 1),
     }  # fmt: skip
     (left,) = told["metadata"]["left_out"]
-    assert (left["kind"], left["rows"], left["examples"][0]["source"]) == ("too-few-frames", 1, "v/8.mp4")
-    assert told["metadata"]["buckets"]["832x480-81f"]["crop_mean"] == 0
+    assert (left["kind"], left["num_rows"], left["examples"][0]["source"]) == ("too-few-frames", 1, "v/8.mp4")
+    assert told["shapes"]["832x480-81f"]["crop_mean"] == 0
     text = run_streamvid("plan", tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--batch-size", "1").stdout
     assert "9 rows, 8 with a bucket, 1 without" in text and "too-few-frames: 1 rows" in text
     explicit = facts_of(
         tmp_path / "meta.csv", "--buckets", "832x480@17", "--fps", "4", "--fps-rule", "cap", "--batch-size", "1"
     )
-    assert [row["samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
+    assert [row["num_samples"] for row in explicit["buckets"]] == [8]  # 81 frames at 16 a second are 20 at 4
 
 
 def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
     """Sizes that follow clips, policies and --assign, as `streamvid shard` has them."""
     (tmp_path / "meta.csv").write_text(METADATA)
     sizes = facts_of(tmp_path / "meta.csv", "--max-pixels", "399360", "--max-frames", "81", "--batch-size", "1")
-    assert {row["bucket"]: row["samples"] for row in sizes["buckets"]} == {"832x480-81f": 6, "480x832-81f": 2}
+    assert {row["bucket_id"]: row["num_samples"] for row in sizes["buckets"]} == {"832x480-81f": 6, "480x832-81f": 2}
     small = ("--resolution", "720p", "--num-frames", "3,81", "--batch-size", "1", "--counts-only")
     assert facts_of(tmp_path / "meta.csv", *small, "--min-area", "0.3")["metadata"]["left_out"] == []
     config = tmp_path / "buckets.yaml"

@@ -190,7 +190,7 @@ def assert_report_is_true(report: tuple[BucketReport, ...], rows: list[Row]) -> 
     for line in report:
         mine = [row for row in rows if row.bucket_id == line.bucket_id]
         assert line.num_delivered == len(mine)
-        assert line.num_steps_left == -(-len(mine) // line.global_batch)
+        assert line.num_steps == -(-len(mine) // line.global_batch)
         assert line.num_repeated == sum(row.is_repeat for row in mine)
 
 

@@ -233,7 +233,7 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
     received = Counter(step.bucket_id for step in plan.steps(0, plan.num_steps_left))
     after = plan.cursor_after(plan.num_steps_left)
     for line in plan.report():
-        assert received[line.bucket_id] == line.num_steps_left
+        assert received[line.bucket_id] == line.num_steps
         assert (
             positions[line.bucket_id] <= after.positions[line.bucket_id] <= plan.next_epoch().positions[line.bucket_id]
         )

@@ -198,7 +198,7 @@ def test_largest_first_begins_with_a_step_of_each_bucket(case: Case, leg: Leg) -
     if case.options.order == "largest-first" and case.options.sync == "bucket" and case.options.accumulate == 1:
         firsts = list(dict.fromkeys(step.bucket_id for step in steps[: plan.num_steps_left]))
         warm = firsts[: len({step.bucket_id for step in steps})]
-        mixed = [name for name in warm if any(r.bucket_id == name and r.num_steps_left for r in plan.report())]
+        mixed = [name for name in warm if any(r.bucket_id == name and r.num_steps for r in plan.report())]
         full = [
             name
             for name in mixed

@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.cli.bucket_flags import bucket_flags
 from streamvid.cli.console import print_json
 from streamvid.cli.flags import Rate
-from streamvid.cli.plan_dataset import PlannedRun, collect, planned_keys
-from streamvid.cli.plan_print import print_plan
 from streamvid.cli.storage_flags import storage_flags
-from streamvid.errors import ConfigError, DatasetError
-from streamvid.forecast.epochs import HostCosts
+from streamvid.errors import ConfigError, SourceError
 from streamvid.plan.options import PlanOptions, Sync, Tail
 
 if TYPE_CHECKING:
-    from streamvid.dataset.reader import Dataset
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.forecast.host import HostCosts
+    from streamvid.forecast.run import PlannedRun, RunForecast
+    from streamvid.plan.cost import CostTable
     from streamvid.storage import StorageOptions
 
-__all__ = ["PlannedRun", "collect", "command", "parse_sizes", "read_costs", "samples_of_shards"]
-
 _MAX_EPOCHS = 1000
+_BOTH_KINDS = ("preset", "bucket_config")  # bucket options that a sealed dataset takes too
+_NOT_GIVEN = (None, (), DEFAULT_MULTIPLE)
 _EXAMPLES = """\b
 Examples:
   streamvid plan ds/ --num-ranks 64 --batch-size 4
@@ -37,14 +38,14 @@ Examples:
   streamvid plan meta.parquet --preset wan2.1-480p --num-ranks 64 --batch-size 1
 
 \b
-SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, a folder of Parquet files) with columns
-num_frames, height and width (fps, duration, bytes where a rule needs them). Nothing is decoded or probed. Flags about
-buckets are for metadata; of a dataset --preset checks the model's rule, and --bucket-config gives batch sizes.
+SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, or a folder of Parquet files) with the
+columns num_frames, height and width (fps, duration and bytes where a rule needs them). Nothing is decoded or probed.
+Bucket options are for metadata. For a dataset, --preset checks the model's rule and --bucket-config gives batch sizes.
 
 \b
 A cost table (--cost-table) is YAML: decode_ms: {'480p-*': 23}, num_workers: 8, ranks_per_node: 8, request_ms: 30,
-requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; what it does not say is a default that
-was measured on another machine. All that comes of it is an estimate, and marked so.
+requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; defaults were measured on another
+machine. Everything derived from it is an estimate and marked with ~.
 
 \b
 Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 wrong usage."""
@@ -58,57 +59,71 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples a rank and step. BUCKET: an id, WxH@F or glob; a name goes before globs, '*' is for all others.",
+    help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' is for all others.",
 )
-@click.option("--max-tokens-per-batch", type=int, help="Instead: as many samples of a bucket as fit.")
+@click.option("--max-tokens-per-batch", type=int, help="Instead of --batch-size: as many samples as fit.")
 @click.option(
     "--tail",
     type=click.Choice(get_args(Tail)),
-    help="The epoch's rest.  [default: as the loader, carry for split train, uneven for others]",
+    help="Samples that fill no step.  [default: carry for split train, uneven for others]",
 )
 @click.option(
-    "--sync", type=click.Choice(get_args(Sync)), default="bucket", show_default=True, help="What ranks share."
+    "--sync", type=click.Choice(get_args(Sync)), default="bucket", show_default=True, help="What ranks share at a step."
 )
 @click.option("--costs", type=click.Path(), help="Measured costs of steps (JSON of a CostTable), for --sync and time.")
-@click.option("--cost-table", type=click.Path(), help="What machine and store give (YAML), for estimates of time.")
-@click.option("--epochs", "num_epochs", type=click.IntRange(1, _MAX_EPOCHS), default=1, show_default=True)
-@click.option("--accumulate", type=int, default=1, show_default=True, help="Steps of an epoch are a multiple of it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the run; of metadata, of the draws.")
-@click.option("--split", default="train", show_default=True)
+@click.option("--cost-table", type=click.Path(), help="Performance of machine and store (YAML), for estimates of time.")
+@click.option(
+    "--epochs",
+    "num_epochs",
+    type=click.IntRange(1, _MAX_EPOCHS),
+    default=1,
+    show_default=True,
+    help="Epochs of the run.",
+)
+@click.option("--accumulate", type=int, default=1, show_default=True, help="Steps per optimizer step.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the run; for metadata, of the draws.")
+@click.option("--split", default="train", show_default=True, help="Split of the dataset.")
 @click.option("--where", metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
-@click.option("--counts-only", is_flag=True, help="Dataset: read the shard table alone; no bytes, waste or times.")
+@click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
 @bucket_flags
-@click.option("--fps", type=Rate(), help="Metadata: frames a second; the rule says how.")
-@click.option("--fps-rule", type=click.Choice(["cap", "resample", "fix_frame_rate"]), help="[default: resample]")
-@click.option("--video-column", metavar="C", help="Metadata: its column with paths.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--fps", type=Rate(), help="Metadata: frame rate of the clips; --fps-rule says how.")
+@click.option(
+    "--fps-rule",
+    type=click.Choice(["cap", "resample", "fix_frame_rate"]),
+    help="Metadata: how --fps is reached.  [default: resample]",
+)
+@click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @storage_flags
 def command(
     source: str,
-    num_ranks: int,
     sizes: tuple[str, ...],
-    max_tokens_per_batch: int | None,
     tail: Tail | None,
     sync: Sync,
     costs: str | None,
     cost_table: str | None,
-    num_epochs: int,
     accumulate: int,
     seed: int,
     split: str,
-    where: str | None,
     counts_only: bool,
     keys: str | None,
     as_json: bool,
     storage: StorageOptions,
-    **metadata: Any,
+    num_ranks: int,
+    max_tokens_per_batch: int | None,
+    num_epochs: int,
+    where: str | None,
+    **bucket_options: Any,
 ) -> None:
     """Show what training would deliver: steps, and what is left out or repeated, by bucket and tail; bytes, waste,
-    memory and time; and of metadata which rows no bucket takes, and why.
+    memory and time; and for metadata, which rows no bucket takes and why.
     """
+    from streamvid.cli.plan_print import print_forecast
+    from streamvid.forecast.run import PlannedRun
+
     if costs is not None and sync != "cost" and counts_only:
-        raise ConfigError(f"--costs {costs} does nothing with --sync {sync} --counts-only; leave one of them out")
+        raise ConfigError(f"--costs {costs} has no effect with --sync {sync} --counts-only; leave one of them out")
     tail = tail or ("carry" if split == "train" else "uneven")
     run = PlannedRun(
         num_ranks=num_ranks,
@@ -117,49 +132,88 @@ def command(
         options=PlanOptions(seed=seed, tail=tail, sync=sync, accumulate=accumulate),
         num_epochs=num_epochs,
         split=split,
-        costs=read_costs(costs),
+        costs=_read_costs(costs),
         where=where,
         host=_host_costs(cost_table),
         details=not counts_only,
     )
-    facts, failure = _facts(source, run, storage, metadata, keys)
-    if as_json:
-        print_json(facts)
-    else:
-        print_plan(facts)
-    if failure is not None:
-        raise failure
-
-
-def _facts(
-    source: str, run: PlannedRun, storage: StorageOptions, metadata: Mapping[str, Any], keys: str | None
-) -> tuple[dict[str, Any], Exception | None]:
-    from streamvid.buckets.config import load_bucket_config
-    from streamvid.cli.plan_metadata import check_dataset_options, collect_metadata, is_metadata_source
-    from streamvid.dataset.reader import open_dataset
-
-    if is_metadata_source(source):
-        if keys is not None or run.where is not None:
+    if _is_metadata(source):
+        if keys is not None or where is not None:
             raise ConfigError(f"--keys and --where are for sealed datasets, and {source} is metadata; leave them out")
-        return collect_metadata(source, run, metadata)
-    check_dataset_options(metadata)
+        found = _from_metadata(source, run, bucket_options)
+    else:
+        found = _from_dataset(source, run, storage, bucket_options, keys)
+    if as_json:
+        print_json(found.to_json() | ({} if keys is None else {"keys": keys}))
+    else:
+        print_forecast(found)
+    if found.failure is not None:
+        raise found.failure
+
+
+def _is_metadata(source: str) -> bool:
+    """Tell metadata from a sealed dataset. SourceError for a folder that is neither."""
+    from streamvid.forecast.facts import is_metadata
+
+    if "://" in source:
+        return False
+    path = Path(source)
+    if is_metadata(path):
+        return True
+    if path.is_dir() and not (path / "manifest.json").exists():
+        raise SourceError(
+            f"{source} is not a sealed dataset (it has no manifest.json), and it holds no Parquet files. For a folder "
+            f"of videos use `streamvid shard {source} DEST --dry-run`; for metadata with sizes give the file itself"
+        )
+    return False
+
+
+def _from_metadata(source: str, run: PlannedRun, given: Mapping[str, Any]) -> RunForecast:
+    from streamvid.forecast.metadata import forecast_metadata
+
+    options = {name: value for name, value in given.items() if name != "video_column"}
+    return forecast_metadata(Path(source), run, _bucket_config(options), given["video_column"])
+
+
+def _bucket_config(given: dict[str, Any]) -> BucketConfig:
+    """Return the buckets that `streamvid shard --clips copy` would make of the same flags."""
+    from streamvid.cli.bucket_flags import bucket_options
+    from streamvid.sharder.options import ShardOptions
+
+    given["clips"] = "copy"
+    bucket_options(given)
+    options = ShardOptions(**given)
+    return replace(options.config, frame_rate=options.frame_rate)
+
+
+def _from_dataset(
+    source: str, run: PlannedRun, storage: StorageOptions, given: Mapping[str, Any], keys: str | None
+) -> RunForecast:
+    from streamvid.buckets.config import load_bucket_config
+    from streamvid.dataset.reader import open_dataset
+    from streamvid.forecast.batches import planned_keys
+    from streamvid.forecast.dataset import forecast_dataset
+
+    for name, value in given.items():
+        if name not in _BOTH_KINDS and value not in _NOT_GIVEN:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard again")
     dataset = open_dataset(source, storage=storage)
-    run = replace(run, preset=metadata["preset"])
-    if metadata["bucket_config"] is not None:
+    run = replace(run, preset=given["preset"])
+    if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
             raise ConfigError("--bucket-config gives a dataset's batch sizes, and so does another option: give one")
-        run = replace(run, batch_size=load_bucket_config(metadata["bucket_config"]))
-    facts, failure = collect(dataset, run)
+        run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
+    found = forecast_dataset(dataset, run)
     if keys is not None:
-        facts["keys"] = keys
         with Path(keys).open("w", encoding="utf-8") as file:
             for batch in planned_keys(dataset, run):
                 file.write(json.dumps(batch) + "\n")
-    return facts, failure
+    return found
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Batch sizes of `4`, or of `BUCKET=N` as often as given; ConfigError for anything else."""
+    """Parse batch sizes: `4`, or `BUCKET=N` any number of times. ConfigError for anything else."""
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")
@@ -167,32 +221,25 @@ def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
             raise ConfigError(f"--batch-size {text!r}: expected N, or BUCKET=N once for each bucket or glob")
         pairs[name] = int(number)
     if "" in pairs and len(pairs) > 1:
-        raise ConfigError(f"--batch-size {pairs['']} for all buckets beside others: write '*={pairs['']}' or name all")
+        raise ConfigError(
+            f"--batch-size {pairs['']} is for all buckets and cannot be combined with others: write '*={pairs['']}'"
+        )
     return pairs.get("", pairs)
 
 
-def read_costs(path: str | None) -> Mapping[str, Any] | None:
-    """The JSON of a cost table; ConfigError where there is none."""
+def _read_costs(path: str | None) -> CostTable | None:
+    from streamvid.plan.cost import CostTable
+
     if path is None:
         return None
     try:
-        value: Mapping[str, Any] = json.loads(Path(path).read_bytes())
+        return CostTable.from_json(json.loads(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--costs {path}: {error}; give a file with the JSON of CostTable.to_json()") from error
-    return value
 
 
 def _host_costs(path: str | None) -> HostCosts:
     from streamvid.config import load_config
+    from streamvid.forecast.host import HostCosts
 
     return load_config(HostCosts, path)
-
-
-def samples_of_shards(dataset: Dataset, split: str) -> dict[str, Any]:
-    """Bucket id → int64 array of the samples in each shard of a split, in the order that plans count them."""
-    shards = dataset.shards
-    if split not in shards.splits:
-        raise DatasetError(
-            f"split={split!r} has no samples in {dataset.url}; it has {', '.join(sorted(shards.splits))}"
-        )
-    return {bucket_id: shards.num_samples[rows] for bucket_id, rows in sorted(shards.select(split).items())}

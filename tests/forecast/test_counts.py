@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,9 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket
 from streamvid.errors import ConfigError, PlanError
-from streamvid.forecast.epochs import (
-    HostCosts,
-    RankWork,
-    epoch_seconds,
-    forecast_counts,
-    imbalance,
-    rank_loads,
-    run_epochs,
-)
+from streamvid.forecast.counts import count_run, failure_of
+from streamvid.forecast.host import HostCosts, RankWork, epoch_time
+from streamvid.forecast.loads import imbalance, rank_loads
 from streamvid.plan import EpochPlan, PlanOptions
 from streamvid.plan.cost import default_costs
 
@@ -55,19 +48,18 @@ def test_loads_are_those_of_the_steps(
     """PLAN-3 and PLAN-4: samples, tokens and bytes of each rank, beside a plain count over every step of the plan."""
     plan, costs = plan_of(counts, size, num_ranks, tail=tail, sync=sync)
     loads = rank_loads(plan, dict.fromkeys(counts, size), TOKENS, costs, lambda _, shards, places: 10 * shards + places)
-    steps = plan.steps(0, plan.num_steps_left)
+    steps, summary = plan.steps(0, plan.num_steps_left), loads.summary()
     assert (loads.num_steps, loads.is_sampled) == (len(steps), False)
     for rank in range(num_ranks):
         mine = [step.for_rank(rank) for step in steps]
         assert loads.samples[:, rank].tolist() == [len(step.shards) for step in mine]
         assert loads.tokens[:, rank].tolist() == [len(step.shards) * TOKENS[step.bucket_id] for step in mine]
         own = sum(int((10 * step.shards + step.indices).sum()) for step in mine)
-        assert (loads.bytes_by_rank() or [])[rank] == own
-        assert loads.samples_by_rank()[rank] == sum(len(step.shards) for step in mine)
-    assert sum(loads.samples_by_rank()) == sum(row.num_delivered for row in plan.report())
+        assert (summary.member_bytes_by_rank or ())[rank] == own
+        assert summary.samples_by_rank[rank] == sum(len(step.shards) for step in mine)
+    assert sum(summary.samples_by_rank) == sum(row.num_delivered for row in plan.report())
     if sync == "bucket" and tail in ("carry", "drop", "pad"):
         assert imbalance(loads.tokens) == 1.0
-    json.dumps(loads.to_json())
 
 
 def test_of_a_long_epoch_some_steps_stand_for_all() -> None:
@@ -75,9 +67,9 @@ def test_of_a_long_epoch_some_steps_stand_for_all() -> None:
     counts = {name: [50_000] * 4 for name in BUCKETS}
     plan, costs = plan_of(counts, 1, 8, tail="drop", sync="cost")
     loads = rank_loads(plan, dict.fromkeys(counts, 1), TOKENS, costs)
-    assert loads.is_sampled and loads.to_json()["is_estimate"] and len(loads.tokens) < loads.num_steps == 75_000
+    assert loads.is_sampled and loads.summary().is_estimate and len(loads.tokens) < loads.num_steps == 75_000
     exact = sum(row.num_delivered for row in plan.report())
-    assert sum(loads.samples_by_rank()) == pytest.approx(exact, rel=0.01)
+    assert sum(loads.summary().samples_by_rank) == pytest.approx(exact, rel=0.01)
     tokens = sum(row.num_delivered * TOKENS[row.bucket_id] for row in plan.report())
     assert float(loads.tokens.sum()) * loads.scale == pytest.approx(tokens, rel=0.02)
 
@@ -89,31 +81,27 @@ def test_imbalance_is_the_busiest_rank_over_the_mean() -> None:
 
 
 def test_counts_and_tails_are_the_plans_own() -> None:
-    """PLAN-4: the rows of all tails are what plans of these tails report; a run without a step ends with their error."""
+    """PLAN-4: all tails have the counts that plans of these tails report, and a run without a step has their error."""
     counts = {name: [7, 4] for name in BUCKETS}
     sizes = dict.fromkeys(counts, 2)
-    facts, failure = forecast_counts(
-        lambda options: EpochPlan(counts, sizes, options, 3), sizes, PlanOptions(tail="pad"), 2
-    )
-    assert failure is None and {row["tail"] for row in facts["tails"]} == {"carry", "drop", "pad", "shrink", "uneven"}
-    for row in facts["tails"]:
-        epochs = run_epochs(EpochPlan(counts, sizes, PlanOptions(tail=row["tail"]), 3), 2)
-        assert row["steps"] == sum(epoch["steps"] for epoch in epochs)
-        told = sum(report.num_delivered for epoch in epochs for report in epoch["report"])
-        assert row["num_delivered"] == told
-    _, failure = forecast_counts(
-        lambda options: EpochPlan(counts, sizes, options, 300), sizes, PlanOptions(tail="drop"), 1
-    )
-    assert isinstance(failure, PlanError)
+    found = count_run(lambda options: EpochPlan(counts, sizes, options, 3), PlanOptions(tail="pad"), 2)
+    assert {tail.tail for tail in found.tails} == {"carry", "drop", "pad", "shrink", "uneven"}
+    for tail in found.tails:
+        plan = EpochPlan(counts, sizes, PlanOptions(tail=tail.tail), 3)
+        epochs = [plan, plan.at(plan.next_epoch())]
+        assert tail.num_steps == sum(epoch.num_steps_left for epoch in epochs)
+        assert tail.num_delivered == sum(report.num_delivered for epoch in epochs for report in epoch.report())
+    assert failure_of(EpochPlan(counts, sizes, PlanOptions(tail="pad"), 3), 2) is None
+    assert isinstance(failure_of(EpochPlan(counts, sizes, PlanOptions(tail="drop"), 300), 1), PlanError)
 
 
 def test_an_epoch_takes_as_long_as_its_longest_part() -> None:
     costs = HostCosts(num_workers=2, ranks_per_node=4, request_ms=10, requests_in_flight=5, link_mb_per_second=100)
-    told = epoch_seconds(RankWork(30.0, 1000, 500e6, None), costs, num_ranks=64)
-    assert told["parts"] == {"decode": 15.0, "link": 20.0, "requests": 2.0, "gpu": None}
-    assert (told["seconds"], told["bound_by"]) == (20.0, "link")
-    told = epoch_seconds(RankWork(30.0, 1000, 500e6, 99.0), costs, num_ranks=1)
-    assert (told["parts"]["link"], told["bound_by"]) == (5.0, "gpu")
+    found = epoch_time(RankWork(30.0, 1000, 500e6, None), costs, num_ranks=64)
+    assert found.parts == {"decode": 15.0, "link": 20.0, "requests": 2.0, "gpu": None}
+    assert (found.seconds, found.bound_by) == (20.0, "link")
+    found = epoch_time(RankWork(30.0, 1000, 500e6, 99.0), costs, num_ranks=1)
+    assert (found.parts["link"], found.bound_by) == (5.0, "gpu")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ConfigError
+from streamvid.plan.epoch import EpochPlan
 from streamvid.plan.options import PlanOptions
-from streamvid.plan.plan import EpochPlan
 from streamvid.plan.step import Step
 
 Int64Array = npt.NDArray[np.int64]
@@ -65,7 +65,7 @@ def shuffle_quality(
     options = replace(options or PlanOptions(), tail="drop", sync="bucket", order="mixed", accumulate=1)
     plan = EpochPlan(num_samples, batch_sizes, options, num_ranks)
     plan.check()
-    delivering = [report for report in plan.report() if report.num_steps_left]
+    delivering = [report for report in plan.report() if report.num_steps]
     share = min(1.0, max_samples / sum(report.num_samples for report in delivering))
     found = []
     for report in delivering:

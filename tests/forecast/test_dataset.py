@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import streamvid
-from streamvid.cli.plan_dataset import planned_keys, set_up_run
-from streamvid.cli.verbs.plan import PlannedRun, collect
 from streamvid.errors import PlanError
-from streamvid.forecast.epochs import HostCosts
-from streamvid.forecast.reads import memory_of, planned_batches, scan_buckets
+from streamvid.forecast.batches import planned_batches, planned_keys, set_up_run
+from streamvid.forecast.dataset import forecast_dataset, scan_buckets
+from streamvid.forecast.host import HostCosts, host_memory
+from streamvid.forecast.run import PlannedRun
 from streamvid.plan import PlanOptions, World
 from tests.conftest import Sharded
 
@@ -61,8 +61,8 @@ def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int
     """PLAN-4: counts, keys in their order, member bytes and bytes read, over all ranks of the demo's corpus."""
     dataset = streamvid.open_dataset(sharded.root)
     run = run_of(num_ranks, tail, epochs=2 if tail == "carry" else 1, details=True)
-    facts, failure = collect(dataset, run)
-    assert failure is None
+    forecast = forecast_dataset(dataset, run)
+    assert forecast.failure is None and forecast.details is not None
     said = list(planned_keys(dataset, run))
     sizes = members(sharded.root)
     found = [batch for rank in range(num_ranks) for batch in delivered(sharded.root, run, rank)]
@@ -74,21 +74,23 @@ def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int
     for batch in found:
         counted[batch["bucket_id"]] = counted.get(batch["bucket_id"], 0) + len(batch["keys"])
         repeats[batch["bucket_id"]] = repeats.get(batch["bucket_id"], 0) + batch["num_repeats"]
-    assert {row["bucket"]: row["num_delivered"] for row in facts["buckets"] if row["num_delivered"]} == counted
-    assert {row["bucket"]: row["num_repeated"] for row in facts["buckets"] if row["num_delivered"]} == repeats
+    reports = [report for report in forecast.counts.buckets if report.num_delivered]
+    assert {report.bucket_id: report.num_delivered for report in reports} == counted
+    assert {report.bucket_id: report.num_repeated for report in reports} == repeats
     first = [batch for batch in found if batch["epoch"] == 0]
     by_rank = [sum(sizes[key] for batch in first if batch["rank"] == rank for key in batch["keys"])
                for rank in range(num_ranks)]  # fmt: skip
-    assert facts["details"]["member_bytes_by_rank"] == by_rank
-    assert not facts["details"]["member_bytes_are_estimate"]
+    loads = forecast.details.loads
+    assert loads.member_bytes_by_rank == tuple(by_rank) and not loads.bytes_are_estimate
 
 
 def test_a_filter_and_classes_of_cost_are_foreseen_too(sharded: Sharded) -> None:
     """PLAN-3 and PLAN-4: with --where and --sync cost the keys are those that loaders deliver, rank by rank."""
     dataset = streamvid.open_dataset(sharded.root)
     run = run_of(2, "pad", sync="cost", where="duration_seconds > 1", details=True)
-    facts, failure = collect(dataset, run)
-    assert failure is None and sum(row["samples"] for row in facts["buckets"]) < len(members(sharded.root))
+    forecast = forecast_dataset(dataset, run)
+    assert forecast.failure is None
+    assert sum(report.num_samples for report in forecast.counts.buckets) < len(members(sharded.root))
     found = [batch for rank in range(2) for batch in delivered(sharded.root, run, rank)]
     assert [{name: batch[name] for name in found[0]} for batch in planned_keys(dataset, run)] == found
 
@@ -98,15 +100,19 @@ def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
     dataset = streamvid.open_dataset(sharded.root)
     for prefetch in (0, 256 * 2**20):
         run = dataclasses.replace(run_of(2), prefetch_bytes=prefetch, details=True)
-        facts, _ = collect(dataset, run)
-        for pixels, name in (("rgb24", "ring_bytes"), ("yuv420p", "ring_bytes_yuv420p")):
+        details = forecast_dataset(dataset, run).details
+        assert details is not None
+        for pixels, num_bytes in (
+            ("rgb24", details.memory.ring_bytes),
+            ("yuv420p", details.memory.ring_bytes_yuv420p),
+        ):
             with streamvid.VideoLoader(
                 sharded.root, batch_size=SIZES, world=World(0, 2), num_workers=0, prefetch_bytes=prefetch, pixels=pixels
             ) as loader:
-                assert facts["details"]["memory"][name] == loader.ring_bytes
-    memory = memory_of(list(loader.buckets), loader.batch_sizes, 0, HostCosts(num_workers=3, worker_bytes=10), 0, 4)
-    assert memory["workers_bytes"] == 30
-    assert memory["per_node_bytes"] == 4 * memory["per_rank_bytes"]
+                assert num_bytes == loader.ring_bytes
+    memory = host_memory(list(loader.buckets), loader.batch_sizes, 0, HostCosts(num_workers=3, worker_bytes=10), 0, 4)
+    assert memory.workers_bytes == 30
+    assert memory.per_node_bytes == 4 * memory.per_rank_bytes
 
 
 def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
@@ -118,16 +124,16 @@ def test_waste_is_that_of_the_index(sharded: Sharded) -> None:
     assert set(scans) == {row["bucket_id"] for row in rows}
     for name, scan in scans.items():
         mine = [row for row in rows if row["bucket_id"] == name]
-        told = scan.to_json()
-        assert scan.num_samples == scan.num_all == len(mine)
-        for column, key in (
-            ("crop_fraction", "crop_mean"),
-            ("upscale", "upscale_mean"),
-            ("clip_bytes", "clip_bytes_mean"),
+        shape = scan.shape
+        assert shape.num_samples == scan.num_all == len(mine)
+        for column, mean in (
+            ("crop_fraction", shape.crop_mean),
+            ("upscale", shape.upscale_mean),
+            ("clip_bytes", shape.bytes_mean),
         ):
-            assert told[key] == pytest.approx(sum(row[column] for row in mine) / len(mine))
+            assert mean == pytest.approx(sum(row[column] for row in mine) / len(mine))
         frames = sum(row["window_num_frames"] for row in mine)
-        assert told["frames_unused_share"] == pytest.approx(1 - len(mine) * scan.bucket.num_frames / frames)
+        assert shape.frames_unused_share == pytest.approx(1 - len(mine) * scan.bucket.num_frames / frames)
 
 
 def test_some_shards_stand_for_all_and_that_is_said(sharded: Sharded) -> None:
@@ -135,14 +141,14 @@ def test_some_shards_stand_for_all_and_that_is_said(sharded: Sharded) -> None:
     setup = set_up_run(dataset, run_of(1))
     whole, some = scan_buckets(setup), scan_buckets(setup, max_shards=4)
     assert set(some) == set(whole)  # of each bucket one shard at least
-    assert any(scan.num_samples < scan.num_all for scan in some.values())
+    assert any(scan.shape.num_samples < scan.num_all for scan in some.values())
     assert all(scan.first is None for scan in some.values())
 
 
 def test_a_run_without_a_step_has_counts_and_no_details(sharded: Sharded) -> None:
-    facts, failure = collect(streamvid.open_dataset(sharded.root), run_of(4096, "drop", details=True))
-    assert isinstance(failure, PlanError)
-    assert facts["details"] is None and facts["starved"]
+    forecast = forecast_dataset(streamvid.open_dataset(sharded.root), run_of(4096, "drop", details=True))
+    assert isinstance(forecast.failure, PlanError)
+    assert forecast.details is None and forecast.counts.starved
 
 
 def test_requests_are_what_a_store_sees(sharded: Sharded) -> None:

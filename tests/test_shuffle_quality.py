@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, PlanError
-from streamvid.forecast.shuffle import ShuffleQuality, shuffle_quality
 from streamvid.plan import EpochPlan, PlanOptions
 from tests.plan.runs import options
+from tools.shuffle_quality import ShuffleQuality, shuffle_quality
 
 EVERYTHING = 1 << 20
 

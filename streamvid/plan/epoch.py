@@ -333,8 +333,9 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
     return BucketReport(
         bucket_id=span.bucket_id,
         num_samples=span.num_samples,
+        batch_size=span.batch_size,
         global_batch=span.global_batch,
-        num_steps_left=-(-delivered // span.global_batch),
+        num_steps=-(-delivered // span.global_batch),
         num_delivered=delivered,
         num_carried=rest if span.tail == "carry" else 0,
         num_dropped=rest if span.tail != "carry" else 0,

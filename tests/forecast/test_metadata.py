@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.choices import ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
-from streamvid.cli.plan_metadata import _Draws
 from streamvid.errors import SourceError
 from streamvid.forecast.facts import is_metadata, open_facts
-from streamvid.forecast.metadata import MetadataForecast, forecast_metadata
+from streamvid.forecast.metadata import AssignedRows, assign_rows
+from streamvid.forecast.run import LeftOutRow
 from streamvid.sharder.assign import record_key, stable_hash
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run
@@ -77,8 +78,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def forecast(source: Path, config: BucketConfig, seed: int = 7) -> MetadataForecast:
-    return forecast_metadata(open_facts(source).blocks(), config, _Draws(seed))
+def forecast(source: Path, config: BucketConfig, seed: int = 7) -> AssignedRows:
+    return assign_rows(open_facts(source).blocks(), config, seed)
 
 
 def one_by_one(
@@ -109,15 +110,15 @@ def test_rows_are_counted_as_if_each_were_asked_alone(tmp_path: Path, name: str)
     rows = rows_of(3000)
     found = forecast(write(tmp_path / "m.parquet", rows), CONFIGS[name])
     drawn, left, expected = one_by_one(rows, CONFIGS[name])
-    assert found.num_rows == len(rows) == sum(found.counts.values()) + sum(one.drawn for one in found.left_out.values())
+    left_out = sum(one.num_rows for one in found.left_out.values())
+    assert found.num_rows == len(rows) == sum(found.counts.values()) + left_out
     assert found.counts == dict(sorted(drawn.items()))
-    assert {kind: one.drawn for kind, one in found.left_out.items() if one.drawn} == dict(left)
+    assert {kind: one.num_rows for kind, one in found.left_out.items() if one.num_rows} == dict(left)
     assert {name: row.expected for name, row in found.buckets.items()} == expected
     assert sum(found.buckets[name].num_bytes for name in found.counts) <= sum(row["num_bytes"] for row in rows)
-    for left_out in found.left_out.values():
-        assert left_out.examples and all(reason and source for _, source, reason in left_out.examples)
-        for row, source, _ in left_out.examples:
-            assert rows[row]["path"] == source
+    for kind in found.left_out.values():
+        assert kind.examples and all(one.reason for one in kind.examples)
+        assert all(rows[one.row]["path"] == one.source for one in kind.examples)
 
 
 def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
         )
         for name, row in other.buckets.items():
             first = found[0].buckets[name]
-            assert row.to_json() == pytest.approx(first.to_json())
+            assert asdict(row.shape()) == pytest.approx(asdict(first.shape()))
             assert (row.expected, row.num_bytes) == (first.expected, first.num_bytes)
 
 
@@ -157,13 +158,13 @@ def test_broken_rows_and_values_are_left_out_with_a_reason(tmp_path: Path) -> No
     (tmp_path / "m.csv").write_text(text)
     found = forecast(tmp_path / "m.csv", CONFIGS["resolutions"])
     assert found.num_rows == 7 and found.counts == {"480p-33f-16x9": 2}
-    assert {kind: one.drawn for kind, one in found.left_out.items()} == {
+    assert {kind: one.num_rows for kind, one in found.left_out.items()} == {
         "no-size": 1, "no-frame-count": 3, "unreadable-row": 1,
     }  # fmt: skip
-    assert found.left_out["no-size"].examples == [(2, "c.mp4", "height and width is missing or no number")]
+    assert found.left_out["no-size"].examples == [LeftOutRow(2, "c.mp4", "height and width is missing or not a number")]
     (tmp_path / "m.jsonl").write_text('{"num_frames": 33, "height": 480, "width": 832}\nnot json\n[1]\n')
     found = forecast(tmp_path / "m.jsonl", CONFIGS["resolutions"])
-    assert (found.num_rows, found.left_out["unreadable-row"].drawn) == (3, 2)
+    assert (found.num_rows, found.left_out["unreadable-row"].num_rows) == (3, 2)
 
 
 def test_frames_may_be_said_by_duration_and_rate(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_frames_may_be_said_by_duration_and_rate(tmp_path: Path) -> None:
 def test_a_rate_that_needs_a_duration_says_so(tmp_path: Path) -> None:
     rows = [{"num_frames": 33, "height": 480, "width": 832}] * 2
     found = forecast(write(tmp_path / "m.csv", rows), CONFIGS["resampled"])
-    assert {kind: one.drawn for kind, one in found.left_out.items()} == {"unknown-duration": 2}
+    assert {kind: one.num_rows for kind, one in found.left_out.items()} == {"unknown-duration": 2}
 
 
 def test_metadata_without_sizes_names_what_to_use(tmp_path: Path) -> None:
@@ -210,4 +211,4 @@ def test_it_says_what_shard_does(corpus: Corpus, sharded: Sharded, tmp_path: Pat
     assert found.counts == {
         row.bucket_id: row.num_samples for row in sorted(report.buckets, key=lambda row: row.bucket_id)
     }
-    assert sum(one.drawn for one in found.left_out.values()) == report.num_rejected > 0
+    assert sum(one.num_rows for one in found.left_out.values()) == report.num_rejected > 0

@@ -1,0 +1,166 @@
+"""What a loader would hand out and read, taken from index rows and packet tables before any clip is read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from streamvid.dataset.reader import Dataset
+from streamvid.forecast.run import PlannedRun
+from streamvid.loader.delivery.clip_part import ClipPart, clip_part
+from streamvid.loader.delivery.fetch import IndexRows, check_row, finish_row
+from streamvid.loader.delivery.requests import BatchRequest
+from streamvid.loader.setup import Given, Setup, set_up
+from streamvid.loader.view.view import ViewOptions
+from streamvid.plan import Cursor, World
+from streamvid.storage import MAX_RANGE_BYTES, near_spans
+
+_NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
+
+
+def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
+    """Return the parts of the VideoLoader that a rank of the run would have; none of them is started.
+
+    Raises as VideoLoader does.
+    """
+    from streamvid.loader.loader import VideoLoader
+
+    known = inspect.signature(VideoLoader).parameters
+    defaults = {field.name: known[field.name].default for field in fields(Given) if field.name in known}
+    own = {
+        "dataset": dataset,
+        "view": ViewOptions(),
+        "world": World(rank, run.num_ranks),
+        "num_workers": 0,
+        "costs": run.costs if run.options.sync == "cost" else None,
+    }
+    options = {name: getattr(run.options, name) for name in run.options.__slots__}
+    names = ("split", "where", "batch_size", "max_tokens_per_batch", "preset", "prefetch_bytes")
+    return set_up(Given(**(defaults | own | options | {name: getattr(run, name) for name in names})))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """One batch that a rank will receive.
+
+    step: of the epoch, from 0.   keys: of its samples, in the order of the batch.   member_bytes: of their clips in
+    the tars.   read_bytes: the part of them that is read, a window's packets or the whole clip.
+    num_requests: to an object store.   num_frames_decoded: packets that go through a decoder, by sample.
+    """
+
+    epoch: int
+    step: int
+    bucket_id: str
+    keys: tuple[str, ...]
+    member_bytes: int
+    read_bytes: int
+    num_requests: int
+    num_repeats: int
+    num_frames_decoded: tuple[int, ...]
+
+
+def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
+    """Yield every batch of the run's rank, in the order in which the loader hands them out where no sample is bad.
+
+    Reads index rows and packet tables, but no clips. Raises IntegrityError, StorageError or DatasetError.
+    """
+    rows, start = IndexRows(), setup.selection.plan(Cursor())
+    for request in setup.selection.requests(start, num_epochs):
+        yield _batch(request, rows)
+
+
+def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
+    plan, num_done = request.position
+    found = [_part(rows, request, number) for number in range(len(request.samples))]
+    spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for sample, (row, part) in zip(request.samples, found, strict=True):
+        if part is None:
+            continue
+        first = row["clip_offset"] + part.first_byte
+        place = (sample.part.number, sample.shard_info.path)
+        spans.setdefault(place, []).append((first, first + part.num_bytes))
+    return PlannedBatch(
+        epoch=plan.cursor.epoch,
+        step=num_done - 1,
+        bucket_id=request.bucket.id,
+        keys=tuple(row["key"] for row, _ in found),
+        member_bytes=sum(row["clip_bytes"] for row, _ in found),
+        read_bytes=sum(part.num_bytes for _, part in found if part is not None),
+        num_requests=sum(_num_requests(of_shard) for of_shard in spans.values()),
+        num_repeats=sum(sample.is_repeat for sample in request.samples),
+        num_frames_decoded=tuple(_num_decoded(row, part) for row, part in found),
+    )
+
+
+def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart | None]:
+    """Return (index row, the part of its clip that is read; None where it has none)."""
+    sample = request.samples[number]
+    row = rows.row(sample)
+    if request.bucket.is_text:
+        check_row(row, sample.shard_info, 0)
+        return row, None
+    finish_row(row, sample, request.bucket.num_frames)
+    return row, clip_part(row, rows.packets(sample, row), row["view"].pick)
+
+
+def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
+    longer = sum((end - start - 1) // MAX_RANGE_BYTES for start, end in spans)
+    return len(near_spans(spans)) + longer
+
+
+def _num_decoded(row: Mapping[str, Any], part: ClipPart | None) -> int:
+    if part is None:
+        return 0
+    if part.window is not None:
+        return len(part.window.packets)
+    there = int(row["window_num_frames"])
+    return there if part.numbers is None else min(there, part.numbers[-1] + 1)
+
+
+def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
+    """Yield every batch of every rank as plain JSON, rank by rank, in the order of delivery."""
+    names = ("epoch", "step", "bucket_id", "keys", "member_bytes", "read_bytes", "num_repeats")
+    for rank in range(run.num_ranks):
+        for batch in planned_batches(set_up_run(dataset, run, rank), run.num_epochs):
+            yield {"rank": rank, **{name: getattr(batch, name) for name in names}}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSample:
+    """Reads of some deliveries of a rank, from which those of all are estimated.
+
+    read_share: bytes read per byte of the clips.   requests_per_sample: to an object store.
+    decoded: bucket id → frames that go through a decoder per sample.
+    """
+
+    num_samples: int
+    read_share: float
+    requests_per_sample: float
+    decoded: Mapping[str, float]
+
+
+def sample_reads(setup: Setup) -> ReadSample:
+    """Look at some batches of the run's rank at five places of its first epoch."""
+    rows, found = IndexRows(), dict[int, PlannedBatch]()
+    for place in range(_NUM_PLACES):
+        plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
+        for request in setup.selection.requests(plan, 1):
+            step = plan.cursor.step + request.position[1]
+            if step not in found:  # places of a short epoch overlap
+                found[step] = _batch(request, rows)
+            seen += len(request.samples)
+            if seen >= _SAMPLES_PER_PLACE:
+                break
+    batches = list(found.values())
+    num_samples = sum(len(batch.keys) for batch in batches)
+    decoded: dict[str, list[int]] = {}
+    for batch in batches:
+        decoded.setdefault(batch.bucket_id, []).extend(batch.num_frames_decoded)
+    return ReadSample(
+        num_samples=num_samples,
+        read_share=sum(batch.read_bytes for batch in batches) / max(1, sum(batch.member_bytes for batch in batches)),
+        requests_per_sample=sum(batch.num_requests for batch in batches) / max(1, num_samples),
+        decoded={name: sum(counts) / len(counts) for name, counts in decoded.items()},
+    )

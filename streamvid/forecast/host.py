@@ -1,0 +1,151 @@
+"""What a host and a store would take for an epoch: memory by the loader's own arithmetic, time as an estimate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.errors import ConfigError
+from streamvid.loader.arguments import memory_options
+from streamvid.loader.setup import ring_bytes
+from streamvid.video.picture import Pixels
+
+EpochPart: TypeAlias = Literal["decode", "link", "requests", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Performance of one machine and its store, for estimates of time.
+
+    The defaults come from streamvid's own benchmarks (one core of a Zen 4 server, a store in the same region). They
+    are not a measurement of your machine.
+
+    decode_ms: CPU milliseconds per sample, by bucket id, WxH@F or glob.
+    decode_ns_per_pixel: for other buckets, CPU time per pixel of every decoded frame, delivered or not.
+    make_ns_per_pixel: for other buckets, CPU time per delivered pixel (scaling and conversion to RGB).
+    sample_ms: for other buckets, CPU time per sample on top.
+    num_workers: decode workers per rank.   ranks_per_node: ranks of one machine, which share its link.
+    worker_bytes: memory of one decode worker.
+    request_ms: time from a request to its first byte.   requests_in_flight: per rank.
+    link_mb_per_second: per machine.
+    """
+
+    decode_ms: Mapping[str, float] | None = None
+    decode_ns_per_pixel: float = 2.0
+    make_ns_per_pixel: float = 3.0
+    sample_ms: float = 0.5
+    num_workers: int = 8
+    ranks_per_node: int = 8
+    worker_bytes: int = 42 * 2**20
+    request_ms: float = 30.0
+    requests_in_flight: int = 8
+    link_mb_per_second: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name in ("decode_ns_per_pixel", "make_ns_per_pixel", "sample_ms", "request_ms"):
+            self._check(name, getattr(self, name), 0)
+        for name in ("num_workers", "ranks_per_node", "requests_in_flight", "worker_bytes"):
+            self._check(name, getattr(self, name), 1)
+        if not self.link_mb_per_second > 0:
+            raise ConfigError(f"cost table link_mb_per_second={self.link_mb_per_second!r}: must be above 0")
+        for name, milliseconds in (self.decode_ms or {}).items():
+            self._check(f"decode_ms[{name!r}]", milliseconds, 0)
+
+    def _check(self, name: str, value: float, least: float) -> None:
+        if not least <= value < math.inf:
+            raise ConfigError(f"cost table {name}={value!r}: must be a number of at least {least}")
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What the busiest rank does in an epoch. gpu_seconds: None where the costs of steps were not measured."""
+
+    decode_cpu_seconds: float
+    num_requests: float
+    num_bytes: float
+    gpu_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTime:
+    """Estimated duration of an epoch: its parts overlap, so that the longest decides."""
+
+    seconds: float
+    bound_by: EpochPart
+    parts: Mapping[EpochPart, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Estimates of an epoch under a table of host costs.
+
+    work: of the busiest rank; its requests are those to an object store.   read_share: bytes read per byte of clips.
+    num_samples_looked_at: the deliveries from which requests and bytes were scaled up.
+    """
+
+    work: RankWork
+    epoch: EpochTime
+    decode_ms_per_sample: Mapping[str, float]
+    requests_per_sample: float
+    read_share: float
+    num_samples_looked_at: int
+    host_costs: HostCosts
+
+
+def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
+    """Return how long each part of an epoch takes, and which part is the longest."""
+    on_node = min(num_ranks, costs.ranks_per_node)
+    parts: dict[EpochPart, float | None] = {
+        "decode": work.decode_cpu_seconds / costs.num_workers,
+        "link": work.num_bytes * on_node / (costs.link_mb_per_second * 1e6),
+        "requests": work.num_requests * costs.request_ms / 1000 / costs.requests_in_flight,
+        "gpu": work.gpu_seconds,
+    }
+    known = {name: seconds for name, seconds in parts.items() if seconds is not None}
+    bound = max(known, key=lambda name: known[name])
+    return EpochTime(known[bound], bound, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of host memory. ring_bytes_yuv420p: None where a bucket has an odd side."""
+
+    ring_bytes: int
+    ring_bytes_yuv420p: int | None
+    workers_bytes: int
+    per_rank_bytes: int
+    ranks_per_node: int
+    per_node_bytes: int
+
+
+def host_memory(
+    buckets: Sequence[Bucket],
+    batch_sizes: Mapping[str, int],
+    max_clip_bytes: int,
+    costs: HostCosts,
+    prefetch_bytes: int,
+    num_ranks: int,
+) -> HostMemory:
+    """Return the host memory of a run: the ring exactly, workers as the cost table estimates them.
+
+    max_clip_bytes: size of the largest clip, 0 where it is not known.
+    """
+
+    def ring(pixels: Pixels) -> int:
+        return ring_bytes(memory_options(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels), max_clip_bytes)
+
+    is_even = all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets)
+    workers = costs.num_workers * costs.worker_bytes
+    on_node = min(num_ranks, costs.ranks_per_node)
+    per_rank = ring("rgb24") + workers
+    return HostMemory(
+        ring_bytes=ring("rgb24"),
+        ring_bytes_yuv420p=ring("yuv420p") if is_even else None,
+        workers_bytes=workers,
+        per_rank_bytes=per_rank,
+        ranks_per_node=on_node,
+        per_node_bytes=per_rank * on_node,
+    )

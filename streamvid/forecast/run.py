@@ -1,0 +1,155 @@
+"""The question and the answer of `streamvid plan`: a planned run, and what it would deliver and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Literal
+
+from streamvid.errors import StreamvidError
+from streamvid.forecast.counts import RunCounts
+from streamvid.forecast.host import Estimates, HostCosts, HostMemory
+from streamvid.forecast.loads import LoadSummary
+from streamvid.plan.options import PlanOptions
+
+if TYPE_CHECKING:
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.plan.cost import CostTable
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The run to forecast, in the terms of VideoLoader.
+
+    costs: measured step costs; None: predicted from tokens.
+    details: also read the samples index, for shapes, bytes, memory and time; False: counts only.
+    """
+
+    num_ranks: int
+    batch_size: int | Mapping[str, int] | BucketConfig | None
+    max_tokens_per_batch: int | None
+    options: PlanOptions
+    num_epochs: int
+    split: str
+    costs: CostTable | None = None
+    where: str | None = None
+    host: HostCosts = field(default_factory=HostCosts)
+    prefetch_bytes: int = 256 * 2**20
+    details: bool = False
+    preset: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketShape:
+    """What fitting clips into one bucket costs, as means over the samples that were looked at.
+
+    The shares are None where the index does not record them. `crop_mean` and `crop_max` are shares of the picture,
+    `upscale_mean` is a factor, `frames_unused_share` is the share of the clips' frames that one pass does not deliver.
+    bytes_mean: of a stored clip, or of a source file.   expected: rows of metadata that the bucket gets on average.
+    """
+
+    num_samples: int
+    crop_mean: float | None
+    crop_max: float | None
+    upscale_mean: float | None
+    frames_unused_share: float
+    frames_mean: float
+    bytes_mean: float
+    seconds_mean: float | None = None
+    expected: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """The sealed dataset that was asked about. num_shards: by bucket id, of the split and filter."""
+
+    plan_fingerprint: str
+    split: str
+    where: str | None
+    preset: str | None
+    num_shards: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutRow:
+    """One row of metadata that gets no bucket."""
+
+    row: int
+    source: str
+    reason: str
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Rows of metadata that get no bucket, of one kind. expected: their number on average over all draws."""
+
+    kind: str
+    num_rows: int = 0
+    expected: Fraction = Fraction(0)
+    examples: list[LeftOutRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataFacts:
+    """The metadata that was asked about. columns: fact → column.   num_groups: kinds of rows told apart.
+
+    left_out: most frequent first.
+    """
+
+    columns: Mapping[str, str]
+    bucket_config: Mapping[str, Any]
+    num_rows: int
+    num_groups: int
+    frames_are_estimated: bool
+    left_out: tuple[LeftOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """What the first epoch takes. estimates: None for metadata, whose bytes are not known before there are shards."""
+
+    loads: LoadSummary
+    memory: HostMemory
+    estimates: Estimates | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunForecast:
+    """What a run would deliver and cost.
+
+    about: the source.   shapes: by bucket id; empty where only counts were asked for.
+    details: None where only counts were asked for, and for a run without a step.
+    failure: the error that the run would end with at once.
+    """
+
+    source: str
+    about: DatasetFacts | MetadataFacts
+    counts: RunCounts
+    cost_classes: Mapping[str, int] | None
+    costs_are_measured: bool
+    shapes: Mapping[str, BucketShape]
+    details: RunDetails | None
+    failure: StreamvidError | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["dataset", "metadata"]:
+        """The kind of the source."""
+        return "dataset" if isinstance(self.about, DatasetFacts) else "metadata"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as plain JSON: `about` under its kind, counts at the top, the failure left out."""
+        value = asdict(self, dict_factory=_plain)
+        del value["failure"]
+        return {
+            "kind": self.kind,
+            "source": value.pop("source"),
+            self.kind: value.pop("about"),
+            **value.pop("counts"),
+            **value,
+        }
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: float(value) if isinstance(value, Fraction) else value for name, value in pairs}
