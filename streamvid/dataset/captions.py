@@ -84,3 +84,21 @@ def captions_from_json(stored: str) -> Captions:
     if not sum(weight for _, weight in captions) > 0:
         raise ValueError("no caption has a weight above 0")
     return captions
+
+
+def listed_captions(value: object) -> object:
+    """Return a value with a list in place of the JSON text of one, as CSV cells and indexes hold it."""
+    found: Any = value
+    if isinstance(value, str):
+        if not value.lstrip().startswith("["):
+            return value
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    if not isinstance(found, list):
+        return value
+    if found and all(isinstance(item, list) and len(item) == 2 for item in found):
+        return [{"text": text, "weight": weight} for text, weight in found]
+    # "[1]" may be a caption, but it is not a list of captions.
+    return found if all(isinstance(item, str | dict | None) for item in found) else value

@@ -187,10 +187,9 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
     for block in blocks:
-        found.num_rows += block.num_rows + block.num_broken
-        if block.num_broken:
-            example = LeftOutRow(block.row, "", "cannot be read as a row of the file")
-            _leave_out(found, UNREADABLE, block.num_broken, example)
+        found.num_rows += len(block.rows) + len(block.broken)
+        for row, reason in block.broken.items():
+            _leave_out(found, UNREADABLE, 1, LeftOutRow(row, "", reason))
         rows = _SizedRows.of(block, config.frame_rate, found)
         codes = rows.codes(lengths)
         kinds, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
@@ -233,7 +232,7 @@ class _SizedRows:
     @staticmethod
     def of(block: FactsBlock, rate: FrameRate, found: AssignedRows) -> _SizedRows:
         """Return the usable rows, and count the others as left out."""
-        empty = np.full(block.num_rows, np.nan)
+        empty = np.full(len(block.rows), np.nan)
         values = {name: block.values.get(name, empty) for name in ("height", "width", "fps", "seconds", "num_bytes")}
         fps = np.where(values["fps"] > 0, values["fps"], np.nan)
         frames = block.values.get("num_frames", empty)
@@ -285,7 +284,8 @@ def _unusable(
         first = int(places[0])
         value = float(values[first])
         problem = "is missing or not a number" if np.isnan(value) else f"is {value:g}; must be a whole number above 0"
-        _leave_out(found, kind, len(places), LeftOutRow(block.row + first, block.source(first), f"{name} {problem}"))
+        example = LeftOutRow(int(block.rows[first]), block.source(first), f"{name} {problem}")
+        _leave_out(found, kind, len(places), example)
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
@@ -351,14 +351,14 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
     num_out = count - sum(len(mine) for mine in takers)
     if choices.rest:
         place = int(rows.places[int(members[0])])
-        example = LeftOutRow(rows.block.row + place, rows.block.source(place), choices.reason)
+        example = LeftOutRow(int(rows.block.rows[place]), rows.block.source(place), choices.reason)
         _leave_out(found, choices.kind or "probability", num_out, example, choices.rest * count)
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
     """Return numbers in [0, 1) as the sharder draws them for a source; those of rows without one, by row number."""
     if block.sources is None:
-        return uniform_array(seed, places + block.row)
+        return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())
     return np.array([stable_hash("bucket", str(seed), key) for key in keys], np.float64) * 2.0**-64
 

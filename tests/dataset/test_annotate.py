@@ -190,11 +190,11 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
         ("key,motion\ns0-0,1\n", {"key_column": "keys"}, ConfigError, "key_column='keys'.*did you mean 'key'"),
         ("key,motion\ns0-0,1\ns0-0,2\n", {}, SourceError, "more than one row for 's0-0'"),
         ("key\ns0-0\n", {}, ConfigError, "nothing but keys"),
-        ("key,a,a\ns0-0,1,2\n", {}, SourceError, "one twice"),
-        ("key,a\ns0-0\n", {}, SourceError, "no valid CSV"),
+        ("key,a,a\ns0-0,1,2\n", {}, SourceError, "a column twice"),
+        ("key,a\ns0-0\n", {}, SourceError, "row 0: line 2 has 1 fields"),
         ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),
         ('key,t\ns0-0,"[""\\ud800"", ""b""]"\n', {"caption_column": "t"}, SourceError, "not valid UTF-8"),
-        ("", {}, SourceError, "no valid CSV|no rows"),
+        ("", {}, SourceError, "no rows"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_before_anything_is_written(
@@ -205,23 +205,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     with pytest.raises(error, match=says):
         streamvid.annotate(root, tmp_path / "a.csv", **options)
     assert tree(root) == before
-
-
-def test_types_are_those_of_the_sharder(tmp_path: Path) -> None:
-    """A column has the same type and values whether it came with the metadata or later."""
-    from streamvid.dataset.annotate.types import from_csv
-    from streamvid.sharder.source.columns import common_type, parse_text
-
-    cells = [
-        ["1", "2", ""], ["1.5", "+2", "nan"], ["true", "False", "n/a"], ["007", "1"], ["1e3", ".5", "2."],
-        ["99999999999999999999", "1"], ["9223372036854775807"], ["", ""], ["nan", ""],
-        [" 1 ", "2"], ["1", "x"], ["true", "1"], ["-0", "5"], ["1e999", "2"], ["None", "3"],
-    ]  # fmt: skip
-    for column in cells:
-        expected = parse_text(column)
-        found = from_csv(pa.chunked_array([[cell or None for cell in column]], pa.string()))
-        kind = {"int64": "int64", "double": "double", "bool": "bool", "string": "string"}[str(found.type)]
-        assert (found.to_pylist(), kind) == (expected, common_type(expected)), column
 
 
 def test_counts_of_a_filter_are_those_of_the_values_now(root: Path, tmp_path: Path) -> None:

@@ -1,0 +1,246 @@
+"""Columns of metadata: their values, the type that holds all of them, and the names that they usually have.
+
+To add a column type, extend `Kind`, `Column.kinds` and `Column.as_kind`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from streamvid.errors import Rejected, SourceError
+
+Kind: TypeAlias = Literal["int64", "double", "bool", "string"]
+
+VIDEO_COLUMNS = (
+    *("path", "video", "video_path", "file_name", "filename", "file", "file_path", "filepath", "media", "media_path"),
+    *("clip", "clip_path", "video_file", "image", "image_path", "image_file"),
+)
+MAX_COLUMNS = 1000
+MAX_NAME_BYTES = 256
+MAX_TEXT_BYTES = 64 * 2**10
+NOT_UTF8 = "is not valid UTF-8"
+
+_INTEGER = r"^-?(0|[1-9][0-9]{0,18})$"
+# No leading zeros and no more digits than a double holds: such texts are names, as 007.
+_NUMBER = r"^[+-]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
+_NO_VALUE = ("", "nan", "none", "null", "n/a", "na")
+_BOOLS = ("true", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Values of one column of a block.
+
+    form: "typed": Arrow values. "text": CSV cells as written; only all cells together tell the type, and "" stands for
+    no value. "json": each cell is a JSON text, because the values differ in type or are nested.
+    """
+
+    cells: pa.Array
+    form: Literal["typed", "text", "json"] = "typed"
+
+    def raw_values(self) -> list[Any]:
+        """Return the values as Python objects."""
+        cells = self.cells.to_pylist()
+        if self.form == "json":
+            return [None if cell is None else json.loads(cell) for cell in cells]
+        return [cell or None for cell in cells] if self.form == "text" else cells
+
+    def values(self) -> list[Any]:
+        """Return the values as Python objects, with None for empty texts and NaN too."""
+        # NaN is the only value that differs from itself.
+        return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
+
+    def kinds(self) -> frozenset[Kind] | None:
+        """Return the types other than string that hold all values; None if there are no values."""
+        if self.form == "text":
+            return _text_kinds(self.cells)
+        if self.form == "json":
+            found = [kinds for value in self.raw_values() if (kinds := _value_kinds(value)) is not None]
+            return frozenset.intersection(*found) if found else None
+        return _arrow_kinds(self.cells)
+
+    def as_kind(self, kind: Kind) -> pa.Array:
+        """Return the values as `kind`, which `column_kind` found; texts are large strings, NaN and infinity null."""
+        if self.form == "text":
+            return _text_as(self.cells, kind)
+        if self.form == "json":
+            return _array([_value_as(value, kind) for value in self.raw_values()], kind)
+        return _arrow_as(self.cells, kind)
+
+
+def column_kind(columns: Iterable[Column]) -> Kind:
+    """Return the type that holds all values of a column, given its blocks; a mixed or empty column is string."""
+    found = [kinds for column in columns if (kinds := column.kinds()) is not None]
+    shared = frozenset.intersection(*found) if found else frozenset()
+    ordered: tuple[Kind, ...] = ("int64", "double", "bool")
+    return next((kind for kind in ordered if kind in shared), "string")
+
+
+def _text_kinds(cells: pa.Array) -> frozenset[Kind] | None:
+    present = _present(cells).drop_null()
+    if not len(present):
+        return None
+    found: set[Kind] = set()
+    if _all(pc.match_substring_regex(present, _INTEGER)):
+        try:
+            pc.cast(present, pa.int64())
+            found.add("int64")
+        except pa.ArrowInvalid:  # 19 digits, and beyond 64 bits
+            pass
+    if _all(pc.match_substring_regex(present, _NUMBER)):
+        found.add("double")
+    if _all(pc.is_in(pc.utf8_lower(present), value_set=pa.array(_BOOLS, present.type))):
+        found.add("bool")
+    return frozenset(found)
+
+
+def _text_as(cells: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "string":
+        return pc.if_else(pc.equal(cells, ""), pa.scalar(None, cells.type), cells)
+    present = _present(cells)
+    if kind == "bool":
+        return pc.equal(pc.utf8_lower(present), "true")
+    if kind == "int64":
+        return pc.cast(present, pa.int64())
+    return _finite(pc.cast(pc.replace_substring_regex(present, r"^\+", ""), pa.float64()))
+
+
+def _present(cells: pa.Array) -> pa.Array:
+    """Return trimmed cells, with null for those that say that there is no value."""
+    words = pc.utf8_trim_whitespace(cells)
+    absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
+    return pc.if_else(absent, pa.scalar(None, words.type), words)
+
+
+def _all(matches: pa.Array) -> bool:
+    return bool(pc.all(matches).as_py())
+
+
+def _finite(values: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
+def _arrow_kinds(cells: pa.Array) -> frozenset[Kind] | None:
+    kind = cells.type
+    if types.is_null(kind):
+        return None
+    if types.is_boolean(kind):
+        return frozenset({"bool"})
+    if types.is_integer(kind):
+        try:
+            cells.cast(pa.int64())
+        except pa.ArrowInvalid:  # unsigned, and beyond 63 bits
+            return frozenset()
+        return frozenset({"int64", "double"})
+    return frozenset({"double"}) if types.is_floating(kind) or types.is_decimal(kind) else frozenset()
+
+
+def _arrow_as(cells: pa.Array, kind: Kind) -> pa.Array:
+    if kind == "string" and not (types.is_string(cells.type) or types.is_large_string(cells.type)):
+        return _array([_value_as(value, kind) for value in cells.to_pylist()], kind)
+    array = cells.cast(_arrow_type(kind), safe=False)
+    return _finite(array) if kind == "double" else array
+
+
+def _arrow_type(kind: Kind) -> pa.DataType:
+    return pa.large_string() if kind == "string" else pa.type_for_alias(kind)
+
+
+def _array(values: Sequence[Any], kind: Kind) -> pa.Array:
+    return pa.array(values, _arrow_type(kind))
+
+
+def _value_kinds(value: object) -> frozenset[Kind] | None:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if isinstance(value, bool):
+        return frozenset({"bool"})
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return frozenset({"int64", "double"})
+    return frozenset({"double"}) if isinstance(value, float) else frozenset()
+
+
+def _value_as(value: Any, kind: Kind) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if kind == "double":
+        return float(value)
+    return _as_text(value) if kind == "string" else value
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float | list | dict | tuple):
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, default=plain_text)
+    return plain_text(value)
+
+
+def plain_text(value: object) -> str:
+    """Return the text of a value that JSON cannot hold."""
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def check_count(num_columns: int, where: str) -> None:
+    """Raise SourceError for more columns than an index may have."""
+    if num_columns > MAX_COLUMNS:
+        raise SourceError(f"{where} has {num_columns} columns, {MAX_COLUMNS} are allowed; drop those you do not need")
+
+
+def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """Return each name once. Raises SourceError for names that no index can hold."""
+    found = tuple(dict.fromkeys(names))
+    check_count(len(found), where)
+    for name in found:
+        shown = name.encode("utf-8", "backslashreplace")
+        if len(shown) > MAX_NAME_BYTES or not name.isprintable():
+            raise SourceError(
+                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it: printable, "
+                f"at most {MAX_NAME_BYTES} bytes of UTF-8"
+            )
+    return found
+
+
+def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the column that has the first of the usual names, whatever its case; None if none has."""
+    folded = {name.strip().casefold(): name for name in reversed(names)}
+    return next((folded[name] for name in usual if name in folded), None)
+
+
+def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
+    """Return the column that the user asked for, else the first usual one. Raises SourceError with what there is."""
+    listed = ", ".join(names) or "none"
+    if asked is None:
+        found = usual_column(names, usual)
+        if found is None:
+            raise SourceError(
+                f"the metadata has no column with a usual name for {option}; name one of its columns: {listed}"
+            )
+        return found
+    if asked not in names:
+        near = get_close_matches(asked, names, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise SourceError(f"{option}={asked!r} is not a column of the metadata{meant}; it has {listed}")
+    return asked
+
+
+def check_text(text: str, what: str) -> str:
+    """Return `text` if it can be stored and read everywhere; raise Rejected with the reason otherwise."""
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise Rejected(f"{what} {NOT_UTF8}") from None
+    if num_bytes > MAX_TEXT_BYTES:
+        raise Rejected(f"{what} has {num_bytes} bytes, {MAX_TEXT_BYTES} are allowed")
+    if "\0" in text:
+        raise Rejected(f"{what} holds a NUL character")
+    return text

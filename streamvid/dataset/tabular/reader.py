@@ -1,0 +1,351 @@
+"""The one reader of metadata files: CSV, JSON, JSON Lines and Parquet as blocks of rows.
+
+A row that cannot be read stays in its block as a broken row with a reason, so that row numbers are those of the file.
+To add a file format, write a function from (path, columns) to blocks and add it to `_FORMATS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import posixpath
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from streamvid.dataset.tabular.columns import (
+    NOT_UTF8,
+    Column,
+    Kind,
+    check_count,
+    checked_names,
+    column_kind,
+    plain_text,
+)
+from streamvid.errors import SourceError
+from streamvid.storage import StorageOptions, Store, open_store
+
+BLOCK_ROWS = 1 << 14
+MAX_METADATA_BYTES = 16 * 2**30
+MAX_JSON_BYTES = 2 * 2**30
+_DOWNLOAD_BYTES = 64 * 2**20
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_BOM = b"\xef\xbb\xbf"
+_REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRow:
+    """Input row that cannot be read, with the reason."""
+
+    reason: str
+
+
+InputRow: TypeAlias = Mapping[str, object] | BrokenRow
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Consecutive rows of a file. broken: place of a row that cannot be read → reason."""
+
+    num_rows: int
+    columns: Mapping[str, Column]
+    broken: Mapping[int, str] = field(default_factory=dict)
+
+    def column(self, name: str) -> Column:
+        """Return a column; one that this block lacks has no values."""
+        return self.columns[name] if name in self.columns else Column(pa.nulls(self.num_rows))
+
+    def rows(self) -> Iterator[InputRow]:
+        """Yield the rows one by one."""
+        values = {name: column.raw_values() for name, column in self.columns.items()}
+        for place in range(self.num_rows):
+            if place in self.broken:
+                yield BrokenRow(self.broken[place])
+            else:
+                yield {name: cells[place] for name, cells in values.items()}
+
+
+@dataclass(frozen=True)
+class MetadataTable:
+    """All rows of one or several files, and the column names in order of first appearance."""
+
+    names: tuple[str, ...]
+    blocks: tuple[RowBlock, ...]
+
+    @staticmethod
+    def of(blocks: Iterable[RowBlock], where: str) -> MetadataTable:
+        """Collect all blocks. Raises SourceError for columns that no index can hold."""
+        found = tuple(blocks)
+        return MetadataTable(checked_names((name for block in found for name in block.columns), where), found)
+
+    def kind(self, name: str) -> Kind:
+        """Return the type of a column."""
+        return column_kind(block.column(name) for block in self.blocks)
+
+
+def blocks_of(rows: Iterable[InputRow], columns: Collection[str] | None = None) -> Iterator[RowBlock]:
+    """Yield rows of Python values as blocks; `columns` limits them to these."""
+    rows = iter(rows)
+    while batch := list(islice(rows, BLOCK_ROWS)):
+        broken = _broken(batch)
+        good: list[Mapping[str, object]] = [{} if isinstance(row, BrokenRow) else row for row in batch]
+        names = dict.fromkeys(name for row in good for name in row)
+        check_count(len(names), "the metadata")  # before each of them gets a cell per row
+        taken = names if columns is None else [name for name in names if name in columns]
+        yield _block(len(batch), {name: [row.get(name) for row in good] for name in taken}, broken, _json_column)
+
+
+def _broken(rows: Sequence[object]) -> dict[int, str]:
+    return {place: row.reason for place, row in enumerate(rows) if isinstance(row, BrokenRow)}
+
+
+_Made: TypeAlias = tuple[Column, dict[int, str]]
+"""(column, place → reason why that value cannot be used)."""
+
+
+def _block(
+    num_rows: int, values: Mapping[str, Sequence[Any]], broken: dict[int, str], make: Callable[[Sequence[Any]], _Made]
+) -> RowBlock:
+    columns: dict[str, Column] = {}
+    for name, cells in values.items():
+        columns[name], reasons = make(cells)
+        for place, reason in reasons.items():
+            broken.setdefault(place, f"column {name.strip('_')!r} {reason}")
+    return RowBlock(num_rows, columns, broken)
+
+
+def _text_column(texts: Sequence[str]) -> _Made:
+    array, broken = _texts(texts)
+    return Column(array, "text"), broken
+
+
+def _json_column(values: Sequence[Any]) -> _Made:
+    if all(value is None or isinstance(value, str) for value in values):
+        array, broken = _texts(values)
+        return Column(pa.nulls(len(array)) if array.null_count == len(array) else array), broken
+    texts: list[str | None] = []
+    too_deep = {}
+    for place, value in enumerate(values):
+        try:
+            text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=plain_text)
+            texts.append(None if value is None else text)
+        except RecursionError:
+            texts.append(None)
+            too_deep[place] = "is nested too deeply"
+    array, broken = _texts(texts, "replace")  # an escape would be JSON again
+    return Column(array, "json"), too_deep | broken
+
+
+def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
+    """Return (large strings, place → reason of texts that are not valid Unicode, which are escaped or replaced)."""
+    try:
+        return pa.array(texts, pa.large_string()), {}
+    except UnicodeEncodeError:
+        escaped = [None if text is None else text.encode("utf-8", errors).decode() for text in texts]
+        broken = {place: NOT_UTF8 for place, text in enumerate(texts) if text != escaped[place]}
+        return pa.array(escaped, pa.large_string()), broken
+
+
+def is_metadata_name(name: str) -> bool:
+    """Return whether a file of this name is read as metadata."""
+    return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
+
+
+def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
+    """Read a whole metadata file at a path or a URL. Raises SourceError if it is not what its name says."""
+    if isinstance(where, Path) or _REMOTE.match(where) is None:
+        path = Path(where)
+        _check_size(where, path.stat().st_size if path.is_file() else 0)
+        return MetadataTable.of(read_blocks(path), f"metadata {where}")
+    scheme, _, rest = where.partition("://")
+    bucket, _, key = rest.partition("/")  # a key is taken as it is: nothing in it is quoted or a query
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
+        local = Path(folder) / f"metadata{Path(key).suffix}"
+        _download(_bucket(f"{scheme.lower()}://{bucket}", storage), key, local, where)
+        try:
+            return MetadataTable.of(read_blocks(local), f"metadata {where}")
+        except SourceError as error:
+            raise SourceError(str(error).replace(str(local), where)) from error
+
+
+@lru_cache(16)
+def _bucket(url: str, storage: StorageOptions) -> Store:
+    return open_store(url, storage)
+
+
+def _download(store: Store, key: str, local: Path, where: str) -> None:
+    state = store.state(key)
+    if state is None:
+        raise SourceError(f"cannot read the metadata {where}: there is no such object")
+    _check_size(where, state.num_bytes)
+    with local.open("wb") as file:
+        for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
+            data = bytearray(min(_DOWNLOAD_BYTES, state.num_bytes - start))
+            store.read_ranges(key, [(start, memoryview(data))], state.version)
+            file.write(data)
+
+
+def _check_size(where: str | Path, num_bytes: int) -> None:
+    if num_bytes > MAX_METADATA_BYTES:
+        raise SourceError(f"metadata {where} has {num_bytes} bytes, {MAX_METADATA_BYTES} are allowed; split the input")
+
+
+def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
+    """Return the columns of a local file. is_sample: of JSON, the first block of rows decides. Raises SourceError."""
+    blocks = read_blocks(path)
+    if is_sample or path.suffix.lower() in (".csv", ".parquet"):
+        blocks = islice(blocks, 1)
+    return checked_names((name for block in blocks for name in block.columns), f"metadata {path}")
+
+
+def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[RowBlock]:
+    """Yield the rows of a local file; `columns` limits them to these. Raises SourceError if it cannot be read.
+
+    Files with a header begin with a block of it, without rows.
+    """
+    read = _FORMATS.get(path.suffix.lower())
+    if read is None:
+        raise SourceError(f"metadata {path}: allowed are files named {', '.join(f'*{name}' for name in _FORMATS)}")
+    try:
+        with path.open("rb") as file:
+            if file.read(2) in _UTF16:
+                raise SourceError(f"metadata {path} is UTF-16; save it as UTF-8")
+        yield from read(path, columns)
+    except OSError as error:
+        raise SourceError(f"cannot read the metadata {path}: {error.strerror or error}") from error
+
+
+def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
+    # Bytes that are not UTF-8 become lone surrogates, which `_texts` finds.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() or "unnamed" for name in next(reader, [])]
+        except csv.Error as error:
+            raise SourceError(f"metadata {path} has no valid CSV header: {error}") from error
+        _check_unique(header, path)
+        taken = {name: place for place, name in enumerate(header) if columns is None or name in columns}
+        yield _block(0, dict.fromkeys(taken, ()), {}, _text_column)
+        rows = _csv_rows(path, reader, len(header))
+        while batch := list(islice(rows, BLOCK_ROWS)):
+            blank = ("",) * len(header)
+            cells = list(zip(*(blank if isinstance(row, BrokenRow) else row for row in batch), strict=True))
+            yield _block(
+                len(batch), {name: cells[place] for name, place in taken.items()}, _broken(batch), _text_column
+            )
+
+
+def _csv_rows(path: Path, reader: Any, num_fields: int) -> Iterator[Sequence[str] | BrokenRow]:
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if "end of data" in str(error):  # a quote that is never closed has swallowed all rows after it
+                raise SourceError(
+                    f'metadata {path}: the row on line {line} opens a quote (") that is never closed'
+                ) from error
+            yield BrokenRow(f"line {line} is not valid CSV: {error}")
+            continue
+        if len(cells) == num_fields:
+            yield cells
+        elif cells:
+            yield BrokenRow(f"line {line} has {len(cells)} fields, the header has {num_fields}; is a quote missing?")
+
+
+def _read_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
+    with path.open("rb") as file:
+        yield from blocks_of(_json_lines(file), columns)
+
+
+def _json_lines(lines: Iterable[bytes]) -> Iterator[InputRow]:
+    names: dict[str, str] = {}  # one copy of each name instead of one per line
+    for number, line in enumerate(lines, 1):
+        text = line.removeprefix(_BOM) if number == 1 else line
+        if not text.strip():
+            continue
+        try:
+            row = _parse_json(text)
+        except (ValueError, RecursionError) as error:
+            yield BrokenRow(f"line {number} is not valid JSON: {_first_line(error)}")
+            continue
+        yield {names.setdefault(k, k): v for k, v in row.items()} if isinstance(row, dict) else _not_object(row)
+
+
+def _read_json(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise SourceError(f"metadata {path} has more than {MAX_JSON_BYTES} bytes; use .jsonl or .parquet")
+    try:
+        value = _parse_json(path.read_bytes().removeprefix(_BOM))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"metadata {path} is not valid JSON: {_first_line(error)}") from error
+    rows = _json_list(value, path)
+    yield from blocks_of((row if isinstance(row, dict) else _not_object(row) for row in rows), columns)
+
+
+def _json_list(value: object, path: Path) -> list[object]:
+    if isinstance(value, dict) and value and all(posixpath.splitext(name)[1] for name in value):
+        return [{"path": name, "caption": caption} for name, caption in value.items()]
+    if isinstance(value, dict):
+        lists = [part for part in value.values() if isinstance(part, list)]
+        if len(lists) != 1:
+            raise SourceError(f"metadata {path}: expected a list of objects, or an object that holds one such list")
+        value = lists[0]
+    if not isinstance(value, list):
+        raise SourceError(f"metadata {path} holds a {type(value).__name__}, not a list of objects")
+    return value
+
+
+def _parse_json(data: bytes) -> Any:
+    return json.loads(data.decode("utf-8", "surrogateescape"), parse_constant=lambda _: None)
+
+
+def _not_object(value: object) -> BrokenRow:
+    return BrokenRow(f"is a {type(value).__name__}, not an object")
+
+
+def _check_unique(names: Sequence[str], path: Path) -> None:
+    if len(set(names)) < len(names):
+        raise SourceError(f"metadata {path} has a column twice: {', '.join(names)}; rename one")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _read_parquet(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
+    try:
+        with pq.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            _check_unique(schema.names, path)
+            taken = [name for name in schema.names if columns is None or name in columns]
+            yield RowBlock(0, {name: _decoded(pa.nulls(0, schema.field(name).type)) for name in taken})
+            for batch in file.iter_batches(BLOCK_ROWS, columns=taken, use_threads=False):
+                yield RowBlock(len(batch), {name: _decoded(batch.column(name)) for name in taken})
+    except pa.ArrowException as error:
+        raise SourceError(f"metadata {path} is not a readable Parquet file: {_first_line(error)}") from error
+
+
+def _decoded(cells: pa.Array) -> Column:
+    return Column(cells.dictionary_decode() if types.is_dictionary(cells.type) else cells)
+
+
+_FORMATS: dict[str, Callable[[Path, Collection[str] | None], Iterator[RowBlock]]] = {
+    ".csv": _read_csv,
+    ".json": _read_json,
+    ".jsonl": _read_jsonl,
+    ".parquet": _read_parquet,
+}
+METADATA_SUFFIXES = tuple(_FORMATS)
