@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streamvid.loader.stats import LoaderStats
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
-    from streamvid.plan.world import World
+    from streamvid.plan.position import World
     from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.sharder import dry_run, shard
     from streamvid.storage import StorageOptions
@@ -58,7 +58,7 @@ _HOMES = {
     "TrainConfig": "streamvid.trainer.config",
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
-    "World": "streamvid.plan.world",
+    "World": "streamvid.plan.position",
     "annotate": "streamvid.dataset.annotate.annotate",
     "copy_dataset": "streamvid.dataset.upkeep.copy",
     "detect_world": "streamvid.loader.world",

@@ -424,6 +424,21 @@ def require(holds: bool, name: str, value: Any, allowed: str) -> None:
         raise ConfigError(f"{name} is {value}; allowed: {allowed}")
 
 
+def require_integer(
+    name: str, value: object, lowest: int, highest: int | None = None, error: type[Exception] = ConfigError
+) -> int:
+    """Return the value if it is an integer (not a bool) within the bounds; raise `error` otherwise."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < lowest
+        or (highest is not None and value > highest)
+    ):
+        allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+        raise error(f"{name}={value!r}: must be an integer {allowed}")
+    return value
+
+
 def require_at_least(instance: Any, least: int, *names: str) -> None:
     """ConfigError for the first of these fields that is less; None is allowed."""
     for name in names:

@@ -21,7 +21,7 @@ from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable
-from streamvid.plan.cursor import MAX_EPOCH
+from streamvid.plan.position import MAX_EPOCH
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 if TYPE_CHECKING:

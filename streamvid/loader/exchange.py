@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError, LoaderError, SharedBatchError
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 
 if TYPE_CHECKING:
     import torch

@@ -31,8 +31,8 @@ from streamvid.loader.stores import sources_of, store_stats
 from streamvid.loader.view.view import Spatial, Temporal, ViewOptions
 from streamvid.plan import BucketReport, Cursor, World
 from streamvid.plan.cost import CostTable
+from streamvid.plan.mix import MixBy
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
-from streamvid.plan.shares import MixBy
 from streamvid.storage import StorageOptions
 from streamvid.video.picture import Accuracy, Pixels
 

@@ -29,7 +29,7 @@ from streamvid.loader.view.text import CaptionChoice, TextOptions, TextRule, tex
 from streamvid.loader.view.view import ViewOptions, rate_of
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
-from streamvid.plan.shares import MixBy, exact_fraction, repeats_of_weights
+from streamvid.plan.mix import MixBy, exact_fraction, repeats_of_weights
 
 _DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
 _SEED_MASK = (1 << 63) - 1

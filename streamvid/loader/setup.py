@@ -27,8 +27,8 @@ from streamvid.loader.view.view import ViewOptions
 from streamvid.loader.world import detect_world
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import CostTable, default_costs
+from streamvid.plan.mix import MixBy
 from streamvid.plan.options import Order, Shuffle, Sync, Tail
-from streamvid.plan.shares import MixBy
 from streamvid.storage import StorageOptions
 from streamvid.video.picture import Accuracy, Pixels
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamvid.errors import StateError
 from streamvid.loader.exchange import SHOWN_LENGTH
-from streamvid.plan import PLAN_VERSION, READABLE_PLAN_VERSIONS, Cursor, EpochPlan, PlanOptions
+from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions
 
 _log = logging.getLogger(__name__)
 
@@ -50,11 +50,10 @@ def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, dict[str, Any]]
         raise StateError(
             f"version={version!r} of the loader state; this streamvid reads versions 1 and {STATE_VERSION}"
         )
-    if state.get("plan_version") not in READABLE_PLAN_VERSIONS:
-        readable = ", ".join(map(str, READABLE_PLAN_VERSIONS))
+    if state.get("plan_version") != PLAN_VERSION:
         raise StateError(
             f"plan_version={state.get('plan_version')!r} in the state: its positions mean other samples here; "
-            f"{readable} can be read"
+            f"must be {PLAN_VERSION}"
         )
     value = {name: state[name] for name in state if name not in ("version", "plan_version")}
     if version == 1:  # of one dataset, without conditions

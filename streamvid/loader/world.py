@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from streamvid.errors import ConfigError
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -1,19 +1,20 @@
-"""The epoch as arithmetic: no I/O, no torch, no clock."""
+"""The epoch as arithmetic: no I/O, no torch, no clock.
+
+May import errors, config, buckets and the draw sets of dataset. README.md says in which order to read the files.
+"""
 
 from __future__ import annotations
 
-from streamvid.plan.cursor import Cursor
 from streamvid.plan.epoch import EpochPlan
 from streamvid.plan.hashing import hash64, hash_below, hash_text, uniform
 from streamvid.plan.mix import PlanSource
-from streamvid.plan.options import PLAN_VERSION, READABLE_PLAN_VERSIONS, PlanOptions
+from streamvid.plan.options import PLAN_VERSION, PlanOptions
+from streamvid.plan.position import Cursor, World
 from streamvid.plan.step import Step
 from streamvid.plan.tail import BucketReport
-from streamvid.plan.world import World
 
 __all__ = [
     "PLAN_VERSION",
-    "READABLE_PLAN_VERSIONS",
     "BucketReport",
     "Cursor",
     "EpochPlan",

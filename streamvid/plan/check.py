@@ -1,4 +1,4 @@
-"""What a plan cannot be made of, said with its remedy."""
+"""Checks of what a plan is made from; every error names a remedy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError, PlanError, StateError
-from streamvid.plan.cursor import MAX_POSITION, Cursor
 from streamvid.plan.mix import MAX_BLOCK_SAMPLES, MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
+from streamvid.plan.position import MAX_POSITION, Cursor
 from streamvid.plan.step import FILL_GROUP, FILLER_VISITS
 from streamvid.plan.tail import BucketSpan
 
@@ -20,7 +21,7 @@ _NUM_NAMED = 10
 
 
 def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
-    """Bucket id → number of a source → samples in each of its shards, by bucket id."""
+    """Return bucket id → number of a source → samples in each of its shards, sorted by bucket id."""
     counts: dict[str, dict[int, Int64Array]] = {}
     for number, source in enumerate(sources):
         for name, of_shards in source.num_samples.items():
@@ -38,19 +39,18 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
 
 
 def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
-    """ConfigError unless each bucket has a batch size that can be, and nothing else has one."""
+    """Raise ConfigError unless each bucket, and nothing else, has a valid batch size."""
     for name, size in batch_sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= 1 << 20:
-            raise ConfigError(f"batch_sizes[{name!r}]={size!r}: allowed are the integers 1 to {1 << 20}")
+        require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     differing = sorted(counts.keys() ^ batch_sizes.keys())
     if differing:
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each of the dataset's a size"
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each bucket of the dataset a size"
         )
 
 
 def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None) -> dict[str, int]:
-    """The cost of each bucket. ConfigError where one has none, or none above 0."""
+    """Return the cost of each bucket. Raises ConfigError for a missing or invalid cost."""
     missing = sorted(counts.keys() - (costs or {}).keys())
     if missing or costs is None:
         raise ConfigError(
@@ -58,23 +58,22 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
             f"{named(missing)}. Give costs for all, or take sync='bucket' and order='mixed'"
         )
     for name, cost in costs.items():
-        if isinstance(cost, bool) or not isinstance(cost, int) or not 1 <= cost < 1 << 62:
-            raise ConfigError(f"costs[{name!r}]={cost!r}: allowed are the integers from 1 to {(1 << 62) - 1}")
+        require_integer(f"costs[{name!r}]", cost, 1, (1 << 62) - 1)
     return {name: costs[name] for name in counts}
 
 
 def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
-    """StateError for a position in a bucket that the dataset lacks."""
+    """Raise StateError for a position in a bucket that the dataset does not have."""
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(
-            f"the state has a position in bucket(s) {named(foreign)}, which the dataset lacks; load it with the "
-            "dataset and filter that it was saved with, or start anew without it"
+            f"the state has a position in bucket(s) {named(foreign)}, which the dataset does not have; load it "
+            "with the dataset and filter that it was saved with, or start without a state"
         )
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Positions stay exact in int64 and float64, and a repeat's visit (step.py) in its range."""
+    """Raise unless positions stay exact in int64 and float64, and a repeat's visit (step.py) stays in its range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     repeats = span.tail in ("pad", "shrink") and span.length > 0
@@ -99,15 +98,8 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
         )
 
 
-def check_count(name: str, value: int, highest: int | None) -> None:
-    """ConfigError unless `value` is an integer from 0 to `highest`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (highest is not None and value > highest):
-        allowed = "of at least 0" if highest is None else f"0 to {highest}"
-        raise ConfigError(f"{name}={value!r}: allowed are integers {allowed}")
-
-
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """The error for a run without a single step. soonest: epochs until what is carried makes a first one."""
+    """Return the error for a run without a step. soonest: epochs until carried samples make a first one."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
@@ -124,6 +116,6 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """The first few of many names."""
+    """Join the first few of many names."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

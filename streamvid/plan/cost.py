@@ -29,6 +29,7 @@ from typing import Any
 from streamvid.buckets.batch_size import tokens_of
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.model import ModelRule
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 
 COST_VERSION = 1
@@ -65,9 +66,9 @@ class CostTable:
         if not isinstance(self.tokens, Mapping) or not all(isinstance(name, str) for name in self.tokens):
             raise ConfigError(f"cost table tokens={self.tokens!r}: expected a mapping from bucket ids to integers")
         for name, tokens in self.tokens.items():
-            _validate(f"tokens[{name!r}]", tokens, 1, _MAX_TOKENS)
+            require_integer(f"cost table tokens[{name!r}]", tokens, 1, _MAX_TOKENS)
         for name in ("constant", "per_token", "per_pair"):
-            _validate(name, getattr(self, name), 0, _MAX_COEFFICIENT)
+            require_integer(f"cost table {name}", getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
             raise ConfigError("cost table constant=0, per_token=0, per_pair=0: one of them must be more than 0")
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
@@ -77,7 +78,7 @@ class CostTable:
             )
         for (bucket_id, batch_size), nanoseconds in self.measured.items():
             _validate_batch(bucket_id, batch_size, self.tokens)
-            _validate(f"measured[{bucket_id!r}, {batch_size}]", nanoseconds, 1, MAX_SECONDS * 10**9)
+            require_integer(f"cost table measured[{bucket_id!r}, {batch_size}]", nanoseconds, 1, MAX_SECONDS * 10**9)
         object.__setattr__(self, "tokens", dict(sorted(self.tokens.items())))
         object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
 
@@ -167,7 +168,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
         raise ConfigError(f"tolerance={tolerance!r}: allowed are numbers 0 to 10, as 0.1 for 10 %")
     for name, cost in costs.items():
-        _validate(f"costs[{name!r}]", cost, 1, None)
+        require_integer(f"cost table costs[{name!r}]", cost, 1)
     # Exact, so that no rounding puts a bucket into another class on another machine.
     most = 1 + Fraction(tolerance).limit_denominator(10**6)
     classes: dict[str, int] = {}
@@ -287,10 +288,4 @@ def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, 
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
         raise ConfigError(f"bucket {bucket_id!r} is not among those of the cost table: {known}; fit with all buckets")
-    _validate(f"batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)
-
-
-def _validate(name: str, value: object, lowest: int, highest: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest or (highest and value > highest):
-        allowed = f"of at least {lowest}" if highest is None else f"{lowest} to {highest}"
-        raise ConfigError(f"cost table {name}={value!r}: allowed are integers {allowed}")
+    require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

@@ -108,7 +108,7 @@ class DrawnStream(BucketStream):
         self._pass_starts = {0: 0}
 
     @property
-    def samples_a_pass(self) -> Fraction:
+    def samples_per_pass(self) -> Fraction:
         each = zip(self._sets, self._set_starts, strict=True)
         return self._num_plain + sum((int(starts[-1]) * one.probability for one, starts in each), Fraction(0))
 
@@ -136,7 +136,7 @@ class DrawnStream(BucketStream):
 
     def pass_of(self, position: int) -> int:
         # The last pass that begins there or before: of several that begin at a position, all but it have no sample.
-        rate, slack = self.samples_a_pass, self.slack
+        rate, slack = self.samples_per_pass, self.slack
         low, high = max(0, int((position - slack) / rate)), int((position + slack) / rate) + 2
         while low + 1 < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The epoch as arithmetic: which bucket a step has, which samples it takes, and where it leaves the run.
+"""The plan of one epoch: the bucket and the samples of each step, and the position of the run after it.
 
 A plan is a function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and the
 cursor, and of nothing else. It holds the prefix sums of the shards; steps are computed when they are asked for.
@@ -12,40 +12,40 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.config import require_integer
 from streamvid.plan import check
 from streamvid.plan.cost import cost_classes
-from streamvid.plan.cursor import MAX_EPOCH, Cursor
 from streamvid.plan.lane import Lane
 from streamvid.plan.mix import MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.order import EpochOrder
+from streamvid.plan.position import MAX_EPOCH, MAX_NUM_RANKS, Cursor
 from streamvid.plan.step import (
     FILL_GROUP,
     FILLER_VISITS,
     FinalStep,
     Step,
-    deal_steps,
+    assign_steps,
     draft_bucket,
     draft_final,
     draft_lane,
 )
 from streamvid.plan.tail import BucketReport, BucketSpan
-from streamvid.plan.world import validate_num_ranks
 
 Int64Array = npt.NDArray[np.int64]
 
-# Work arrays hold at most about so many samples at once, whatever is asked for.
+# Approximate limit on samples in work arrays, whatever is asked for.
 _SLICE_SAMPLES = 1 << 18
 _STEP_ORDER = 3  # keeps this use of the seed apart from others
 
 
 class EpochPlan:
-    """The rest of one epoch for all ranks, from a cursor.
+    """The remainder of one epoch for all ranks, from a cursor.
 
-    sources: the datasets; or for one, bucket id → samples in each of its shards, in manifest order. batch_sizes:
-    bucket id → samples a rank takes at a step; exactly the same ids. costs: bucket id → predicted cost of a batch, any
-    unit, needed with sync="cost" and order="largest-first". ConfigError for arguments that cannot be, StateError for a
-    cursor of another dataset.
+    sources: the datasets; for a single one, bucket id → samples in each of its shards, in manifest order.
+    batch_sizes: bucket id → samples per rank and step, for exactly the same ids.
+    costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
+    Raises ConfigError for invalid arguments, StateError for a cursor of another dataset.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EpochPlan:
         cursor: Cursor | None = None,
         costs: Mapping[str, int] | None = None,
     ) -> None:
-        validate_num_ranks(num_ranks)
+        require_integer("num_ranks", num_ranks, 1, MAX_NUM_RANKS)
         self.options = options or PlanOptions()
         self.num_ranks = num_ranks
         parts = [PlanSource(sources, self.options.seed)] if isinstance(sources, Mapping) else list(sources)
@@ -69,7 +69,7 @@ class EpochPlan:
         self._open(cursor or Cursor())
 
     def at(self, cursor: Cursor) -> EpochPlan:
-        """The same plan from another cursor."""
+        """Return the same plan from another cursor."""
         other = object.__new__(EpochPlan)
         other.options, other.num_ranks, other._batch_sizes = self.options, self.num_ranks, self._batch_sizes
         other._streams, other._classes, other._first_keys = self._streams, self._classes, self._first_keys
@@ -81,7 +81,7 @@ class EpochPlan:
         self.cursor = cursor
         spans = {name: self._span(name) for name in self._streams}
         for name, span in spans.items():
-            check.check_span(span, self._streams[name].samples_a_pass, self.options.accumulate)
+            check.check_span(span, self._streams[name].samples_per_pass, self.options.accumulate)
         self._spans = tuple(spans.values())
         lanes: dict[object, list[BucketSpan]] = {}
         for name, span in spans.items():
@@ -105,7 +105,7 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole epoch, those done among them; ranks that have no batch in a step count it too."""
+        """Steps of the whole epoch, including those done; ranks that have no batch in a step count it too."""
         return self.cursor.step + self.num_steps_left
 
     @cached_property
@@ -117,14 +117,14 @@ class EpochPlan:
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Batches that a rank receives after so many steps; fewer than steps only for tail="uneven"."""
+        """Return the batches that a rank receives after `num_steps_done`; fewer than steps only for tail="uneven"."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Steps of the first `num_epochs` epochs together, from epoch 0, with these batch sizes and ranks."""
-        check.check_count("num_epochs", num_epochs, MAX_EPOCH)
+        """Return the steps of the first `num_epochs` epochs together, with these batch sizes and ranks."""
+        require_integer("num_epochs", num_epochs, 0, MAX_EPOCH)
         if self.options.tail == "carry":
             return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
         period = 1
@@ -133,14 +133,14 @@ class EpochPlan:
         if any(stream.is_drawn for stream in self._streams.values()):
             period = max(1, num_epochs)
         if self.options.tail in ("shrink", "uneven") and any(len(x.spans) > 1 for x in (*self._lanes, *self._idle)):
-            # Which buckets have a rest, and so a final step, is up to the order of each epoch.
+            # The order of each epoch decides which buckets have a remainder, and so a final step.
             period = max(1, num_epochs)
         counts = [self.at(Cursor(epoch)).num_steps_left for epoch in range(min(period, num_epochs))]
         whole, rest = divmod(num_epochs, period)
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Steps from `positions` to the end of epoch `num_epochs - 1`, when every epoch carries its rest."""
+        """Return steps from `positions` to the end of epoch `num_epochs - 1` when every epoch carries its remainder."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -150,11 +150,11 @@ class EpochPlan:
             total += units // self.num_ranks
         return total // self.options.accumulate * self.options.accumulate
 
-    # What there is to tell before the first step.
+    # Reports before the first step.
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
-        """The buckets that have no step in the whole epoch; worth a warning."""
+        """Buckets that have no step in the whole epoch."""
         rows = [row for row in self.report() if not row.num_delivered]
         if not rows or not self.cursor.positions:
             return tuple(rows)
@@ -162,7 +162,7 @@ class EpochPlan:
         return tuple(row for row in rows if row.bucket_id not in whole)
 
     def report(self) -> tuple[BucketReport, ...]:
-        """What the rest of the epoch makes of each bucket, by bucket id."""
+        """Return what the remainder of the epoch makes of each bucket, by bucket id."""
         delivered = dict.fromkeys(self._streams, 0)
         repeated = dict.fromkeys(self._streams, 0)
         units, fillers = self._taken(self.num_steps_left)
@@ -180,22 +180,22 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """PlanError if no bucket makes a step in so many epochs from the cursor's; None stands for endless ones.
+        """Raise PlanError if no bucket makes a step in `num_epochs` from the cursor's epoch on; None: endless epochs.
 
-        A cursor at the end of an epoch that had steps is no error.
+        A cursor at the end of an epoch that had steps is not an error.
         """
         if self.num_steps or self.at(Cursor(self.cursor.epoch)).num_steps_left:
             return
         last = MAX_EPOCH if num_epochs is None else num_epochs
-        check.check_count("num_epochs", last, MAX_EPOCH)
+        require_integer("num_epochs", last, 0, MAX_EPOCH)
         soonest = self._num_epochs_to_a_step()
         if soonest is None or soonest > last:
             raise check.no_step(self._spans, self.options, self.num_ranks, soonest)
 
     def _num_epochs_to_a_step(self) -> int | None:
-        """Epochs, this one included, until what is carried makes a step; None: never."""
+        """Return epochs, including this one, until carried samples make a step; None: never."""
         if self.options.tail != "carry":
-            return None  # other tails make the same steps every epoch: none
+            return None  # other tails make the same steps in every epoch: none
         positions = {span.bucket_id: span.position for span in self._spans}
         low, high = self.cursor.epoch, MAX_EPOCH
         if not self._num_carried_steps(positions, high):
@@ -208,33 +208,33 @@ class EpochPlan:
     # The steps.
 
     def steps(self, start: int, stop: int) -> list[Step]:
-        """Steps [start, stop) of all ranks, counted from the cursor and cut to `num_steps_left`.
+        """Return steps [start, stop) of all ranks, counted from the cursor and cut to `num_steps_left`.
 
         A slice costs a search of the order besides its samples, so take 256 steps or more at a time.
         """
         return self._steps(start, stop, range(self.num_ranks))
 
     def rank_steps(self, start: int, stop: int, rank: int) -> list[Step]:
-        """The part of one rank in steps [start, stop); for many ranks it costs a small part of `steps`."""
+        """Return the part of one rank in steps [start, stop); for many ranks it costs a fraction of `steps`."""
         return self._steps(start, stop, range(rank, rank + 1))
 
     def _steps(self, start: int, stop: int, ranks: range) -> list[Step]:
-        check.check_count("start", start, None)
-        check.check_count("stop", stop, None)
+        require_integer("start", start, 0)
+        require_integer("stop", stop, 0)
         stop = min(stop, self.num_steps_left)
         if start >= stop:
             return []
         mixed = min(stop, self._num_mixed)
         widest = max((span.batch_size for lane in self._lanes for span in lane.spans), default=1) * len(ranks)
-        deal = self.options.shard_locality
-        length = max(1, _SLICE_SAMPLES // max(widest, deal))
+        locality = self.options.shard_locality
+        length = max(1, _SLICE_SAMPLES // max(widest, locality))
         steps = [
             step
             for first in range(start, mixed, length)
             for step in self._slice(first, min(first + length, mixed), ranks)
         ]
         for final in self._finals[max(start - self._num_mixed, 0) : stop - self._num_mixed if stop > mixed else 0]:
-            steps += deal_steps([draft_final(final, self._streams[final.span.bucket_id], ranks, deal)], deal)
+            steps += assign_steps([draft_final(final, self._streams[final.span.bucket_id], ranks, locality)], locality)
         return steps
 
     def _slice(self, start: int, stop: int, ranks: range) -> list[Step]:
@@ -248,14 +248,14 @@ class EpochPlan:
                 drafts.append(draft_bucket(lane.spans[0], stream, indices[here], ranks, self.options.shard_locality))
             else:
                 drafts.append(draft_lane(lane, self._streams, indices[here], ranks))
-        steps = dict(zip(places, deal_steps(drafts, self.options.shard_locality), strict=True))
+        steps = dict(zip(places, assign_steps(drafts, self.options.shard_locality), strict=True))
         return [steps[place] for place in range(stop - start)]
 
-    # Where they leave the run.
+    # Positions after steps.
 
     def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Where the run stands after so many steps from this plan's cursor; the same on every rank."""
-        check.check_count("num_steps_done", num_steps_done, self.num_steps_left)
+        """Return the run's cursor after `num_steps_done` from this plan's cursor; the same on every rank."""
+        require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
         units, _ = self._taken(num_steps_done)
         positions = {span.bucket_id: span.position_after(units[span.bucket_id]) for span in self._spans}
         for final in self._finals[: max(0, num_steps_done - self._num_mixed)]:
@@ -264,18 +264,18 @@ class EpochPlan:
         return Cursor(self.cursor.epoch, positions, phase, self.cursor.step + num_steps_done)
 
     def next_epoch(self) -> Cursor:
-        """The cursor that opens the next epoch once all steps of this one are done."""
+        """Return the cursor that opens the next epoch once all steps of this one are done."""
         positions = dict(self.cursor_after(self.num_steps_left).positions)
         if self.options.tail != "carry":
             positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
         return Cursor(self.cursor.epoch + 1, positions)
 
     def start_of(self, bucket_id: str) -> int:
-        """The position at which the epoch's own samples begin in a bucket."""
+        """Return the position at which the epoch's own samples begin in a bucket."""
         return self._streams[bucket_id].boundary(self.cursor.epoch)
 
     def end_of(self, bucket_id: str) -> int:
-        """The position at which the epoch ends in a bucket: no run stands past it."""
+        """Return the position at which the epoch ends in a bucket; no run passes it."""
         return self._streams[bucket_id].boundary(self.cursor.epoch + 1)
 
     @cached_property
@@ -289,7 +289,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Units of each bucket in the first steps, and (bucket, units) of those that fill steps of several buckets."""
+        """Return units of each bucket in the first steps, and (bucket, units) of those that fill mixed steps."""
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)
@@ -304,7 +304,7 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Steps after all others: the rests of "shrink" and "uneven", then what completes a group of `accumulate`."""
+        """Steps after all others: remainders of "shrink" and "uneven", then fillers of a group of `accumulate`."""
         finals = []
         if self.options.tail in ("shrink", "uneven"):
             units, _ = self._taken(self._num_mixed)
@@ -320,7 +320,7 @@ class EpochPlan:
             if any(span.length for span in self._spans):
                 largest = max(self._spans, key=lambda span: span.length)
                 size = self.num_ranks * (largest.batch_size if self.options.tail == "pad" else 1)
-                # Counted from the last, so that a run which begins between two of them goes on with the others.
+                # Counted from the last, so that a run which begins between two of them continues with the others.
                 for number in range(missing - 1, -1, -1):
                     position = largest.end + number * size % largest.length
                     finals.append(FinalStep(largest, position, size, FILL_GROUP + number * FILLER_VISITS))
@@ -346,12 +346,12 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """(bucket id → class of cost, bucket id → key of its first step in epoch 0), each where the options ask for it."""
+    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), where options ask for them."""
     if options.sync == "bucket" and options.order == "mixed":
         return {}, {}
     known = check.check_costs(counts, options, costs)
     ascending = sorted(known, key=lambda name: (known[name], name))
     classes = cost_classes(known) if options.sync == "cost" else {}
-    # Below every other key: what was carried is less than a step, and a step has less than 2**30 samples.
+    # Below every other key: less than a step is carried, and a step has less than 2**30 samples.
     firsts = {name: -float(1 << 31) * (number + 1) for number, name in enumerate(ascending)}
     return classes, firsts if options.order == "largest-first" else {}

@@ -109,9 +109,14 @@ class Lane:
     def _order(self) -> EpochOrder:
         tracks = [
             Track(
-                hash_text(span.bucket_id), span.num_units, span.position - span.start, span.batch_size,
-                max(1.0, float(span.length)), span.position, span.batch_size,
+                hash=hash_text(span.bucket_id),
+                num_steps=span.num_units,
+                offset=span.position - span.start,
+                stride=span.batch_size,
+                length=max(1.0, float(span.length)),
+                first_id=span.position,
+                id_stride=span.batch_size,
             )
             for span in self.spans
-        ]  # fmt: skip
+        ]
         return EpochOrder(tracks, _UNIT_ORDER, self.options.seed, self.epoch, self.options.shuffle != "none")

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 from streamvid.plan.draws import DrawnStream, DrawSet
 from streamvid.plan.hashing import hash64_array, hash_text, permute
@@ -27,8 +29,11 @@ from streamvid.plan.options import PlanOptions
 from streamvid.plan.stream import BucketStream, ordinals_of
 
 Int64Array = npt.NDArray[np.int64]
+MixBy: TypeAlias = Literal["samples", "tokens"]
 
 _WINDOW_SAMPLES = 256
+_MAX_PARTS = 1 << 40  # numerators and denominators; floor arithmetic on them is exact whatever they are
+_ROUNDING = Fraction(1, 10**12)  # as a share: more than the error of a few floating-point operations
 _MERGE_ORDER = 5  # keeps this use of the seed apart from those in stream.py and order.py
 MAX_BLOCK_SAMPLES = 1 << 35
 """Of a bucket of several datasets in one epoch: W * m_i stays in int64."""
@@ -62,8 +67,13 @@ class PlanSource:
 class MixedStream:
     """Finds the samples of one bucket by position, over all datasets that have it."""
 
-    def __init__(self, bucket_id: str, shard_sizes: Mapping[int, Int64Array], sources: Sequence[PlanSource],
-                 options: PlanOptions) -> None:  # fmt: skip
+    def __init__(
+        self,
+        bucket_id: str,
+        shard_sizes: Mapping[int, Int64Array],
+        sources: Sequence[PlanSource],
+        options: PlanOptions,
+    ) -> None:
         """shard_sizes: number of a source → samples in each of its shards of this bucket."""
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
@@ -79,10 +89,10 @@ class MixedStream:
         sizes_of = [stream.num_samples for stream in self._streams]
         self._firsts = np.cumsum([0, *sizes_of])  # a sample's ordinal counts through the datasets one after the other
         self.num_samples = sum(sizes_of)
-        rates = [r * s.samples_a_pass for r, s in zip(self._repeats, self._streams, strict=True)]
+        rates = [r * s.samples_per_pass for r, s in zip(self._repeats, self._streams, strict=True)]
         self.rate = sum(rates, Fraction(0))
         """Samples an epoch, on average."""
-        self.samples_a_pass = int(sum((stream.samples_a_pass for stream in self._streams), Fraction(0)))
+        self.samples_per_pass = int(sum((stream.samples_per_pass for stream in self._streams), Fraction(0)))
 
     def boundary(self, epoch: int) -> int:
         """B(epoch): the position at which the epoch's block begins."""
@@ -206,3 +216,60 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
             passes[where] = stream.passes_of(places[where])
         resolved.append((ordinals, passes, members))
     return resolved
+
+
+# Weights of datasets.
+
+
+def exact_fraction(name: str, value: object) -> Fraction:
+    """Return a number above 0 as it is written: 0.1 is 1/10. Takes int, float, Fraction, Decimal and text ("3/2").
+
+    Raises ConfigError for others, and for numbers of more than about 12 digits such as 1 / 3 in floating point.
+    """
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction | Decimal):
+            raise ValueError("not a number")
+        fraction = Fraction(value) if isinstance(value, int | Fraction | str) else Fraction(Decimal(str(value)))
+    except (ValueError, ZeroDivisionError, InvalidOperation, OverflowError) as error:
+        raise ConfigError(f"{name}={value!r}: must be a number above 0, such as 2, 0.5 or '3/2'") from error
+    if not fraction > 0 or not _is_short(fraction):
+        raise ConfigError(
+            f"{name}={value!r}: must be a number above 0 with at most 12 digits, such as 2, 0.5 or '1/3'"
+            + (_remedy(fraction) if fraction > 0 else "")
+        )
+    return fraction
+
+
+def _is_short(fraction: Fraction) -> bool:
+    return max(fraction.numerator, fraction.denominator) <= _MAX_PARTS
+
+
+def _remedy(fraction: Fraction) -> str:
+    """Return how to write what 1 / 3 or 1 - 0.7 meant before floating point gave it many digits."""
+    meant = fraction.limit_denominator(1000)
+    if abs(meant - fraction) > fraction * _ROUNDING or not _is_short(meant):
+        return "; round it"
+    return f"; write the text '{meant}' or fractions.Fraction({meant.numerator}, {meant.denominator})"
+
+
+def repeats_of_weights(
+    weights: Sequence[Fraction],
+    num_samples: Sequence[int],
+    num_tokens: Sequence[int],
+    samples_per_epoch: int | None,
+    by: MixBy,
+) -> list[Fraction]:
+    """Return how often an epoch takes each dataset's samples so that the datasets have the shares of their weights.
+
+    num_samples, num_tokens: per dataset, once.   samples_per_epoch: of all datasets; None: as many as there are.
+    by: unit of the shares.
+    """
+    if by not in get_args(MixBy):
+        raise ConfigError(f"mix_by={by!r}: must be {' or '.join(map(repr, get_args(MixBy)))}")
+    total = sum(num_samples)
+    if samples_per_epoch is not None:
+        total = require_integer("samples_per_epoch", samples_per_epoch, 1, 1 << 40)
+    sizes = num_samples if by == "samples" else num_tokens
+    # Dataset i is taken scale * weight / size times; together that makes `total` samples.
+    per_scale = sum((w * n / size for w, n, size in zip(weights, num_samples, sizes, strict=True)), Fraction(0))
+    return [total / per_scale * weight / size for weight, size in zip(weights, sizes, strict=True)]

@@ -1,19 +1,15 @@
-"""What a plan depends on besides the dataset, the batch sizes and the world."""
+"""Options of a plan: what its order depends on besides the dataset, the batch sizes and the world."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 
-PLAN_VERSION = 2
+PLAN_VERSION = 1
 """Grows whenever the same inputs would give another order."""
-
-READABLE_PLAN_VERSIONS = (1, 2)
-"""Versions whose positions mean the same samples as today's: their states go on, with steps in today's order."""
-
-MAX_ACCUMULATE = 1024
 
 Tail: TypeAlias = Literal["carry", "drop", "pad", "shrink", "uneven"]
 Shuffle: TypeAlias = Literal["none", "shards", "window"]
@@ -25,50 +21,37 @@ Order: TypeAlias = Literal["mixed", "largest-first"]
 class PlanOptions:
     """Options of a plan.
 
-    seed: 0 to 2**63 - 1.
-    shuffle: "none" keeps the manifest's order within a bucket and interleaves buckets evenly; "shards" permutes
-        shards; "window" also permutes samples within each run of `window` consecutive permuted shards.
-    tail: what becomes of the samples of an epoch that do not fill a step: "carry" opens the next epoch with them,
-        "drop" leaves them out, "pad" fills the step with repeats of the bucket, "shrink" takes them in one last step
-        a bucket of equal, smaller batches (fewer than num_ranks repeats), "uneven" in one of unequal batches without
-        any repeat: ranks for which nothing is left have no batch in that step.
-    sync: "bucket": all ranks have the same bucket at a step; "cost": buckets of about the same predicted cost.
-    order: "mixed"; "largest-first" begins epoch 0 with the first step of each bucket, or with sync="cost" of each
-        class of buckets, the costliest first.
+    shuffle: "none" keeps the manifest's order within a bucket and interleaves buckets evenly. "shards" permutes
+        shards. "window" also permutes samples within each run of `window` consecutive permuted shards.
+    tail: use of the samples of an epoch that do not fill a step. "carry" opens the next epoch with them, "drop" leaves
+        them out, "pad" fills the step with repeats of the bucket, "shrink" takes them in one last step per bucket with
+        equal, smaller batches (fewer than num_ranks repeats), "uneven" in one with unequal batches and no repeats:
+        ranks for which nothing is left have no batch in that step.
+    sync: what ranks share at a step: "bucket", or "cost": buckets of about the same predicted cost.
+    order: "mixed", or "largest-first", which begins epoch 0 with the first step of each bucket (with sync="cost" of
+        each class of buckets), costliest first.
     accumulate: the number of steps of an epoch is a multiple of it.
     shard_locality: number of consecutive samples of a step that are sorted by shard, within each dataset, before they
         are assigned to ranks. 1 does not sort.
     """
 
-    seed: int = 0
-    shuffle: Shuffle = "window"
-    window: int = 16
-    tail: Tail = "carry"
-    sync: Sync = "bucket"
-    order: Order = "mixed"
-    accumulate: int = 1
-    shard_locality: int = 64
+    seed: int = option(0, help="Seed of the order.", minimum=0, maximum=(1 << 63) - 1)
+    shuffle: Shuffle = option("window", help="Shuffle shards, or also samples within windows of shards.")
+    window: int = option(16, help="Shards per shuffle window.", minimum=1, maximum=1 << 20)
+    tail: Tail = option("carry", help="Use of the samples that do not fill a step.")
+    sync: Sync = option("bucket", help="What ranks share at a step.")
+    order: Order = option("mixed", help="Order of steps in epoch 0.")
+    accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)
+    shard_locality: int = option(64, help="Samples of a step sorted by shard at a time.", minimum=1, maximum=1 << 30)
 
     def __post_init__(self) -> None:
-        _validate_integer("seed", self.seed, 0, (1 << 63) - 1)
-        _validate_integer("window", self.window, 1, 1 << 20)
-        _validate_integer("accumulate", self.accumulate, 1, MAX_ACCUMULATE)
-        _validate_integer("shard_locality", self.shard_locality, 1, 1 << 30)
-        for name, kind in (("shuffle", Shuffle), ("tail", Tail), ("sync", Sync), ("order", Order)):
-            value, allowed = getattr(self, name), get_args(kind)
-            if value not in allowed:
-                raise ConfigError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")
+        check_options(self)
         if self.tail == "uneven" and self.accumulate > 1:
             raise ConfigError(
-                f"accumulate={self.accumulate} with tail='uneven': steps that some ranks have no batch in cannot be "
-                "accumulated; use tail='carry', 'drop', 'pad' or 'shrink', or accumulate=1"
+                f"accumulate={self.accumulate} cannot be combined with tail='uneven', where some ranks have no batch "
+                "in some steps; use tail='carry', 'drop', 'pad' or 'shrink', or accumulate=1"
             )
 
     def order_key(self) -> dict[str, Any]:
-        """What the meaning of a position depends on, as plain JSON; a state belongs to plans with an equal key."""
+        """Return, as plain JSON, what the meaning of a position depends on; a state belongs to plans of equal keys."""
         return {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}
-
-
-def _validate_integer(name: str, value: object, lowest: int, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise ConfigError(f"{name}={value!r}: allowed are the integers {lowest} to {highest}")

@@ -1,4 +1,4 @@
-"""One step: the samples that all ranks take together, dealt so that each rank reads few shards."""
+"""One step: the samples that all ranks take together, assigned so that each rank reads few shards."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from streamvid.plan.tail import BucketSpan
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Positions past the end of a block are taken for three reasons, and perhaps in several lives of a run; each has visits
-# of its own, so that none occurs twice: those of a bucket's last batch, of a lane's last step, and of the steps that
-# complete a group, by their number.
+# Positions past the end of a block are taken for three reasons, perhaps in several lives of a run: for a bucket's last
+# batch, for a lane's last step, and for the steps that complete a group. Each has its own visits, so that none occurs
+# twice.
 TAIL, FILL_STEP, FILL_GROUP = 0, 1 << 31, 1 << 30
 FILLER_VISITS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What all ranks take at a step or, after `for_rank`, one of them.
+    """Samples that all ranks take at a step or, after `for_rank`, one of them.
 
-    bucket_ids: the bucket of each rank. bounds: int64 (num_ranks + 1,), where each rank's samples begin and end in the
-        arrays, which are (samples,), sorted by shard, then index, in stretches of `PlanOptions.shard_locality` samples;
-        those of several datasets, each by itself, in the places that it has.
-    sources: int64, number of the dataset. shards: int64, number of the shard within the dataset's bucket, in manifest
-        order. indices: int64, place in the shard.
-    visits: int64, which pass over its bucket the sample is in, from 0; repeats have negative visits. No visit occurs
-        twice for a sample of a dataset, but for repeats of "pad" where the costs change within an epoch.
-    is_repeat: bool, whether it is one that the tail policy repeats.
+    bucket_ids: bucket of each rank.
+    bounds: int64 (num_ranks + 1,), begin and end of each rank's samples in the arrays below, which are (samples,).
+        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, each dataset's within
+        the places that it has.
+    sources: int64, number of the dataset.
+    shards: int64, number of the shard within the dataset's bucket, in manifest order.   indices: int64, in the shard.
+    visits: int64, the pass over its bucket that the sample is in, from 0; repeats have negative visits. No visit occurs
+        twice for a sample of a dataset, except for repeats of "pad" if costs change within an epoch.
+    is_repeat: bool, True for a repeat of the tail policy.
     num_step_samples: samples of all ranks together.
     """
 
@@ -51,26 +52,32 @@ class Step:
 
     @property
     def bucket_id(self) -> str:
-        """The bucket that all these ranks have; ConfigError where they differ, as with sync="cost"."""
+        """Bucket that all these ranks have. Raises ConfigError if they differ, as with sync="cost"."""
         if len(set(self.bucket_ids)) != 1:
             there = ", ".join(sorted(set(self.bucket_ids)))
             raise ConfigError(f"the ranks of this step have several buckets ({there}); ask for_rank(rank) first")
         return self.bucket_ids[0]
 
     def for_rank(self, rank: int) -> Step:
-        """The part of a rank."""
+        """Return the part of one rank."""
         if not 0 <= rank < len(self.bucket_ids):
             raise ConfigError(f"rank={rank}: this step has ranks 0 to {len(self.bucket_ids) - 1}")
         part = slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
         return Step(
-            (self.bucket_ids[rank],), np.array([0, part.stop - part.start]), self.sources[part], self.shards[part],
-            self.indices[part], self.visits[part], self.is_repeat[part], self.num_step_samples,
-        )  # fmt: skip
+            bucket_ids=(self.bucket_ids[rank],),
+            bounds=np.array([0, part.stop - part.start]),
+            sources=self.sources[part],
+            shards=self.shards[part],
+            indices=self.indices[part],
+            visits=self.visits[part],
+            is_repeat=self.is_repeat[part],
+            num_step_samples=self.num_step_samples,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """A step of one bucket after all others of the epoch: what "shrink" and "uneven" take, or one that fills a group.
+    """A step of one bucket after all others: the remainder of "shrink" and "uneven", or one that fills a group.
 
     visits_from: TAIL, or FILL_GROUP and more for a filler.
     """
@@ -81,16 +88,16 @@ class FinalStep:
     visits_from: int = TAIL
 
     def bound(self, rank: int) -> int:
-        """Where a rank's samples begin: as even as can be, lower ranks first."""
+        """Return where a rank's samples begin: as even as possible, lower ranks first."""
         share, more = divmod(self.num_samples, self.span.num_ranks)
         return rank * share + min(rank, more)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows of positions of one bucket; each is sorted in stretches, and then its part `mine` is taken.
+    """Rows of positions of one bucket; each row is sorted in stretches, and then its part `mine` is taken.
 
-    places: where the samples that are taken go, among all of the draft's.
+    places: index, among all samples of the draft, of those that are taken.
     """
 
     span: BucketSpan
@@ -103,7 +110,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps as far as they are known without looking up samples; of each, `Step`'s fields of these names."""
+    """Steps before their samples are looked up; the fields are those of `Step`, one entry per step."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]
@@ -111,10 +118,10 @@ class Draft:
     draws: Sequence[Draw]
 
 
-def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, deal: int) -> Draft:
-    """The part of `ranks` in steps of one bucket, numbered from the span's position."""
+def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, locality: int) -> Draft:
+    """Draft the part of `ranks` in steps of one bucket, numbered from the span's position."""
     size = span.batch_size
-    first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, deal)
+    first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, locality)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
     mine = slice(ranks.start * size - first, ranks.stop * size - first)
     names, bounds = (span.bucket_id,) * len(ranks), np.arange(len(ranks) + 1) * size
@@ -124,10 +131,10 @@ def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks
     )
 
 
-def draft_final(final: FinalStep, stream: MixedStream, ranks: range, deal: int) -> Draft:
-    """The part of `ranks` in a final step."""
+def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: int) -> Draft:
+    """Draft the part of `ranks` in a final step."""
     bounds = np.array([final.bound(rank) for rank in range(ranks.start, ranks.stop + 1)], np.int64)
-    first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, deal)
+    first, last = _stretches(int(bounds[0]), int(bounds[-1]), final.num_samples, locality)
     positions = final.position + np.arange(first, last)[None]
     mine = slice(int(bounds[0]) - first, int(bounds[-1]) - first)
     draw = Draw(final.span, stream, positions, mine, ..., final.visits_from)
@@ -135,7 +142,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, deal: int) 
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """The part of `ranks` in neighbouring steps of a lane of several buckets."""
+    """Draft the part of `ranks` in neighbouring steps of a lane of several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -154,15 +161,15 @@ def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array
     return Draft(names, list(bounds), totals.tolist(), draws)
 
 
-def deal_steps(drafts: Sequence[Draft], deal: int) -> Iterator[Step]:
-    """The steps of all drafts, one draft after the other."""
+def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
+    """Yield the steps of all drafts, one draft after the other."""
     draws = [draw for draft in drafts for draw in draft.draws]
     rows = iter(zip(draws, _resolve(draws), strict=True))
     for draft in drafts:
         ends = np.cumsum([int(bounds[-1]) for bounds in draft.bounds]).tolist()
         columns = np.empty((4, ends[-1]), np.int64)
         for draw, found in itertools.islice(rows, len(draft.draws)):
-            columns[:, draw.places] = _deal(draw, *found, deal).reshape(4, -1)
+            columns[:, draw.places] = _assigned(draw, *found, locality).reshape(4, -1)
         sources, shards, indices, visits = columns
         is_repeat = visits < 0
         each = zip(draft.bucket_ids, draft.bounds, draft.num_step_samples, [0, *ends], ends, strict=False)
@@ -171,18 +178,18 @@ def deal_steps(drafts: Sequence[Draft], deal: int) -> Iterator[Step]:
             yield Step(names, bounds, sources[part], shards[part], indices[part], visits[part], is_repeat[part], total)
 
 
-def _stretches(first: int, last: int, total: int, deal: int) -> tuple[int, int]:
-    """The stretches of `deal` samples, counted from the step's first, that hold [first, last)."""
-    return first // deal * deal, min(total, -(-last // deal) * deal)
+def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, int]:
+    """Return the stretches of `locality` samples, counted from the step's first, that hold [first, last)."""
+    return first // locality * locality, min(total, -(-last // locality) * locality)
 
 
-def _deal(draw: Draw, ordinals: Int64Array, visits: Int64Array, deal: int) -> Int64Array:
-    """(4, rows, part `mine`): sources, shards, indices, visits of rows sorted in stretches."""
+def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
+    """Return sources, shards, indices and visits of rows sorted in stretches, as (4, rows, part `mine`)."""
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
-    if deal > 1:
+    if locality > 1:
         order = np.empty(ordinals.shape, np.intp)
-        for first in range(0, ordinals.shape[1], deal):
-            stretch = slice(first, first + deal)
+        for first in range(0, ordinals.shape[1], locality):
+            stretch = slice(first, first + locality)
             order[:, stretch] = _sorted(draw.stream, ordinals[:, stretch]) + first
         ordinals, visits = ordinals[rows, order[:, mine]], visits[rows, order[:, mine]]
     else:
@@ -191,7 +198,7 @@ def _deal(draw: Draw, ordinals: Int64Array, visits: Int64Array, deal: int) -> In
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """(rows, samples): which one comes at each place. Datasets keep their places, or each rank would have but one."""
+    """Return the order of each row, (rows, samples). Datasets keep their places, or each rank would get only one."""
     # Stable: of equal samples, which repeats make, the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count through one dataset after the other, so `order` has them in that order too
@@ -201,7 +208,7 @@ def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """(ordinals, visits); positions past the end of the block wrap into it and have visits of their own."""
+    """Return (ordinals, visits); positions past the end of the block wrap into it and have visits of their own."""
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])
@@ -212,7 +219,7 @@ def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
 
 
 def _wraps(draw: Draw) -> Int64Array | int:
-    """How often the positions go round the block."""
+    """Return how often the positions wrap around the block."""
     if not draw.positions.size or int(draw.positions.max()) < draw.span.end:
         return 0
     return np.maximum(draw.positions - draw.span.end, -1) // draw.span.length + 1

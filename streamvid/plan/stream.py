@@ -72,13 +72,13 @@ class BucketStream:
         return shards, ordinals - self._starts[shards]
 
     @property
-    def samples_a_pass(self) -> Fraction:
+    def samples_per_pass(self) -> Fraction:
         """Length of a pass, on average."""
         return Fraction(self.num_samples)
 
     @property
     def slack(self) -> Fraction:
-        """How far `begin` is from samples_a_pass * passes at most."""
+        """How far `begin` is from samples_per_pass * passes at most."""
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction) -> int:

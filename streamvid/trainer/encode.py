@@ -12,7 +12,7 @@ from streamvid.loader.stores import Stores
 from streamvid.modules.build import build_module
 from streamvid.modules.encode_dataset import EncodeResult, Ranks, Work, encode_dataset
 from streamvid.modules.encoding import Encoder, facts
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import loader_options
 from streamvid.trainer.launch import make_accelerator

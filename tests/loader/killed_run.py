@@ -28,7 +28,7 @@ WORKER_DIED = 17
 def stream(order: dict[str, Any], log: int) -> None:
     """Two epochs, or what is left of them after the state that the run had."""
     from streamvid.loader.loader import VideoLoader
-    from streamvid.plan.world import World
+    from streamvid.plan.position import World
 
     rng = random.Random(f"{order['seed']} {order['life']} {order['rank']}")
     with VideoLoader(

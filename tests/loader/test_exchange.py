@@ -16,7 +16,7 @@ from streamvid.loader.exchange import check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
 from streamvid.plan.cost import CostTable, fit_costs
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.loader.launched import launch
 

@@ -20,7 +20,7 @@ import torch
 import streamvid
 from streamvid.errors import ConfigError, DatasetError, LoaderError, PlanError, RingFullError, SampleError, StateError
 from streamvid.loader.delivery import pipeline
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from tests.clips import corpus_tool
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
 

@@ -17,7 +17,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from streamvid.sharder import ShardOptions, shard
 from tests.clips import corpus_tool, frames_of
 from tests.media_clips import (

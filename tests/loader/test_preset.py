@@ -17,7 +17,7 @@ from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.dataset.manifest import Manifest, read_manifest
 from streamvid.errors import ConfigError
 from streamvid.loader.model_rule import common_rule, stored_rate
-from streamvid.plan.shares import MixBy
+from streamvid.plan.mix import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset

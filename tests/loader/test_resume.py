@@ -15,7 +15,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import StateError
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from tests.loader.conftest import SMALL, TALL, build_dataset
 
 READ_REST = """

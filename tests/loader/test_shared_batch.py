@@ -16,7 +16,7 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.loader.exchange import SharedBatchCheck, check_equal_on_all_ranks
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.world import world_from_mesh
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 from tests.loader.conftest import SMALL
 from tests.loader.launched import launch
 

@@ -6,7 +6,7 @@ import pytest
 
 from streamvid.errors import ConfigError
 from streamvid.loader.world import default_num_workers, detect_world
-from streamvid.plan.world import World
+from streamvid.plan.position import World
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
         (({"a": [2**62, 2**62]}, {"a": 1}), ConfigError, "0 or more"),
         (({"a": [1]}, {"a": 1}, None, 0), ConfigError, "num_ranks=0"),
         (({"a": [1]}, {"a": 2**20}, None, 2**20), ConfigError, r"num_ranks \* batch_size"),
-        (({"a": [1]}, {"a": 1}, None, 1, Cursor(0, {"b": 3})), StateError, r"position in bucket\(s\) b, .* start anew"),
+        (({"a": [1]}, {"a": 1}, None, 1, Cursor(0, {"b": 3})), StateError, r"position in bucket\(s\) b, .* start without a state"),
         (({"a": [2**30]}, {"a": 1}, None, 1, Cursor(2**30)), StateError, "positions end at"),
     ],
 )
@@ -263,7 +263,7 @@ def test_what_cannot_be_is_refused(arguments: tuple[Any, ...], error: type[Excep
 def test_steps_out_of_range_are_refused() -> None:
     plan = EpochPlan({"a": [8]}, {"a": 4})
     for start, stop in ((-1, 2), (0, -1)):
-        with pytest.raises(ConfigError, match="allowed are integers"):
+        with pytest.raises(ConfigError, match="must be an integer"):
             plan.steps(start, stop)
     with pytest.raises(ConfigError, match="num_steps_done=3"):
         plan.cursor_after(3)

@@ -17,7 +17,7 @@ def test_one_rank_by_default() -> None:
     [
         (0, 0, "num_ranks=0"),
         (0, 2.0, "num_ranks=2.0"),
-        (2, 2, "rank=2 .* 0 to 1"),
+        (2, 2, "rank=2: .* 0 to 1"),
         (-1, 2, "rank=-1"),
         (True, 2, "rank=True"),
     ],

@@ -13,7 +13,7 @@ from streamvid.cli.console import Progress, print_json, size
 
 if TYPE_CHECKING:
     from streamvid.modules.encode_dataset import EncodeResult
-    from streamvid.plan.world import World
+    from streamvid.plan.position import World
     from streamvid.trainer.config import TrainConfig
 
 _EPILOG = """\b
@@ -29,7 +29,7 @@ command goes on where it was, and ends with the same bytes."""
 
 
 def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> World | None:
-    from streamvid.plan.world import World
+    from streamvid.plan.position import World
 
     if value is None:
         return None

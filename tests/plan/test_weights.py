@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError
-from streamvid.plan.shares import exact_fraction
+from streamvid.plan.mix import exact_fraction
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
@@ -40,13 +40,13 @@ def test_a_quotient_in_floating_point_is_taken_or_told_how_to_be_written(numerat
         (2**0.5, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
         (1e-300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
         (1e300, r"at most 12 digits, such as 2, 0\.5 or '1/3'; round it$"),
-        (0, r"weight=0: allowed are numbers above 0"),
-        (-1 / 3, r"weight=-0\.3+: allowed are numbers above 0"),
-        (True, "expected a number above 0, such as 2, 0.5 or '3/2'"),
-        ("a third", "expected a number above 0"),
-        ("1/0", "expected a number above 0"),
-        (float("nan"), "expected a number above 0"),
-        (float("inf"), "expected a number above 0"),
+        (0, r"weight=0: must be a number above 0"),
+        (-1 / 3, r"weight=-0\.3+: must be a number above 0"),
+        (True, "must be a number above 0, such as 2, 0.5 or '3/2'"),
+        ("a third", "must be a number above 0"),
+        ("1/0", "must be a number above 0"),
+        (float("nan"), "must be a number above 0"),
+        (float("inf"), "must be a number above 0"),
     ],
 )
 def test_what_is_no_weight_is_named(value: object, message: str) -> None:

@@ -1,0 +1,65 @@
+"""Position of a process among the ranks of a run, and position of a run in its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamvid.config import require_integer
+from streamvid.errors import StateError
+
+MAX_NUM_RANKS = 1 << 24
+MAX_EPOCH = 1 << 30
+MAX_POSITION = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Data-parallel position only: processes that share a batch (sequence, tensor, context parallel) share a rank."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        require_integer("num_ranks", self.num_ranks, 1, MAX_NUM_RANKS)
+        require_integer("rank", self.rank, 0, self.num_ranks - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
+
+    positions: bucket id → samples delivered since the stream began, over all passes. A bucket that is missing here
+        is at the natural start of the epoch.
+    phase: steps done of an incomplete group of `accumulate` steps.
+    step: steps done of the epoch, over all lives of the run.
+    Raises StateError for values that no plan gives.
+    """
+
+    epoch: int = 0
+    positions: Mapping[str, int] = field(default_factory=dict)
+    phase: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        require_integer("cursor.epoch", self.epoch, 0, MAX_EPOCH, StateError)
+        require_integer("cursor.phase", self.phase, 0, MAX_EPOCH, StateError)
+        require_integer("cursor.step", self.step, 0, MAX_POSITION, StateError)
+        if not isinstance(self.positions, Mapping) or not all(isinstance(name, str) for name in self.positions):
+            raise StateError(f"cursor.positions={self.positions!r}: must be a mapping from bucket ids to integers")
+        for name, position in self.positions.items():
+            require_integer(f"cursor.positions[{name!r}]", position, 0, MAX_POSITION, StateError)
+        object.__setattr__(self, "positions", dict(sorted(self.positions.items())))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON that `from_json` reads back; under 4 KB for 100 buckets."""
+        value = {"epoch": self.epoch, "positions": dict(self.positions), "step": self.step}
+        return value | {"phase": self.phase} if self.phase else value
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> Cursor:
+        """Build a cursor from what `to_json` returned; StateError for anything else."""
+        if not isinstance(state, Mapping) or set(state) - {"step", "phase"} != {"epoch", "positions"}:
+            raise StateError(f"cursor={state!r}: must be an object of epoch, positions and perhaps step and phase")
+        return cls(state["epoch"], state["positions"], state.get("phase", 0), state.get("step", 0))
