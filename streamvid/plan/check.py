@@ -45,7 +45,7 @@ def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> N
     differing = sorted(counts.keys() ^ batch_sizes.keys())
     if differing:
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each bucket of the dataset a size"
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each of its buckets a size"
         )
 
 
