@@ -251,7 +251,11 @@ def test_any_position_is_taken(dataset: Any, chosen: PlanOptions, leg: Leg, epoc
         (({"a": [2**62, 2**62]}, {"a": 1}), ConfigError, "0 or more"),
         (({"a": [1]}, {"a": 1}, None, 0), ConfigError, "num_ranks=0"),
         (({"a": [1]}, {"a": 2**20}, None, 2**20), ConfigError, r"num_ranks \* batch_size"),
-        (({"a": [1]}, {"a": 1}, None, 1, Cursor(0, {"b": 3})), StateError, r"position in bucket\(s\) b, .* start without a state"),
+        (
+            ({"a": [1]}, {"a": 1}, None, 1, Cursor(0, {"b": 3})),
+            StateError,
+            r"position in bucket\(s\) b, .* start without a state",
+        ),
         (({"a": [2**30]}, {"a": 1}, None, 1, Cursor(2**30)), StateError, "positions end at"),
     ],
 )
