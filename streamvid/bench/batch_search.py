@@ -1,7 +1,8 @@
-"""Batch sizes found by trying: how many samples of each bucket a step takes in the time of the largest one's.
+"""Batch sizes found by trying: samples per bucket such that all steps take as long as that of the largest bucket.
 
-After Open-Sora's cost model: the base bucket gets the most samples that memory holds, every other bucket the most whose
-step takes no longer than the base's. So steps of all buckets cost about the same, and ranks wait little for each other.
+After Open-Sora's cost model: the base bucket gets the most samples that memory holds, and every other bucket the most
+whose step takes no longer than the base's. Steps of all buckets then cost about the same, and ranks wait little for
+each other.
 
     base      1 2 4 8 ✗ 6 7 ✗                                   largest that runs: 6, in 2.1 s
     another   guess 24 (as many pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -29,7 +31,7 @@ Step = Callable[[tuple[int, ...]], object]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A batch that was tried. seconds: the median of its timed steps; None: it ran out of memory."""
+    """One tried batch. seconds: median of its timed steps; None: out of memory."""
 
     bucket_id: str
     batch_size: int
@@ -38,11 +40,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class BatchSizeSearch:
-    """What `search_batch_sizes` found.
+    """Result of `search_batch_sizes`.
 
-    sizes: bucket id → samples a rank and step, what `batch_size=` takes.   seconds: bucket id → its step with so many.
-    base: the bucket whose step is the measure.   too_large: buckets of which not even one sample runs; they have no
-    size.   slower: buckets of which one sample already takes longer than the base's step; their size is 1.
+    base: the bucket whose step time is the limit.   sizes: bucket id → samples per rank and step, for `batch_size=`.
+    seconds: bucket id → duration of its step with that size.
+    too_large: buckets of which not even one sample fits in memory; they have no size.
+    slower: buckets of which one sample already takes longer than the base's step; their size is 1.
     """
 
     base: str
@@ -54,11 +57,11 @@ class BatchSizeSearch:
 
     @property
     def measurements(self) -> list[tuple[str, int, float]]:
-        """(bucket id, batch size, seconds) of every batch that ran: what `fit_costs` takes."""
+        """(bucket id, batch size, seconds) of every batch that ran, for `fit_costs`."""
         return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields."""
+        """Return plain JSON."""
         return {
             "base": self.base,
             "batch_size": dict(self.sizes),
@@ -81,19 +84,19 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """The batch size of each bucket with which a step takes as long as the base bucket's largest step, or less.
+    """Find the batch size of each bucket with which a step takes no longer than the base bucket's largest step.
 
-    step: runs one training step on a batch of the shape that it is given, (B, …) as the loader's layout has it, on
-        data that it makes itself. The result is not looked at; work queued on a CUDA device is waited for.
-    shapes: `loader.shapes`; the batch sizes in them are passed over.
-    base: id of the base bucket; None: the one of the largest samples, with which no step takes more than must be.
-    warmup, steps: steps before each measurement, and measured ones, of which the median counts.
-    tolerance: by which share of the base's time others may be slower.   clock: seconds.
-    on_trial: is told of each batch that was tried.
+    step: runs one training step on a batch of the given shape, (B, …) in the loader's layout, on data that it makes
+        itself. Its result is ignored; work queued on a CUDA device is waited for.
+    shapes: `loader.shapes`; the batch sizes in them are ignored.
+    base: id of the base bucket; None: the one with the largest samples.
+    warmup, steps: steps before each measurement, and measured steps, of which the median counts.
+    tolerance: share of the base's time by which others may be slower.   clock: returns seconds.
+    on_trial: called with each trial.
 
-    Out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error of the step is the
-    caller's. It is one process that is measured: run it with the model wrapped as in training, one process a rank.
-    Raises ConfigError for arguments that cannot be, and where the base bucket does not run with one sample.
+    Out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error of the step is
+    raised. One process is measured: wrap the model as in training and run one process per rank.
+    Raises ConfigError for invalid arguments, and if the base bucket does not run with one sample.
     """
     named = _named_shapes(shapes)
     base = _checked_base(base, named)
@@ -115,7 +118,7 @@ def search_batch_sizes(
 
 
 class _Search:
-    """The trials so far, none of them made twice."""
+    """The trials so far; none is repeated."""
 
     def __init__(
         self,
@@ -131,19 +134,19 @@ class _Search:
         self._trials: dict[tuple[str, int], Trial] = {}
 
     def seconds(self, bucket_id: str, batch_size: int) -> float | None:
-        """Median seconds of a step, None where it runs out of memory."""
+        """Return the median seconds of a step; None: out of memory."""
         trial = self._trials.get((bucket_id, batch_size))
         if trial is None:
             trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self._samples[bucket_id])))
             self._trials[bucket_id, batch_size] = trial
-            what = "out of memory" if trial.seconds is None else f"{trial.seconds:.4g} s a step"
+            what = "out of memory" if trial.seconds is None else f"{trial.seconds:.4g} s per step"
             _log.info("bucket %s, %d samples: %s", bucket_id, batch_size, what)
             if self._on_trial is not None:
                 self._on_trial(trial)
         return trial.seconds
 
     def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
-        """Whether a step with so many samples runs, and in that time."""
+        """Return a predicate: does a step with this batch size run within the limit?"""
 
         def fits(batch_size: int) -> bool:
             seconds = self.seconds(bucket_id, batch_size)
@@ -172,7 +175,7 @@ class _Search:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-        # Only here, where the error and with it the frames of the failed step are gone, is their memory free.
+        # The memory of the failed step is free only here, where the error and its frames are gone.
         _free_memory()
         return None
 
@@ -185,9 +188,9 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """The largest number from 1 to `most` that fits, if all below one that fits do; 0 where none does.
+    """Return the largest number from 1 to `most` that fits, if all below one that fits do; 0 if none does.
 
-    From the guess up by doubling or down by halving, then by bisection: few tries where the guess is near.
+    Doubles or halves from the guess, then bisects: few tries if the guess is near.
     """
     low, high = 0, most + 1
     number = min(max(1, guess), most)
@@ -211,7 +214,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _uses_cuda() -> Any:
-    # Asked of a torch that the step has imported: this file has no need of it otherwise.
+    # Only if the step has imported torch: this file does not need it otherwise.
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
@@ -230,7 +233,7 @@ def _free_memory() -> None:
 
 
 def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Bucket id → shape of one sample, in the order given."""
+    """Return bucket id → shape of one sample, in the order given."""
     named: dict[str, tuple[int, ...]] = {}
     for bucket_id, shape in shapes:
         if bucket_id in named:
@@ -247,13 +250,12 @@ def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str
     if base is None:
         return max(named, key=lambda bucket_id: math.prod(named[bucket_id]))
     if base not in named:
-        raise ConfigError(f"base={base!r} is no bucket of shapes; allowed are {', '.join(named)}")
+        raise ConfigError(f"base={base!r} is not a bucket of shapes; must be one of {', '.join(named)}")
     return base
 
 
 def _check_numbers(max_batch_size: int, warmup: int, steps: int, tolerance: float) -> None:
     for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name}={value!r}: allowed are whole numbers of {least} or more")
+        require_integer(name, value, least)
     if not 0 <= tolerance <= 1:
-        raise ConfigError(f"tolerance={tolerance!r}: allowed is a share from 0 to 1, as 0.05")
+        raise ConfigError(f"tolerance={tolerance!r}: must be a share from 0 to 1, such as 0.05")

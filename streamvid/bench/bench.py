@@ -1,78 +1,52 @@
-"""How fast a loader is on this machine and over this store: `streamvid bench` as a function."""
+"""`streamvid bench` as a function: how fast a loader is on this machine and with this store."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from streamvid.bench.figures import BucketRun, LoaderRun, Setting, StoreRun
-from streamvid.bench.store import Clock, Progress, measure_store, num_fetch_threads
-from streamvid.bench.verdict import FEW_STEPS, Need, Verdict, judge, need_of, warnings_of
+from streamvid.bench.options import BenchOptions
+from streamvid.bench.store import MeasureTimer, Progress, measure_store, num_fetch_threads
+from streamvid.bench.verdict import (
+    FEW_STEPS,
+    BucketRun,
+    LoaderRun,
+    Need,
+    Setting,
+    StoreRun,
+    Verdict,
+    judge,
+    need_of,
+    warnings_of,
+)
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores
 from streamvid.loader.arguments import memory_options
 from streamvid.loader.delivery.requests import Selection
-from streamvid.loader.loader import _DEFAULT_PREFETCH_BYTES, VideoLoader
+from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import Mix, as_configs, open_mix
 from streamvid.loader.stats import LoaderStats
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import default_costs
-from streamvid.video.picture import Accuracy, PictureFormat, Pixels
+from streamvid.video.picture import PictureFormat, Pixels
 
 DEFAULT_BATCH_SIZE = 4
 
-_WARM_UP, _MOST_WARM_UP = 0.2, 1.0  # in each measurement's seconds, before they begin
-_MOST = 2.0  # of these seconds, where batches are few
-_MAX_SECONDS = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """What to measure; names that VideoLoader has too mean what they mean there.
-
-    num_workers: one run with each of these numbers; none: 1, 2, 4 … up to the cores there are.
-    seconds: of each run, twice that where batches are few, and at most of each of two passes over the store.
-    step_seconds: how long a training step takes, None to leave the question open; num_local_ranks: ranks, so GPUs, that
-    share this machine.
-
-    Raises ConfigError for values that cannot be.
-    """
-
-    batch_size: int | Mapping[str, int] | None = None
-    max_tokens_per_batch: int | None = None
-    num_workers: tuple[int, ...] = ()
-    seconds: float = 5.0
-    split: str = "train"
-    where: str | None = None
-    seed: int = 0
-    pixels: Pixels | None = None
-    accuracy: Accuracy | None = None
-    device: str | None = None
-    prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES
-    step_seconds: float | None = None
-    num_local_ranks: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value in (("seconds", self.seconds), ("step_seconds", self.step_seconds)):
-            # `not`, as no comparison holds of NaN.
-            if value is not None and not 0 < value <= _MAX_SECONDS:
-                raise ConfigError(f"{name}={value!r}: allowed are numbers above 0 and up to {_MAX_SECONDS:.0f}")
-        if self.num_local_ranks < 1:
-            raise ConfigError(f"num_local_ranks={self.num_local_ranks}: allowed are whole numbers of 1 or more")
-        if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
-            raise ConfigError(f"num_workers={list(self.num_workers)}: give each number once, none below 0")
+# Shares of a measurement's seconds: before it begins, and at most in all where batches are few.
+_WARM_UP, _MAX_WARM_UP = 0.2, 1.0
+_MAX_SHARE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What was measured, in order: two passes over the store, then a run for each number of workers.
+    """Measurements in order: two passes over the store, then one run per number of workers.
 
     num_samples: of the split, those that pass `where`.
     """
@@ -89,7 +63,7 @@ class BenchReport:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON has it, with the rates and shares that follow from it."""
+        """Return plain JSON, including the derived rates and shares."""
         record = asdict(self)
         for kind, ones in (("store", self.store), ("runs", self.runs)):
             for row, one in zip(record[kind], ones, strict=True):
@@ -101,25 +75,23 @@ class BenchReport:
 def bench(
     dataset: str | Path | Dataset, options: BenchOptions | None = None, progress: Progress | None = None
 ) -> BenchReport:
-    """Measure how many samples a second this machine and this store give, and say what limits it.
+    """Measure how many samples per second this machine and this store give, and what limits them.
 
-    Nothing is written. Caches are as they are found; the first pass over the store, and what the kernel says that it
-    read from a disk meanwhile, tell how warm they were.
-
-    Raises what opening and iterating a VideoLoader raises.
+    Nothing is written. Caches are used as they are; the first pass over the store, and the bytes that the kernel read
+    from a disk meanwhile, show how warm they were. Raises what opening and iterating a VideoLoader raises.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} holds texts alone: no clip can be read or decoded")
+        raise ConfigError(f"{opened.url} holds only texts: there is no clip to read or decode")
     num_cores = usable_cores()
     selection = _select(opened, options)
-    # A loader that cannot be is refused now, and not after the store was read.
+    # Invalid loader options raise now, not after the store was read.
     _loader(opened, options, 0, selection.batch_sizes).close()
     samples = _samples_of_buckets(selection.mix)
     store = measure_store(selection, options.seconds, progress)
     with _loader(opened, options, 0, selection.batch_sizes) as loader:
-        next(iter(loader))  # imports what the first batch of a process needs: no part of what is measured
+        next(iter(loader))  # imports what the first batch of a process needs
     setting = _setting(opened, options, selection.mix, num_cores)
     numbers = options.num_workers or _numbers_of_workers(num_cores)
     runs = tuple(_measure_loader(opened, options, number, selection, setting, progress) for number in numbers)
@@ -172,31 +144,44 @@ def _samples_of_buckets(mix: Mix) -> dict[str, int]:
 
 
 def _select(dataset: Dataset, options: BenchOptions) -> Selection:
-    """What a loader with these options would plan over."""
+    """Return what a loader with these options would plan over."""
     mix = open_mix(
-        as_configs(dataset), split=options.split, where=options.where, columns=(), seed=options.seed,
-        samples_per_epoch=None, by="samples",
-    )  # fmt: skip
+        as_configs(dataset),
+        split=options.split,
+        where=options.where,
+        columns=(),
+        seed=0,
+        samples_per_epoch=None,
+        by="samples",
+    )
     buckets = tuple(mix.buckets.values())
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE
     sizes = batch_sizes(buckets, size, options.max_tokens_per_batch)
     costs = default_costs(buckets).costs(sizes)
-    return Selection(mix, sizes, PlanOptions(seed=options.seed, tail="uneven"), World(), costs)
+    return Selection(mix, sizes, PlanOptions(tail="uneven"), World(), costs)
 
 
 # The loader.
 
 
 def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int]) -> VideoLoader:
-    # One rank, whatever launcher this runs under: others are no part of what is measured. Whole batches of all buckets,
-    # however few samples they have.
+    # One rank, whatever launcher this runs under, and whole batches of all buckets, however few samples they have.
     return VideoLoader(
-        dataset, batch_size=sizes, world=World(), num_epochs=None, tail="pad", seed=options.seed, split=options.split,
-        where=options.where, device=options.device, pixels=options.pixels, accuracy=options.accuracy,
-        num_workers=num_workers, prefetch_bytes=options.prefetch_bytes,
-    )  # fmt: skip
+        dataset,
+        batch_size=sizes,
+        world=World(),
+        num_epochs=None,
+        tail="pad",
+        split=options.split,
+        where=options.where,
+        device=options.device,
+        pixels=options.pixels,
+        accuracy=options.accuracy,
+        num_workers=num_workers,
+        prefetch_bytes=options.prefetch_bytes,
+    )
 
 
 def _measure_loader(
@@ -207,49 +192,69 @@ def _measure_loader(
     setting: Setting,
     progress: Progress,
 ) -> LoaderRun:
-    clock = Clock(options.seconds, f"{num_workers} worker{'s' if num_workers != 1 else ''}", progress)
+    timer = MeasureTimer(options.seconds, f"{num_workers} worker{'s' if num_workers != 1 else ''}", progress)
     since = time.perf_counter()
     with _loader(dataset, options, num_workers, selection.batch_sizes) as loader:
         batches = iter(loader)
         next(batches)
         first_batch_seconds = time.perf_counter() - since
-        clock.start()
-        # Batches that lie ready were made before: handed over within the time they would count as made in it.
-        while clock.share < _WARM_UP or (loader.stats().queue_depth and clock.share < _MOST_WARM_UP):
+        timer.start()
+        # Batches that are ready were made earlier and must not count as made within the time.
+        while timer.share < _WARM_UP or (loader.stats().queue_depth and timer.share < _MAX_WARM_UP):
             next(batches)
-        clock.start()
+        timer.start()
         start, buckets = _Mark.of(loader), dict[str, tuple[int, float]]()
         num_steps = 0
-        while not (clock.share >= 1 and (num_steps >= FEW_STEPS or clock.share >= _MOST)) or not num_steps:
+        while not (timer.share >= 1 and (num_steps >= FEW_STEPS or timer.share >= _MAX_SHARE)) or not num_steps:
             bucket_id, last = next(batches).bucket.id, loader.stats().last
             assert last is not None
             num_samples, seconds = buckets.get(bucket_id, (0, 0.0))
             buckets[bucket_id] = num_samples + last.num_samples, seconds + last.decode_seconds
             num_steps += 1
         end = _Mark.of(loader)
-    clock.end()
-    run = _run_between(start, end, num_workers, first_batch_seconds, buckets)
-    room = _room(run, selection, options.prefetch_bytes, setting.pixels)
-    return replace(run, room=room, num_fetch_threads=num_fetch_threads(selection.mix))
+    timer.end()
+    of_buckets = tuple(
+        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
+        for name, (number, seconds) in sorted(buckets.items())
+    )
+    spent = end.stats.since(start.stats)
+    return LoaderRun(
+        num_workers=num_workers,
+        num_fetch_threads=num_fetch_threads(selection.mix),
+        first_batch_seconds=first_batch_seconds,
+        seconds=end.clock - start.clock,
+        room=_room(of_buckets, spent.num_bytes_fetched, selection, options.prefetch_bytes, setting.pixels),
+        num_steps=spent.num_steps,
+        num_bytes=spent.num_bytes_fetched,
+        num_substituted=spent.num_substituted,
+        fetch_seconds=spent.fetch_seconds,
+        buckets=of_buckets,
+        worker_cpu_seconds=end.worker_cpu_since(start),
+        # Without workers this process decodes too, and its share cannot be told apart.
+        main_cpu_seconds=end.main_cpu_seconds - start.main_cpu_seconds if num_workers else None,
+    )
 
 
-def _room(run: LoaderRun, selection: Selection, prefetch_bytes: int, pixels: Pixels) -> float:
-    """Samples that may be under way, of the mean size of those that came: frames in the ring, clips read ahead."""
+def _room(
+    buckets: Sequence[BucketRun], num_bytes: int, selection: Selection, prefetch_bytes: int, pixels: Pixels
+) -> float:
+    """Return how many samples of the measured mean size fit: as frames in the ring, and as clips read ahead."""
     mix = selection.mix
     memory = memory_options(
         prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, tuple(mix.buckets.values()), pixels
     )
-    frame_bytes = 0
-    for one in run.buckets:
+    frame_bytes = num_samples = 0
+    for one in buckets:
         bucket = mix.buckets[one.bucket_id]
         size = bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
         frame_bytes += one.num_samples * size
-    return run.num_samples * min(memory["frame_bytes"] / frame_bytes, memory["clip_bytes"] / run.num_bytes)
+        num_samples += one.num_samples
+    return num_samples * min(memory["frame_bytes"] / frame_bytes, memory["clip_bytes"] / num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Where a loader stands: on the clock, its sums, CPU seconds of this process and of the workers."""
+    """A moment of a loader: the clock, its sums, and CPU seconds of this process and of the workers."""
 
     clock: float
     stats: LoaderStats
@@ -263,38 +268,15 @@ class _Mark:
         workers = sum(known) if known and len(known) == len(cpu) else None
         return _Mark(time.perf_counter(), loader.stats(), time.process_time(), workers)
 
-
-def _run_between(
-    start: _Mark, end: _Mark, num_workers: int, first_batch_seconds: float, buckets: Mapping[str, tuple[int, float]]
-) -> LoaderRun:
-    spent = end.stats.since(start.stats)
-    cpu = None
-    if start.worker_cpu_seconds is not None and end.worker_cpu_seconds is not None:
-        cpu = end.worker_cpu_seconds - start.worker_cpu_seconds
-    return LoaderRun(
-        num_workers=num_workers,
-        num_fetch_threads=0,
-        first_batch_seconds=first_batch_seconds,
-        seconds=end.clock - start.clock,
-        room=0.0,
-        num_steps=spent.num_steps,
-        num_samples=spent.num_samples,
-        num_bytes=spent.num_bytes_fetched,
-        num_substituted=spent.num_substituted,
-        decode_seconds=spent.decode_seconds,
-        fetch_seconds=spent.fetch_seconds,
-        buckets=tuple(
-            BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
-            for name, (number, seconds) in sorted(buckets.items())
-        ),
-        worker_cpu_seconds=cpu,
-        # Without workers it decodes too: what is left of it without that, nobody can tell.
-        main_cpu_seconds=end.main_cpu_seconds - start.main_cpu_seconds if num_workers else None,
-    )
+    def worker_cpu_since(self, start: _Mark) -> float | None:
+        """Return CPU seconds of the workers; None where the kernel does not say."""
+        if self.worker_cpu_seconds is None or start.worker_cpu_seconds is None:
+            return None
+        return self.worker_cpu_seconds - start.worker_cpu_seconds
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """CPU seconds of a process, all its threads; None where the kernel does not say."""
+    """Return CPU seconds of a process and all its threads; None where the kernel does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a store gives alone: a loader's reads, proved by their checksums, and nothing decoded."""
+"""Measurement of a store alone: a loader's reads, verified by their checksums, without decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from streamvid.bench.figures import StoreRun
+from streamvid.bench.verdict import StoreRun
 from streamvid.loader.delivery.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_bytes
 from streamvid.loader.delivery.fetch import FetchThreads, IndexRows, finish_row, read_parts
 from streamvid.loader.delivery.requests import Selection
@@ -20,14 +20,14 @@ from streamvid.loader.stores import Stores
 from streamvid.plan import Cursor
 
 Progress = Callable[[str, int, int], None]
-"""Called with (phase, seconds done, seconds in all)."""
+"""Called with (phase, seconds done, total seconds)."""
 
 _MAX_SAMPLES = 100_000
 _IO = Path("/proc/self/io")
 
 
-class Clock:
-    """The time of one measurement, and what is shown of it."""
+class MeasureTimer:
+    """Time of one measurement, and the progress that is shown of it."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds, self._phase, self._progress = seconds, phase, progress
@@ -37,12 +37,12 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start counting now."""
         self._since = time.perf_counter()
 
     @property
     def share(self) -> float:
-        """Of the time: 1 or more when it is over."""
+        """Share of the time that has passed; 1 or more when it is over."""
         share = (time.perf_counter() - self._since) / self._seconds
         self._show(min(self._total - 1, int(share * self._total)))
         return share
@@ -52,7 +52,7 @@ class Clock:
         return self.share >= 1
 
     def end(self) -> None:
-        """Show that it is done."""
+        """Show the end of the measurement."""
         self._show(self._total)
 
     def _show(self, done: int) -> None:
@@ -62,39 +62,39 @@ class Clock:
 
 
 def num_fetch_threads(mix: Mix) -> int:
-    """As many as a loader of these datasets has."""
+    """Return the number of fetch threads of a loader of these datasets."""
     return Stores.of(None, None, None).num_fetch_threads([part.dataset for part in mix.parts])
 
 
 def measure_store(selection: Selection, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Two passes: an epoch's samples in a loader's order, as far as the time allows; and those again and again.
+    """Measure two passes: an epoch's samples in a loader's order as far as time allows, then those repeatedly.
 
-    Raises StorageError, DatasetError, IntegrityError; bad samples are counted.
+    Bad samples are counted. Raises StorageError, DatasetError, IntegrityError.
     """
     requests, rows = selection.requests(selection.plan(Cursor()), 1), IndexRows()
     samples = (sample for request in requests for sample in request.samples)
-    first, taken = _read_pass(selection.mix, rows, samples, Clock(seconds, "store, first pass", progress))
-    second, _ = _read_pass(selection.mix, rows, cycle(taken), Clock(seconds, "store, second pass", progress))
+    first, taken = _read_pass(selection.mix, rows, samples, MeasureTimer(seconds, "store, first pass", progress))
+    second, _ = _read_pass(selection.mix, rows, cycle(taken), MeasureTimer(seconds, "store, second pass", progress))
     return first, second
 
 
 def _read_pass(
-    mix: Mix, rows: IndexRows, samples: Iterator[SampleRequest], clock: Clock
+    mix: Mix, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read samples till they or the time are at an end, at least one; and which they were."""
+    """Read at least one sample, until they or the time run out; return the figures and the samples."""
     reads, taken = _Reads(mix, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
         for sample in samples:
             reads.begin(sample)
             taken.append(sample)
-            if clock.is_over or len(taken) == _MAX_SAMPLES:
+            if timer.is_over or len(taken) == _MAX_SAMPLES:
                 break
     finally:
         reads.close()
     elapsed, after = time.perf_counter() - since, _disk_bytes()
     reads.check()
-    clock.end()
+    timer.end()
     run = StoreRun(
         num_samples=len(taken),
         num_bytes=reads.num_bytes,
@@ -107,7 +107,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Reads under way on as many threads as a loader has for them; their blocks bound how many there are."""
+    """Concurrent reads on as many threads as a loader has; the number of blocks bounds them."""
 
     def __init__(self, mix: Mix, rows: IndexRows) -> None:
         num_threads = num_fetch_threads(mix)
@@ -120,7 +120,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Read a sample as soon as a block is free. Raises what went wrong with one before."""
+        """Read a sample as soon as a block is free. Raises the error of an earlier one."""
         row = self._rows.row(sample)
         num_frames = sample.part.dataset.manifest.bucket(sample.bucket_id).num_frames
         finish_row(row, sample, num_frames)
@@ -145,17 +145,17 @@ class _Reads:
             self._blocks.put(block)
 
     def check(self) -> None:
-        """Raise what went wrong so far."""
+        """Raise the error of an earlier read."""
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Finish what is under way, and end the threads."""
+        """Finish reads in flight, and end the threads."""
         self._threads.close()
 
 
 def _disk_bytes() -> int | None:
-    """Bytes that the kernel fetched from disks for this process so far; None where it does not say."""
+    """Return bytes that the kernel has fetched from disks for this process; None where it does not say."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

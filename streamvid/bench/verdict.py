@@ -1,4 +1,7 @@
-"""What measured figures of a loader mean: what limits it, what would help, how many workers a step time needs. Pure."""
+"""Measured figures of a store and a loader, and what they mean: the limit, what would help, the workers needed.
+
+Pure functions of frozen values.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,151 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from streamvid.bench.figures import LoaderRun, Setting, StoreRun, share
+from streamvid.video.picture import Pixels
 
 MARGIN = 0.2
-"""More than the mean that workers are asked to do: steps differ in cost, and machines have other things to do."""
+"""Reserve on top of the mean work, because steps differ in cost and machines have other work."""
 
 FEW_STEPS = 10
-"""Batches: fewer say little."""
+"""Fewer batches give rough figures only."""
 
-_BUSY = 0.85  # of the time: what is at work as much as this is what the rest waits for
-_ROOM = 2  # samples for each decoder: one that it decodes, and one that waits for it
-_TELLING_SECONDS = 0.5  # of a pass over a store: a shorter one mostly opens files
-_ALIKE = 0.95  # of a rate: less is slower
-_STARVED = 0.7  # CPU seconds for each second that decoders were at work: less, and others had the cores
+_BUSY = 0.85  # share of the time: a part that works this much is what the others wait for
+_ROOM = 2  # samples per decoder: one that it decodes, and one that waits for it
+_MIN_PASS_SECONDS = 0.5  # a shorter pass over a store mostly opens files
+_ALIKE = 0.95  # share of a rate: less counts as slower
+_STARVED = 0.7  # CPU seconds per second of decoding: with less, other processes had the cores
 
-# decoders: the workers there are, with cores left for more; cores: the workers have them all; main: the caller's
-# process; ring: there is no room for as many samples under way as decoders could be at work on.
+# ------------------------------------------------------------------------------------------------- measured figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreRun:
+    """One pass over ranges of clips: each is read and verified by its checksum, nothing is decoded.
+
+    num_bytes: read.   num_stored_bytes: of the whole clips.   num_bad: samples with a checksum mismatch.
+    num_disk_bytes: fetched from a disk by the kernel meanwhile; None where it does not say.
+    """
+
+    num_samples: int
+    num_bytes: int
+    num_stored_bytes: int
+    seconds: float
+    num_bad: int = 0
+    num_disk_bytes: int | None = None
+
+    @property
+    def samples_per_second(self) -> float:
+        return share(self.num_samples, self.seconds)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return share(self.num_bytes, self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRun:
+    """Samples of one bucket within a LoaderRun. decode_seconds: wall time, summed over decoders."""
+
+    bucket_id: str
+    num_samples: int
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderRun:
+    """One run of a loader whose caller does nothing but take batches.
+
+    first_batch_seconds: from making the loader, of a dataset that is open, to its first batch.
+    All other figures are of the time after a warm-up. fetch_seconds: wall time, summed over the threads that read.
+    room: samples of this mean size that prefetch_bytes admits at a time.
+    worker_cpu_seconds, main_cpu_seconds: of the workers and of this process; None where they cannot be told apart.
+    """
+
+    num_workers: int
+    num_fetch_threads: int
+    first_batch_seconds: float
+    seconds: float
+    room: float
+    num_steps: int
+    num_bytes: int
+    num_substituted: int
+    fetch_seconds: float
+    buckets: tuple[BucketRun, ...]
+    worker_cpu_seconds: float | None = None
+    main_cpu_seconds: float | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return sum(bucket.num_samples for bucket in self.buckets)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Wall time of decoding, summed over decoders."""
+        return sum(bucket.decode_seconds for bucket in self.buckets)
+
+    @property
+    def samples_per_second(self) -> float:
+        return share(self.num_samples, self.seconds)
+
+    @property
+    def decoders_busy(self) -> float:
+        """Share of the time in which decoders worked: 0..1."""
+        return min(1.0, share(self.decode_seconds, max(1, self.num_workers) * self.seconds))
+
+    @property
+    def readers_busy(self) -> float:
+        """Share of the time in which threads read: 0..1."""
+        return min(1.0, share(self.fetch_seconds, self.num_fetch_threads * self.seconds))
+
+    @property
+    def main_busy(self) -> float | None:
+        """Share of one core that this process took: 0..1."""
+        return None if self.main_cpu_seconds is None else min(1.0, share(self.main_cpu_seconds, self.seconds))
+
+    @property
+    def main_cpu_per_step(self) -> float | None:
+        """CPU seconds of this process per batch."""
+        return None if self.main_cpu_seconds is None else share(self.main_cpu_seconds, self.num_steps)
+
+    @property
+    def cpu_seconds(self) -> float | None:
+        """CPU seconds of all its processes."""
+        if self.worker_cpu_seconds is None or self.main_cpu_seconds is None:
+            return None
+        return self.worker_cpu_seconds + self.main_cpu_seconds
+
+    @property
+    def cpu_per_decode(self) -> float | None:
+        """CPU seconds of the workers per second of decoding; below 1 where other processes had the cores."""
+        return None if self.worker_cpu_seconds is None else share(self.worker_cpu_seconds, self.decode_seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Conditions of the runs, as far as advice depends on them. clips: form in which the dataset stores them."""
+
+    num_cores: int
+    clips: str
+    pixels: Pixels
+    accuracy: str | None
+
+
+def share(part: float, whole: float) -> float:
+    """Return `part` of `whole`; 0 of nothing."""
+    return part / whole if whole > 0 else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- verdicts
+
+
+# decoders: the workers, with cores left for more.   cores: the workers have all cores.   main: the caller's process.
+# ring: prefetch_bytes has no room for as many samples as decoders could work on.
 Limit = Literal["decoders", "cores", "store", "main", "ring"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a run, the figures that say so, and what would help, best first."""
+    """Limit of a run, the figures that show it, and what would help, best first."""
 
     limit: Limit
     reasons: tuple[str, ...]
@@ -39,11 +165,11 @@ class Verdict:
 class Need:
     """What a rank needs to have a batch ready every `step_seconds`, on average over the steps of an epoch.
 
-    num_workers: a rank's, `margin` more than the mean asks for. heaviest_workers: if all steps were of that bucket.
-    num_cores: of all ranks of the machine, for their workers and for what their main processes do for data, with the
-    margin. samples_per_second: of all these ranks.
-    fastest_step_seconds: the shortest that this machine and store can feed, with the margin.
-    obstacles: why it cannot be had here; none where it can.
+    num_workers: per rank, with `margin` on top of the mean.   heaviest_workers: if all steps were of that bucket.
+    num_cores: for all ranks of the machine, their workers and their main processes' work on data, with the margin.
+    samples_per_second: of all these ranks.
+    fastest_step_seconds: shortest step that this machine and store can feed, with the margin.
+    obstacles: why these steps cannot be fed here; empty where they can.
     """
 
     step_seconds: float
@@ -60,7 +186,7 @@ class Need:
 
 
 def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
-    """What everything else waited for. store: a pass with as much in the cache as the run had."""
+    """Return what everything else waited for. store: a pass with as much in the cache as the run had."""
     decoding: Limit = "cores" if max(1, run.num_workers) >= num_cores else "decoders"
     if run.decoders_busy >= _BUSY:
         return decoding
@@ -74,36 +200,38 @@ def limit_of(run: LoaderRun, store: StoreRun, num_cores: int) -> Limit:
     busiest = max(shares, key=lambda name: shares[name])
     if shares[busiest] >= _BUSY:
         return busiest
-    # With work waiting for them all the time, what decoders do between two samples is their cost too.
+    # Decoders that always have work waiting spend the rest of their time between samples: that is their cost too.
     return "ring" if run.room < _ROOM * max(1, run.num_workers) else decoding
 
 
 def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Setting) -> Verdict:
-    """What limits the fastest of these runs, which came after the passes over the store."""
+    """Return what limits the fastest of these runs, which came after the passes over the store."""
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     limit = limit_of(best, fast, setting.num_cores)
     more = max((run for run in runs if run.num_workers > best.num_workers), key=_rate, default=None)
     if more is not None and limit == "decoders":
-        limit = "cores"  # more workers were tried, and found no core that was free
+        limit = "cores"  # more workers were tried and found no free core
     reasons = [
-        f"{best.num_workers} worker(s) gave {best.samples_per_second:.1f} samples/s; decoders were at work "
+        f"{best.num_workers} worker(s) gave {best.samples_per_second:.1f} samples/s; decoders were busy "
         f"{best.decoders_busy:.0%} of the time",
-        f"the store alone gave {fast.samples_per_second:.1f} samples/s; the threads that read were at work "
+        f"the store alone gave {fast.samples_per_second:.1f} samples/s; reading threads were busy "
         f"{best.readers_busy:.0%} of the time",
     ]
     if more is not None:
         reasons.append(f"{more.num_workers} workers gave less, {more.samples_per_second:.1f} samples/s")
     if limit != "store" and slow.samples_per_second < best.samples_per_second:
         reasons.append(
-            f"but its slowest pass gave {slow.samples_per_second:.1f} samples/s: what is not cached yet comes no faster"
+            f"but its slowest pass gave {slow.samples_per_second:.1f} samples/s: uncached reads are no faster"
         )
-    if best.main_busy is not None and best.main_cpu_a_step is not None:
-        reasons.append(f"the main process took {best.main_cpu_a_step * 1000:.2f} ms CPU a batch, {best.main_busy:.1%}")
-    if best.cpu_a_decode is not None and best.cpu_a_decode < _STARVED:
+    if best.main_busy is not None and best.main_cpu_per_step is not None:
         reasons.append(
-            f"decoders had a core for {best.cpu_a_decode:.0%} of the time that they were at work: other processes, a "
-            "container's limit or a host that is shared took the rest"
+            f"the main process took {best.main_cpu_per_step * 1000:.2f} ms of CPU per batch, {best.main_busy:.1%}"
+        )
+    if best.cpu_per_decode is not None and best.cpu_per_decode < _STARVED:
+        reasons.append(
+            f"decoders had a core for {best.cpu_per_decode:.0%} of the time that they worked: other processes, a "
+            "container limit or a shared host took the rest"
         )
     return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
 
@@ -113,71 +241,67 @@ def _rate(run: LoaderRun) -> float:
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:
-    """The fastest; of those about as fast the one with the most workers, as it shows what more of them do not help."""
+    """Return the fastest run; of those about as fast, the one with the most workers."""
     most = max(run.samples_per_second for run in runs)
     return max((run for run in runs if run.samples_per_second >= _ALIKE * most), key=lambda run: run.num_workers)
 
 
 def warnings_of(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], bucket_ids: Collection[str]) -> tuple[str, ...]:
-    """What makes figures doubtful, and what should not be in a dataset."""
+    """Return what makes figures doubtful, and what should not be in a dataset."""
     found = []
     if num_bad := passes[0].num_bad:
-        found.append(
-            f"{num_bad} of {passes[0].num_samples} samples have other bytes than the index says; copy them again"
-        )
+        found.append(f"{num_bad} of {passes[0].num_samples} samples have a checksum mismatch; copy them again")
     if num_substituted := sum(run.num_substituted for run in runs):
-        found.append(f"{num_substituted} bad samples were replaced by others meanwhile")
-    if passes[0].seconds < _TELLING_SECONDS:
-        found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to tell what the store gives uncached")
+        found.append(f"{num_substituted} bad samples were replaced by others")
+    if passes[0].seconds < _MIN_PASS_SECONDS:
+        found.append(f"the first pass took {passes[0].seconds:.2f} s, too short to measure uncached reads")
     if rough := ", ".join(str(run.num_workers) for run in runs if run.num_steps < FEW_STEPS):
-        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): rough figures; measure for more seconds")
+        found.append(f"fewer than {FEW_STEPS} batches with {rough} worker(s): rough figures; raise --seconds")
     seen = {bucket.bucket_id for run in runs for bucket in run.buckets}
     if missing := sorted(set(bucket_ids) - seen):
-        found.append(f"no sample came of {', '.join(missing)}: not measured; measure for more seconds")
+        found.append(f"no sample of {', '.join(missing)} was measured; raise --seconds")
     return tuple(found)
 
 
 def slowest(passes: Sequence[StoreRun]) -> StoreRun:
-    """The pass that says what the store gives where it has cached least, of those that took long enough to tell."""
-    telling = [one for one in passes if one.seconds >= _TELLING_SECONDS]
-    return min(telling or passes, key=lambda one: one.samples_per_second)
+    """Return the pass with the fewest cached reads, of those that took long enough."""
+    long_enough = [one for one in passes if one.seconds >= _MIN_PASS_SECONDS]
+    return min(long_enough or passes, key=lambda one: one.samples_per_second)
 
 
 def _advice(limit: Limit, run: LoaderRun, setting: Setting) -> tuple[str, ...]:
-    native = (
-        "shard with --clips native: clips of the bucket's size, made for decoding, a fraction of the work and bytes"
-    )
+    native = "shard with --clips native: clips of the bucket's size, a fraction of the decoding work and bytes"
     cheaper = [native] if setting.clips != "native" else []
     if setting.pixels == "rgb24":
-        cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU makes RGB of half the bytes")
+        cheaper.append("pixels='yuv420p', the default with device='cuda': the GPU makes RGB from half the bytes")
     if setting.pixels == "rgb24" and setting.accuracy == "exact":
         cheaper.append("accuracy='fast', if 1 to 3 levels too dark is good enough")
     if limit == "decoders":
-        return (f"more workers: {setting.num_cores} cores are there, {max(1, run.num_workers)} decoded", *cheaper)
+        return (f"more workers: there are {setting.num_cores} cores, and {max(1, run.num_workers)} decoded", *cheaper)
     if limit == "cores":
-        return (*cheaper, "more cores: decoding grows with them")
+        return (*cheaper, "more cores: decoding scales with them")
     if limit == "store":
         near = "a faster store, or a copy of the dataset on a disk of this machine"
         return (near, *([native] if setting.clips != "native" else []))
     if limit == "main":
         return (
-            "larger batches, as each costs the main process about the same",
+            "larger batches, because each costs the main process about the same",
             "more ranks, each with its own process",
         )
     enough = max(1, math.ceil(run.decoders_busy * max(1, run.num_workers)))
-    return ("more prefetch_bytes, so that more samples are under way", f"no more than {enough} worker(s) had work")
+    return ("more prefetch_bytes, so that more samples are in flight", f"no more than {enough} worker(s) had work")
 
 
 def decoder_seconds(run: LoaderRun, limit: Limit) -> dict[str, float]:
-    """Bucket id → seconds that a sample keeps one decoder; where decoders limit, with what lies between two samples."""
-    # Decoders that wait for the store or the ring would make this dearer than it is.
+    """Return bucket id → seconds of one decoder per sample; where decoders limit, with the time between samples."""
+    # Where decoders wait for the store or the ring, that time is not their cost.
     between = 1 / run.decoders_busy if limit in ("decoders", "cores") and run.decoders_busy else 1.0
     return {b.bucket_id: between * b.decode_seconds / b.num_samples for b in run.buckets if b.num_samples}
 
 
 def workers_for(busy_seconds: float, step_seconds: float, margin: float = MARGIN) -> int:
-    """Workers that have `busy_seconds` of decoding done every `step_seconds`, with a margin; at least 1."""
-    # Not one worker more for the last digit of a float.
+    """Return the workers that do `busy_seconds` of decoding every `step_seconds`, with a margin; at least 1."""
+    # Rounded, or the last digit of a float could cost one more worker.
     return max(1, math.ceil(round((1 + margin) * busy_seconds / step_seconds, 9)))
 
 
@@ -192,12 +316,11 @@ def need_of(
     num_cores: int,
     margin: float = MARGIN,
 ) -> Need:
-    """What a step time needs, as decoders cost with as many of them at work as there are cores, or runs.
+    """Return what a step time needs, by the cost of decoders in the run with the most workers that had a core each.
 
-    steps: bucket id → how many of an epoch's steps are its. Buckets that the run had no sample of are left out of the
-    mean, and named.
+    steps: bucket id → its steps in an epoch. Buckets without a measured sample are left out of the mean, and named.
     """
-    # With more workers than cores they wait for each other, which would look like work.
+    # More workers than cores wait for each other, which would look like work.
     run = max((run for run in runs if run.num_workers <= num_cores), key=lambda run: run.num_workers, default=runs[0])
     store, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     costs = decoder_seconds(run, limit_of(run, fast, num_cores))
@@ -207,7 +330,7 @@ def need_of(
     mean_samples = share(sum(steps[name] * batch_sizes[name] for name in busy), num_steps)
     heaviest = max(busy, key=lambda name: busy[name])
     num_workers = workers_for(mean_busy, step_seconds, margin)
-    main_seconds = run.main_cpu_a_step or 0.0
+    main_seconds = run.main_cpu_per_step or 0.0
     cores = (1 + margin) * num_local_ranks * (mean_busy + main_seconds) / step_seconds
     rate = num_local_ranks * mean_samples / step_seconds
     fastest = {
@@ -217,10 +340,10 @@ def need_of(
     }
     obstacles = []
     if fastest["cores"] > step_seconds:
-        obstacles.append(f"{num_local_ranks} rank(s) want {cores:.1f} cores for their data, {num_cores} are there")
+        obstacles.append(f"{num_local_ranks} rank(s) need {cores:.1f} cores for their data, and there are {num_cores}")
     if fastest["store"] > step_seconds:
         obstacles.append(
-            f"the store gives {store.samples_per_second:.1f} samples/s, {rate * (1 + margin):.1f} are wanted"
+            f"the store gives {store.samples_per_second:.1f} samples/s, and {rate * (1 + margin):.1f} are needed"
         )
     if fastest["main"] > step_seconds:
         obstacles.append(f"a batch costs the main process {main_seconds:.3f} s of CPU")

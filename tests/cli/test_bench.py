@@ -25,7 +25,7 @@ def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> Non
     assert text.startswith(f"{tiny.dataset}: 2 samples in split train; clips: copy; pixels: rgb24, exact; ")
     for part in ("\nfirst ", "\nsecond ", "\n      0  ", "\n      1  ", "\n96x64-5f ", "\nlimit: ", "\nwould help: "):
         assert part in text, part
-    assert "\na step of 100 s: a rank needs 1 worker(s), 20% to spare" in text
+    assert "\na step of 100 s: a rank needs 1 worker(s), 20% in reserve" in text
     assert "store, first pass 0/1\nstore, first pass 1/1\n" in done.stderr and done.stderr.endswith("1 worker 1/1\n")
     assert files_of(tiny.dataset) == before
 
@@ -46,7 +46,7 @@ def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--num-workers", "two"), 2, "'two' is no list of numbers"),
+        (("--num-workers", "two"), 2, "'two' is not a list"),
         (("--seconds", "nan"), 2, "seconds=nan"),
         (("--split", "test"), 1, "split='test' has no samples"),
     ],

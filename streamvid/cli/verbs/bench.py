@@ -1,22 +1,22 @@
-"""streamvid bench: how many samples a second this machine and this store give, and what limits them."""
+"""streamvid bench: how many samples per second this machine and this store give, and what limits them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
+from streamvid.bench.options import BenchOptions
 from streamvid.cli.console import Progress, print_json, printable, size, table
-from streamvid.cli.flags import ByteSize
+from streamvid.cli.flags import option_flags
 from streamvid.cli.storage_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
 from streamvid.errors import LoaderError
-from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
     from streamvid.bench.bench import BenchReport
-    from streamvid.bench.figures import LoaderRun, StoreRun
-    from streamvid.bench.verdict import Need
+    from streamvid.bench.verdict import LoaderRun, Need, StoreRun
     from streamvid.storage import StorageOptions
 
 _EXAMPLES = """\b
@@ -27,66 +27,46 @@ Examples:
   streamvid bench ds/ --json | jq .verdict
 
 \b
-Caches are as they are found: the first pass over the store tells what a first epoch is like, if the
-kernel says that it came from a disk; all else is of warm caches. Nothing is written.
+Caches are used as they are: the first pass over the store shows what a first epoch is like, if the
+kernel says that it came from a disk; all other figures are of warm caches. Nothing is written.
 
 \b
-Exit codes: 0 measured (and the step time, if one is asked for, can be kept), 1 it cannot be kept, or
-the dataset cannot be read, 2 wrong usage."""
+Exit codes: 0 measured (and the step time, if given, can be kept), 1 it cannot be kept, or the dataset
+cannot be read, 2 wrong usage."""
 
 _LIMITS = {
     "decoders": "the decode workers, with cores left for more of them",
     "cores": "decoding, on all the cores there are",
     "store": "the store",
     "main": "the main process",
-    "ring": "memory: prefetch_bytes has no room for as many samples under way as the workers could decode",
+    "ring": "memory: prefetch_bytes has no room for as many samples as the workers could decode at once",
 }
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
-    words = [] if value is None else value.split(",")
-    if not all(word.strip().isascii() and word.strip().isdigit() for word in words):
-        raise click.BadParameter(f"{value!r} is no list of numbers of workers; write it as 1,2,4", ctx, param)
-    return tuple(int(word) for word in words)
-
-
-@click.command(epilog=_EXAMPLES, short_help="Measure samples a second on this machine, and what limits them.")
+@click.command(epilog=_EXAMPLES, short_help="Measure samples per second on this machine, and what limits them.")
 @click.argument("dataset", type=click.Path())
 @click.option(
     "--batch-size",
     "sizes",
     multiple=True,
     metavar="N|BUCKET=N",
-    help="Samples a step, as for `streamvid plan`.  [default: 4]",
+    help="Samples per step, as for `streamvid plan`.  [default: 4]",
 )
-@click.option("--max-tokens-per-batch", type=int, help="Instead: as many samples of a bucket as fit.")
-@click.option("--num-workers", callback=_numbers, metavar="LIST", help="Runs to make.  [default: 1,2,4 … all cores]")
-@click.option("--seconds", type=float, default=5.0, show_default=True, help="Of each measurement.")
-@click.option("--split", default="train", show_default=True)
-@click.option("--where", metavar="CONDITION", help="Only samples that meet it, e.g. 'duration_seconds > 10'.")
-@click.option("--pixels", type=click.Choice(get_args(Pixels)), help="As the loader's.  [default: as the loader]")
-@click.option("--accuracy", type=click.Choice(get_args(Accuracy)), help="As the loader's.  [default: as the loader]")
-@click.option("--device", help="Where batches go, e.g. cuda.  [default: they stay in memory]")
-@click.option("--prefetch-bytes", type=ByteSize(), help="As the loader's.  [default: as the loader]")
-@click.option("--step-seconds", type=float, help="How long your training step takes: how many workers does it need?")
-@click.option(
-    "--local-ranks", type=int, default=1, show_default=True, help="Ranks (GPUs) that share this machine, for that."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@option_flags(BenchOptions, "options", exclude={"batch_size"})
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @storage_flags
 def command(
-    dataset: str, sizes: tuple[str, ...], local_ranks: int, as_json: bool, storage: StorageOptions, **given: Any
+    dataset: str, sizes: tuple[str, ...], as_json: bool, storage: StorageOptions, options: BenchOptions
 ) -> None:
-    """Measure how many samples a second this machine and this store give, with the real loader, and what limits them.
+    """Measure how many samples per second this machine and this store give, with the real loader, and what limits them.
 
     The store is read alone first, then a loader runs with each number of workers.
     """
-    from streamvid.bench.bench import BenchOptions, bench
+    from streamvid.bench.bench import bench
     from streamvid.dataset.reader import open_dataset
 
-    if given["prefetch_bytes"] is None:
-        del given["prefetch_bytes"]
-    options = BenchOptions(batch_size=parse_sizes(sizes) if sizes else None, num_local_ranks=local_ranks, **given)
+    if sizes:
+        options = replace(options, batch_size=parse_sizes(sizes))
     progress = Progress()
     try:
         report = bench(open_dataset(dataset, storage=storage), options, progress)
@@ -112,13 +92,13 @@ def _print(report: BenchReport) -> None:
             f"pixels: {pixels}; {setting.num_cores} core(s)"
         )
     )
-    click.echo("\nThe store alone, ranges read and checksums proved, nothing decoded:")
-    headers = ["pass", "samples", "samples/s", "MB/s", "read a sample", "of stored", "from a disk"]
+    click.echo("\nThe store alone, ranges read and checksums verified, nothing decoded:")
+    headers = ["pass", "samples", "samples/s", "MB/s", "read/sample", "of stored", "from a disk"]
     click.echo(table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)]))
-    click.echo("\nThe loader, nothing done with its batches:")
+    click.echo("\nThe loader, with nothing done to its batches:")
     headers = ["workers", "first batch", "samples/s", "batches/s", "decoders busy", "CPU/sample", "main CPU/batch"]
     click.echo(table(headers, [_run_row(run) for run in report.runs]))
-    click.echo("\nDecoding alone, what a sample keeps one decoder busy for:")
+    click.echo("\nDecoding alone, time of one decoder per sample:")
     _print_buckets(report)
     _print_verdict(report)
     if report.need is not None:
@@ -142,12 +122,12 @@ def _run_row(run: LoaderRun) -> tuple[object, ...]:
         f"{run.num_steps / run.seconds:.2f}",
         f"{run.decoders_busy:.0%}",
         "-" if cpu is None else f"{cpu / run.num_samples * 1000:.1f} ms",
-        "-" if run.main_cpu_a_step is None else f"{run.main_cpu_a_step * 1000:.2f} ms",
+        "-" if run.main_cpu_per_step is None else f"{run.main_cpu_per_step * 1000:.2f} ms",
     )
 
 
 def _print_buckets(report: BenchReport) -> None:
-    # Of the run that shared the cores with the fewest others, so with the least waiting for one.
+    # Taken from the run with the fewest workers, which wait least for a core.
     run = min(report.runs, key=lambda run: run.num_workers)
     rows = [
         (
@@ -158,7 +138,7 @@ def _print_buckets(report: BenchReport) -> None:
         )
         for one in run.buckets
     ]
-    click.echo(table(["bucket", "batch", "samples", "a sample"], rows))
+    click.echo(table(["bucket", "batch", "samples", "per sample"], rows))
 
 
 def _print_verdict(report: BenchReport) -> None:
@@ -174,10 +154,12 @@ def _print_verdict(report: BenchReport) -> None:
 
 def _print_need(need: Need) -> None:
     whose = f"each of {need.num_local_ranks} ranks needs" if need.num_local_ranks > 1 else "a rank needs"
-    click.echo(f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), {need.margin:.0%} to spare")
+    click.echo(
+        f"\na step of {need.step_seconds:g} s: {whose} {need.num_workers} worker(s), {need.margin:.0%} in reserve"
+    )
     click.echo(f"  {need.samples_per_second:.1f} samples/s and {need.num_cores:.1f} cores in all")
     if need.heaviest_workers > need.num_workers:
         click.echo(f"  many steps of {need.heaviest_bucket} in a row: {need.heaviest_workers} worker(s)")
     if need.unmeasured:
-        click.echo(f"  not counted, as no sample came: {', '.join(need.unmeasured)}")
+        click.echo(f"  not counted, because no sample was measured: {', '.join(need.unmeasured)}")
     click.echo(f"  this machine and store can feed steps of {need.fastest_step_seconds:.3g} s and longer")

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.bench.figures import BucketRun, LoaderRun, Setting, StoreRun
 from streamvid.bench.verdict import (
     MARGIN,
+    BucketRun,
+    LoaderRun,
     Need,
+    Setting,
+    StoreRun,
     decoder_seconds,
     judge,
     limit_of,
@@ -40,10 +43,8 @@ def run_of(
         "seconds": 10.0,
         "room": 1000.0,
         "num_steps": num_samples // 4,
-        "num_samples": num_samples,
         "num_bytes": num_samples * 1000,
         "num_substituted": 0,
-        "decode_seconds": decode,
         "fetch_seconds": reading * 4 * 10,
         "buckets": (
             BucketRun(bucket_id="small", num_samples=cheap, decode_seconds=decode / 2),
@@ -104,7 +105,7 @@ def test_advice_offers_only_what_is_not_done_already() -> None:
     before = judge([run_of(8)], [FAST, FAST], SETTING).advice
     after = judge([run_of(8)], [FAST, FAST], replace(SETTING, clips="native", pixels="yuv420p", accuracy=None)).advice
     assert any("--clips native" in one for one in before) and any("yuv420p" in one for one in before)
-    assert after == ("more cores: decoding grows with them",)
+    assert after == ("more cores: decoding scales with them",)
 
 
 @given(st.floats(1e-4, 1e4), st.floats(1e-3, 1e3), st.floats(0, 2))
@@ -185,7 +186,7 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
 
 
 def test_obstacles_are_cores_store_and_main_process() -> None:
-    assert "want" in need(num_local_ranks=64).obstacles[0] and "8 are there" in need(num_local_ranks=64).obstacles[0]
+    assert "need" in need(num_local_ranks=64).obstacles[0] and "there are 8" in need(num_local_ranks=64).obstacles[0]
     (store,) = need(passes=[replace(FAST, num_samples=3), FAST]).obstacles
     assert store.startswith("the store gives 3.0 samples/s")
     assert any("main process" in one for one in need(runs=[run_of(8, main=1.0)], step_seconds=0.01).obstacles)

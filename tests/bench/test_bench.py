@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 import streamvid
-from streamvid.bench.bench import BenchOptions, bench
+from streamvid.bench.bench import bench
+from streamvid.bench.options import BenchOptions
 from streamvid.buckets import Bucket
 from streamvid.errors import ConfigError, DatasetError
 from tests.loader.conftest import SMALL, build_dataset
@@ -40,7 +41,7 @@ def test_figures_agree_with_what_is_stored_and_nothing_is_left(two_sizes: Path) 
     first, second = report.store
     assert first.num_samples == report.num_samples == table.num_rows == 10
     assert first.num_stored_bytes == stored and 0 < first.num_bytes <= stored
-    assert not any("other bytes" in one or "replaced" in one for one in report.warnings)
+    assert not any("checksum mismatch" in one or "replaced" in one for one in report.warnings)
     assert second.num_samples >= 1 and first.num_bad == second.num_bad == 0
     (run,) = report.runs
     assert run.num_samples == run.num_steps == sum(bucket.num_samples for bucket in run.buckets) > 0
@@ -57,7 +58,7 @@ def test_a_step_time_is_answered_and_all_of_it_is_json(two_sizes: Path) -> None:
     options = BenchOptions(max_tokens_per_batch=2000, num_workers=(0,), seconds=0.3, step_seconds=1000.0)
     report = bench(streamvid.open_dataset(two_sizes), options)
     assert report.need is not None and report.need.num_workers == 1 and not report.need.obstacles
-    assert report.runs[0].main_cpu_seconds is None and report.runs[0].main_cpu_a_step is None
+    assert report.runs[0].main_cpu_seconds is None and report.runs[0].main_cpu_per_step is None
     record = json.loads(json.dumps(report.to_json()))
     assert record["runs"][0]["samples_per_second"] == report.runs[0].samples_per_second
     assert record["store"][0]["bytes_per_second"] == report.store[0].bytes_per_second
@@ -84,7 +85,7 @@ def test_bad_samples_are_counted_and_told(tmp_path: Path) -> None:
     tar.write_bytes(data)
     report = bench(root, BenchOptions(batch_size=2, num_workers=(0,), seconds=0.3))
     assert report.store[0].num_bad == 1 and report.store[0].num_samples == 6
-    assert any("1 of 6 samples have other bytes" in one for one in report.warnings)
+    assert any("1 of 6 samples have a checksum mismatch" in one for one in report.warnings)
 
 
 def test_what_cannot_be_measured_is_refused_before_anything_is_read(two_sizes: Path, tmp_path: Path) -> None:

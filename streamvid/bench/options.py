@@ -1,0 +1,42 @@
+"""Options of `streamvid bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamvid.config import check_options, option
+from streamvid.errors import ConfigError
+from streamvid.video.picture import Accuracy, Pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """Measurements to make; fields that VideoLoader has too have the same meaning.
+
+    batch_size: 4 if neither it nor max_tokens_per_batch is given.
+    """
+
+    batch_size: int | Mapping[str, int] | None = None
+    max_tokens_per_batch: int | None = option(None, help="Instead of --batch-size: as many samples as fit.")
+    num_workers: tuple[int, ...] = option(
+        (), help="Worker counts to run with.", metavar="LIST", shown_default="1,2,4 … all cores"
+    )
+    seconds: float = option(5.0, help="Duration of each measurement.", minimum=0.001, maximum=3600)
+    split: str = option("train", help="Split of the dataset.")
+    where: str | None = option(None, help="Only samples that meet it, e.g. 'duration_seconds > 10'.")
+    pixels: Pixels | None = option(None, help="Pixel format of batches.", shown_default="as the loader")
+    accuracy: Accuracy | None = option(None, help="Accuracy of conversion.", shown_default="as the loader")
+    device: str | None = option(None, help="Device that batches go to, e.g. cuda.", shown_default="none")
+    prefetch_bytes: int = option(256 * 2**20, help="Memory for batches and clips read ahead.")
+    step_seconds: float | None = option(
+        None, help="Duration of your training step: how many workers does it need?", minimum=1e-9, maximum=3600
+    )
+    num_local_ranks: int = option(
+        1, flag="--local-ranks", help="Ranks (GPUs) that share this machine, for --step-seconds.", minimum=1
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if any(number < 0 for number in self.num_workers) or len(set(self.num_workers)) < len(self.num_workers):
+            raise ConfigError(f"num_workers={list(self.num_workers)}: give each number once, none below 0")
