@@ -213,17 +213,13 @@ def _measure_loader(
             num_steps += 1
         end = _Mark.of(loader)
     timer.end()
-    of_buckets = tuple(
-        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
-        for name, (number, seconds) in sorted(buckets.items())
-    )
-    spent = end.stats.since(start.stats)
+    spent, of_buckets = end.stats.since(start.stats), _bucket_runs(buckets)
     return LoaderRun(
         num_workers=num_workers,
         num_fetch_threads=num_fetch_threads(selection.mix),
         first_batch_seconds=first_batch_seconds,
         seconds=end.clock - start.clock,
-        room=_room(of_buckets, spent.num_bytes_fetched, selection, options.prefetch_bytes, setting.pixels),
+        room=_room(selection, options.prefetch_bytes, setting.pixels, of_buckets, spent.num_bytes_fetched),
         num_steps=spent.num_steps,
         num_bytes=spent.num_bytes_fetched,
         num_substituted=spent.num_substituted,
@@ -235,8 +231,15 @@ def _measure_loader(
     )
 
 
+def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, ...]:
+    return tuple(
+        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
+        for name, (number, seconds) in sorted(buckets.items())
+    )
+
+
 def _room(
-    buckets: Sequence[BucketRun], num_bytes: int, selection: Selection, prefetch_bytes: int, pixels: Pixels
+    selection: Selection, prefetch_bytes: int, pixels: Pixels, buckets: Sequence[BucketRun], num_bytes: int
 ) -> float:
     """Return how many samples of the measured mean size fit: as frames in the ring, and as clips read ahead."""
     mix = selection.mix
