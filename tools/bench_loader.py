@@ -232,7 +232,8 @@ def make_job(folder: Path, options: argparse.Namespace) -> Job:
     for entry in dataset.iterdir():
         if entry.name != MANIFEST:
             (plain / entry.name).symlink_to(entry)
-    (plain / MANIFEST).write_bytes(manifest_to_json(replace(opened.manifest, packet_files=())))
+    files = replace(opened.manifest.files, packets=())
+    (plain / MANIFEST).write_bytes(manifest_to_json(replace(opened.manifest, files=files)))
     shape = opened.manifest.bucket(bucket).shape
     return Job(
         dataset, plain, folder / "peers", bucket, shape, counts[bucket], options.batch_size, options.workers,

@@ -176,12 +176,13 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
     from streamvid.dataset.index import MAX_SHARDS_PER_FILE, encode_samples, encode_shards, named_by_content
     from streamvid.dataset.manifest import (
         MANIFEST,
+        Counts,
         FileInfo,
+        Fingerprints,
         Manifest,
+        ManifestFiles,
         ShardInfo,
-        content_fingerprint,
         manifest_to_json,
-        plan_fingerprint,
     )
 
     buckets = buckets_of(num_buckets)
@@ -204,9 +205,10 @@ def write_dataset(folder: Path, num_samples: int, num_shards: int, num_buckets: 
             )
     data = encode_shards(shards)
     file = named_by_content("shards", 0, data)
-    counts = {"samples": sum(shard.num_samples for shard in shards)}
-    prints = plan_fingerprint(buckets, shards), content_fingerprint(shards, samples)
-    manifest = Manifest(tuple(buckets), "copy", counts, (file,), tuple(samples), (), (), *prints)
+    num_samples, num_bytes = sum(shard.num_samples for shard in shards), sum(shard.num_bytes for shard in shards)
+    counts = Counts(num_samples, num_samples, 0, len(shards), num_bytes)
+    files = ManifestFiles((file,), tuple(samples), ())
+    manifest = Manifest(tuple(buckets), "copy", counts, files, Fingerprints.of(buckets, shards, samples))
     (folder / "index").mkdir()
     (folder / file.path).write_bytes(data)
     (folder / samples[0].path).write_bytes(columns)

@@ -1,7 +1,7 @@
-"""Draw sets as a manifest has them: clips that several buckets store, of which a pass takes each for one or for none.
+"""Draw sets: clips that several buckets store, each of which one pass delivers from one bucket at most.
 
-A set's clips lie in the same order in each of its buckets, in `num_shards` shards there from number `first` on, and the
-shards have the same sizes: what a plan needs to draw in all buckets alike without looking at a sample.
+The clips of a set have the same order in each of its buckets. There they fill `num_shards` shards, from number `first`
+on, which have the same sizes in all buckets. So a plan can draw without reading a sample.
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from streamvid.dataset.shard_table import ShardTable
 from streamvid.errors import DatasetError
 
 UNIT = 1_000_000
-"""Probabilities are counted in so many parts."""
+"""Probabilities are counted in parts of this."""
 
 OF_BUCKET = ("bucket_id", "shard", "index", "key", "text_sha256", "psnr_y", "crop_fraction", "upscale")
 OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
-"""Columns of the index that are not the same of one clip in all buckets that store it."""
+"""Index columns whose values differ between the buckets that store the same clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """buckets: (bucket id, probability in parts of UNIT, number of the first of the set's shards there)."""
+    """One draw set. buckets: (bucket id, probability in parts of UNIT, number of the set's first shard there)."""
 
     buckets: tuple[tuple[str, int, int], ...]
     num_shards: int
@@ -35,68 +32,43 @@ class StoredSet:
         ids = {bucket_id for bucket_id, _, _ in self.buckets}
         if not weights or min(weights) < 1 or sum(weights) > UNIT or len(ids) < len(weights) or self.num_shards < 1:
             raise DatasetError(
-                f"draws: {self} is no draw set: it has shards, different buckets, each with a probability from 1 to "
-                f"{UNIT}, and {UNIT} together at most; copy the dataset again"
+                f"draws: {self} is not a draw set; it must have shards and different buckets, each with a probability "
+                f"of at least 1, which add up to {UNIT} at most; copy the dataset again"
             )
 
     @property
     def name(self) -> str:
-        """The same wherever the set is looked at, and no other set's."""
+        """A name that no other set of the dataset has."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain fields, for the manifest."""
-        return {"buckets": [list(bucket) for bucket in self.buckets], "num_shards": self.num_shards}
+
+def sets_to_json(sets: Sequence[StoredSet]) -> list[dict[str, Any]]:
+    """Return the manifest's field `draws`."""
+    return [{"buckets": [list(bucket) for bucket in one.buckets], "num_shards": one.num_shards} for one in sets]
 
 
-def sets_to_json(sets: Sequence[StoredSet]) -> dict[str, Any]:
-    """The manifest's field `draws`."""
-    return {"unit": UNIT, "sets": [one.to_json() for one in sets]}
-
-
-def sets_from_json(value: Mapping[str, Any] | None) -> tuple[StoredSet, ...]:
-    """The draw sets that a manifest's field `draws` names; DatasetError for anything unfit."""
-    if value is None:
-        return ()
+def sets_from_json(value: Sequence[Mapping[str, Any]]) -> tuple[StoredSet, ...]:
+    """Return the draw sets of the manifest's field `draws`. Raise DatasetError if they cannot be."""
     try:
-        if value["unit"] != UNIT:
-            raise ValueError(f"unit is {value['unit']}, not {UNIT}")
         return tuple(
-            StoredSet(tuple((str(name), int(weight), int(first)) for name, weight, first in one["buckets"]),
-                      int(one["num_shards"]))
-            for one in value["sets"]
-        )  # fmt: skip
+            StoredSet(
+                tuple((str(name), int(weight), int(first)) for name, weight, first in one["buckets"]),
+                int(one["num_shards"]),
+            )
+            for one in value
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DatasetError(f"draws of the manifest are damaged ({error}); copy the dataset again") from error
+        raise DatasetError(f"draws is damaged ({error}); copy the dataset again") from error
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """(clips that several buckets store, their samples). num_samples: (bucket id, shard's number) → its samples."""
+    """Return the numbers of clips that several buckets store, and of their samples.
+
+    num_samples: (bucket id, shard number) → samples in the shard.
+    """
     several = [one for one in sets if len(one.buckets) > 1]
     clips = [
         sum(num_samples[one.buckets[0][0], one.buckets[0][2] + number] for number in range(one.num_shards))
         for one in several
     ]
     return sum(clips), sum(count * len(one.buckets) for count, one in zip(clips, several, strict=True))
-
-
-def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """DatasetError unless the shards of each set are there, alike in all its buckets, and in no other set."""
-    numbers: dict[str, dict[int, int]] = {}
-    for one in sets:
-        alike: list[list[tuple[int, str]]] = []
-        for bucket_id, _, first in one.buckets:
-            rows = numbers.get(bucket_id)
-            if rows is None:
-                found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
-                mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
-                rows = numbers[bucket_id] = dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
-            taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
-            if None in taken:
-                raise DatasetError(
-                    f"{where}: draw set {one.name} has a shard of bucket {bucket_id} that is not there, or is in "
-                    "another set too; copy the dataset again"
-                )
-            alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
-        if any(other != alike[0] for other in alike):
-            raise DatasetError(f"{where}: draw set {one.name} has other shards in each bucket; copy the dataset again")

@@ -1,15 +1,16 @@
-"""The index as it is written: parquet tables of shards, samples and rejections. Packets are in packets.py.
+"""The index as it is written: Parquet tables of shards, samples and rejections. packets.py has the packet index.
 
-A row group of a samples file is one shard, in the order of its tar, so that a reader takes what it needs with one
-small read; a samples file holds a limited number of row groups, so that no footer grows with the dataset.
+A row group of a samples file is one shard, in the order of its tar, so that a reader takes the rows of a shard with one
+small read. A samples file holds a limited number of row groups, so that no footer grows with the dataset.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.manifest import FileInfo, ShardInfo
@@ -24,7 +25,7 @@ MEDIA_PREFIX = "media."
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One file of a sample's further media: `<key>.<extension>` in its tar. Frames and sizes are the stored file's."""
+    """One file of a conditioning input: `<key>.<extension>` in the sample's tar. Frames and sizes are as stored."""
 
     source: str
     extension: str
@@ -39,90 +40,121 @@ class MediaItem:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRow:
-    """A row of the samples index; `columns` are the user's own, stored as `user.<name>`.
+class ClipEntry:
+    """The stored clip of a sample: its place in the tar, and what it contains. psnr_y: None for copies."""
 
-    `psnr_y` is None where clips are copies. crop_fraction: share of the source's picture that its bucket cuts away.
-    upscale: by which factor its sides are scaled to the bucket's. media: what else it has, by name, stored as
-    `media.<name>`. captions: where it has several, all of them, as
-    `captions_to_json` writes them.
+    extension: str
+    offset: int
+    num_bytes: int
+    sha256: bytes
+    num_frames: int
+    width: int
+    height: int
+    fps: float
+    duration_seconds: float
+    codec: str
+    psnr_y: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """The source of a sample, and the window of its frames that the clip shows.
+
+    crop_fraction: share of the source's picture that the bucket's shape cuts away. upscale: factor by which the sides
+    of the source are scaled to the bucket's size. Both are None for samples without pictures.
+    """
+
+    name: str
+    width: int
+    height: int
+    num_bytes: int
+    window_start: int
+    window_num_frames: int
+    crop_fraction: float | None = None
+    upscale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A row of the samples index.
+
+    captions: all captions as `captions_to_json` writes them, if there are several. columns: the user's own, stored as
+    `user.<name>`. media: the files of the conditioning inputs, stored as `media.<name>`.
     """
 
     key: str
     record_key: str
     index: int
     text: str | None
-    source: str
-    clip_extension: str
-    clip_offset: int
-    clip_bytes: int
-    clip_sha256: bytes
-    text_sha256: bytes
-    window_start: int
-    window_num_frames: int
-    clip_width: int
-    clip_height: int
-    fps: float
-    duration_seconds: float
-    codec: str
-    columns: dict[str, Any]
-    psnr_y: float | None = None
-    source_width: int | None = None
-    source_height: int | None = None
-    source_bytes: int | None = None
-    window_source_frames: int | None = None
-    crop_fraction: float | None = None
-    upscale: float | None = None
+    clip: ClipEntry
+    source: SourceEntry
+    columns: Mapping[str, Any] = field(default_factory=dict)
     captions: str | None = None
     media: Mapping[str, Sequence[MediaItem]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Where a shard's packet table lies in the packets file that belongs to its samples file."""
+    """The place of a shard's packet table in its packets file."""
 
     offset: int
     num_bytes: int
     sha256: bytes
 
 
-# Page checksums prove what is read long after the file's own checksum was.
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A shard as it stands in a samples file; `packets` is None if none of its clips has a packet index."""
+
+    bucket_id: str
+    number: int
+    split: str
+    rows: Sequence[SampleRow]
+    packets: TablePlace | None = None
+
+
+# Page checksums verify what is read long after the checksum of the whole file was.
 WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
 
-_SAMPLE_TYPES = {
-    "key": "string",
-    "record_key": "string",
-    "index": "int32",
-    "text": "string",
-    "source": "string",
-    "clip_extension": "string",
-    "clip_offset": "int64",
-    "clip_bytes": "int64",
-    "clip_sha256": "sha256",
-    "text_sha256": "sha256",
-    "window_start": "int32",
-    "window_num_frames": "int32",
-    "clip_width": "int32",
-    "clip_height": "int32",
-    "fps": "float64",
-    "duration_seconds": "float64",
-    "codec": "string",
-    "psnr_y": "float64",
-    "source_width": "int32",
-    "source_height": "int32",
-    "source_bytes": "int64",
-    "window_source_frames": "int32",
-    "crop_fraction": "float64",
-    "upscale": "float64",
-    "captions": "string",
+
+def _text_sha256(row: SampleRow) -> bytes:
+    return hashlib.sha256((row.text or "").encode()).digest()
+
+
+_SAMPLE_COLUMNS: dict[str, tuple[str, Callable[[SampleRow], Any]]] = {
+    "key": ("string", attrgetter("key")),
+    "record_key": ("string", attrgetter("record_key")),
+    "index": ("int32", attrgetter("index")),
+    "text": ("string", attrgetter("text")),
+    "source": ("string", attrgetter("source.name")),
+    "clip_extension": ("string", attrgetter("clip.extension")),
+    "clip_offset": ("int64", attrgetter("clip.offset")),
+    "clip_bytes": ("int64", attrgetter("clip.num_bytes")),
+    "clip_sha256": ("sha256", attrgetter("clip.sha256")),
+    "text_sha256": ("sha256", _text_sha256),
+    "window_start": ("int32", attrgetter("source.window_start")),
+    "window_num_frames": ("int32", attrgetter("clip.num_frames")),
+    "clip_width": ("int32", attrgetter("clip.width")),
+    "clip_height": ("int32", attrgetter("clip.height")),
+    "fps": ("float64", attrgetter("clip.fps")),
+    "duration_seconds": ("float64", attrgetter("clip.duration_seconds")),
+    "codec": ("string", attrgetter("clip.codec")),
+    "psnr_y": ("float64", attrgetter("clip.psnr_y")),
+    "source_width": ("int32", attrgetter("source.width")),
+    "source_height": ("int32", attrgetter("source.height")),
+    "source_bytes": ("int64", attrgetter("source.num_bytes")),
+    "window_source_frames": ("int32", attrgetter("source.window_num_frames")),
+    "crop_fraction": ("float64", attrgetter("source.crop_fraction")),
+    "upscale": ("float64", attrgetter("source.upscale")),
+    "captions": ("string", attrgetter("captions")),
 }
-_PLACE_TYPES = {
-    "bucket_id": "string",
-    "shard": "int32",
-    "split": "string",
-    "packets_offset": "int64",
-    "packets_bytes": "int64",
-    "packets_sha256": "sha256",
+_SHARD_COLUMNS: dict[str, tuple[str, Callable[[RowGroup], Any]]] = {
+    "bucket_id": ("string", attrgetter("bucket_id")),
+    "shard": ("int32", attrgetter("number")),
+    "split": ("string", attrgetter("split")),
+    "packets_offset": ("int64", lambda group: group.packets and group.packets.offset),
+    "packets_bytes": ("int64", lambda group: group.packets and group.packets.num_bytes),
+    "packets_sha256": ("sha256", lambda group: group.packets and group.packets.sha256),
 }
 SHARD_TYPES = {
     "bucket_id": "string",
@@ -139,17 +171,6 @@ SHARD_TYPES = {
     "index_row_group": "int32",
 }
 _REJECTION_TYPES = {"row": "int64", "source": "string", "reason": "string", "kind": "string"}
-
-
-def schema(types: dict[str, str]) -> pa.Schema:
-    """A pyarrow schema out of column → type name; `sha256` is 32 raw bytes."""
-    import pyarrow as pa
-
-    return pa.schema(
-        [(name, pa.binary(32) if kind == "sha256" else pa.type_for_alias(kind)) for name, kind in types.items()]
-    )
-
-
 _MEDIA_TYPES = {
     "source": "string",
     "extension": "string",
@@ -164,29 +185,27 @@ _MEDIA_TYPES = {
 }
 
 
-def sample_schema(user_types: dict[str, str], media: Sequence[str] = ()) -> pa.Schema:
-    """The schema of the samples index, the user's columns last. media: names of further media."""
+def schema(types: Mapping[str, str]) -> pa.Schema:
+    """Return the pyarrow schema for column → type name; `sha256` means 32 raw bytes."""
     import pyarrow as pa
 
+    return pa.schema(
+        [(name, pa.binary(32) if kind == "sha256" else pa.type_for_alias(kind)) for name, kind in types.items()]
+    )
+
+
+def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> pa.Schema:
+    """Return the schema of the samples index, the user's columns last. media: names of conditioning inputs."""
+    import pyarrow as pa
+
+    own = schema({name: kind for name, (kind, _) in (_SAMPLE_COLUMNS | _SHARD_COLUMNS).items()})
     items = pa.list_(pa.struct(list(schema(_MEDIA_TYPES))))
     of_media = [pa.field(MEDIA_PREFIX + name, items) for name in media]
-    own = schema({**_SAMPLE_TYPES, **_PLACE_TYPES})
-    return pa.schema([*own, *of_media, *schema({USER_PREFIX + k: v for k, v in user_types.items()})])
+    return pa.schema([*own, *of_media, *schema({USER_PREFIX + name: kind for name, kind in user_types.items()})])
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """A shard as it stands in a samples file; `packets` is None where none of its clips has a packet index."""
-
-    bucket_id: str
-    number: int
-    split: str
-    rows: Sequence[SampleRow]
-    packets: TablePlace | None = None
-
-
-def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str], media: Sequence[str] = ()) -> bytes:
-    """Parquet bytes of one samples file: each shard becomes one row group. media: names of further media."""
+def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], media: Sequence[str] = ()) -> bytes:
+    """Return the Parquet bytes of one samples file: each shard becomes one row group."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -194,45 +213,42 @@ def encode_samples(shards: Sequence[RowGroup], user_types: dict[str, str], media
     sink = io.BytesIO()
     with pq.ParquetWriter(sink, target, **WRITING) as writer:
         for shard in shards:
-            rows, place = shard.rows, shard.packets
-            columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in _SAMPLE_TYPES}
-            of_shard = (
-                *(shard.bucket_id, shard.number, shard.split),
-                *((None, None, None) if place is None else (place.offset, place.num_bytes, place.sha256)),
-            )
-            columns |= {name: [value] * len(rows) for name, value in zip(_PLACE_TYPES, of_shard, strict=True)}
-            columns |= {
-                MEDIA_PREFIX + name: [[asdict(item) for item in row.media.get(name, ())] or None for row in rows]
-                for name in media
-            }
-            columns |= {USER_PREFIX + name: [row.columns.get(name) for row in rows] for name in user_types}
-            writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(rows)))
+            columns = _columns(shard, user_types, media)
+            writer.write_table(pa.table(columns, schema=target), row_group_size=max(1, len(shard.rows)))
     return sink.getvalue()
 
 
+def _columns(shard: RowGroup, user_types: Mapping[str, str], media: Sequence[str]) -> dict[str, list[Any]]:
+    rows = shard.rows
+    columns = {name: [value(row) for row in rows] for name, (_, value) in _SAMPLE_COLUMNS.items()}
+    columns |= {name: [value(shard)] * len(rows) for name, (_, value) in _SHARD_COLUMNS.items()}
+    for name in media:
+        columns[MEDIA_PREFIX + name] = [[asdict(item) for item in row.media.get(name, ())] or None for row in rows]
+    return columns | {USER_PREFIX + name: [row.columns.get(name) for row in rows] for name in user_types}
+
+
 def encode_shards(shards: Sequence[ShardInfo]) -> bytes:
-    """Parquet bytes of the shard table."""
-    return _encode({name: [getattr(shard, name) for shard in shards] for name in SHARD_TYPES}, SHARD_TYPES)
+    """Return the Parquet bytes of the shard table."""
+    return encode_table({name: [getattr(shard, name) for shard in shards] for name in SHARD_TYPES}, SHARD_TYPES)
 
 
-def encode_rejections(rejections: Sequence[tuple[int, str, str] | tuple[int, str, str, str]]) -> bytes:
-    """Parquet bytes of (input row, source, reason) and, where it is known, the reason's kind in a word."""
-    rows = [(*row, None)[:4] for row in rejections]
-    return _encode(
-        {name: [row[column] for row in rows] for column, name in enumerate(_REJECTION_TYPES)}, _REJECTION_TYPES
-    )
+def encode_rejections(rejections: Sequence[tuple[int, str, str, str]]) -> bytes:
+    """Return the Parquet bytes of (input row, source, reason, kind of the reason)."""
+    columns = {name: [row[column] for row in rejections] for column, name in enumerate(_REJECTION_TYPES)}
+    return encode_table(columns, _REJECTION_TYPES)
 
 
-def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
+def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> bytes:
+    """Return the Parquet bytes of a small table. types: column → type, as in `schema`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     sink = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema(types)), sink, **WRITING)
+    pq.write_table(pa.table(dict(columns), schema=schema(types)), sink, **WRITING)
     return sink.getvalue()
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """An index file's name holds its checksum, so that a name never means two contents (SHARD-2)."""
+    """Return the description of an index file. Its name holds its checksum and is never reused (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -1,30 +1,34 @@
-"""manifest.json: what a sealed dataset is, and the names, sizes and checksums of what it is made of."""
+"""manifest.json: what a sealed dataset is, with the names, sizes and checksums of its files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset.column_groups import ColumnGroup, columns_digest, groups_from_json, groups_to_json
-from streamvid.errors import ConfigError, DatasetError, IntegrityError, StreamvidError
+from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.model import ModelRule
+from streamvid.dataset.draws import StoredSet, sets_from_json, sets_to_json
+from streamvid.errors import DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import Store, check_relative
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
-FORMAT_VERSION = (1, 3)
-STRICT_VERSION = (2, 0)
-"""Of a dataset with `draws`, or of copies with a `frame_rate`: older readers would deliver something else of them."""
+FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 256 * 2**20
+LARGE_FOLDERS = ("shards", "index")
+"""Folders of files that are large enough to be uploaded in parts."""
+COLUMN_TYPES = frozenset(("bool", "double", "int64", "sha256", "string"))
+"""Types that columns added later can have."""
+
 _CHECKSUM = "manifest_sha256"
-_CHECKSUM_SINCE = (1, 1)
-_PACKETS_SINCE = (1, 2)
-_COLUMNS_SINCE = (1, 3)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_MEDIA_ITEMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +43,24 @@ class FileInfo:
         check_relative(self.path)
         if not self.path.isprintable() or self.num_bytes < 0 or not _SHA256.fullmatch(self.sha256):
             raise DatasetError(
-                f"file {self.path!r} with num_bytes={self.num_bytes}, sha256={self.sha256!r}: a file has a printable "
+                f"file {self.path!r} with num_bytes={self.num_bytes}, sha256={self.sha256!r}: must have a printable "
                 "name, 0 bytes or more and 64 hex digits; copy the dataset again"
             )
 
     @staticmethod
     def of(path: str, data: bytes) -> FileInfo:
-        """The description of `data` stored at `path`."""
+        """Return the description of `data` stored at `path`."""
         return FileInfo(path, len(data), hashlib.sha256(data).hexdigest())
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> FileInfo:
+        """Return the file that a manifest names."""
+        return FileInfo(str(value["path"]), int(value["num_bytes"]), str(value["sha256"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One tar of one bucket and one split, and where the index holds its samples."""
+    """One tar of one bucket and one split, and the place of its samples in the index."""
 
     bucket_id: str
     number: int
@@ -78,117 +87,169 @@ class ShardInfo:
         return shard_path(self.bucket_id, self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The sealed dataset. `files` are all but the shards and what lies beside them: the shard table names those.
-
-    packet_files: from 1.2 on one for each of `sample_files`, in their order, or none; before none.
-    encoding, quality: how native clips were encoded, and how well; None where clips are copies.
-    From 1.3 on, each None where there is none: frame_rate, the rate that clips are read at (a FrameRate's fields);
-    model, the rule of the model that the buckets are for (a ModelRule's); media, what else samples hold, by name;
-    draws, the clips that several buckets store (draws.py).
-    columns: groups of columns put there later, of which the last that has a column counts; their files are among
-    `other_files`. base_fingerprint: the content fingerprint without them, "" where there are none.
-    """
-
-    buckets: tuple[Bucket, ...]
-    clips: str
-    counts: Mapping[str, int]
-    shard_files: tuple[FileInfo, ...]
-    sample_files: tuple[FileInfo, ...]
-    rejection_files: tuple[FileInfo, ...]
-    other_files: tuple[FileInfo, ...]
-    plan_fingerprint: str
-    content_fingerprint: str
-    packet_files: tuple[FileInfo, ...] = ()
-    build: Mapping[str, Any] = field(default_factory=dict)
-    encoding: Mapping[str, Any] | None = None
-    quality: Mapping[str, Any] | None = None
-    frame_rate: Mapping[str, Any] | None = None
-    model: Mapping[str, Any] | None = None
-    media: Mapping[str, Any] | None = None
-    draws: Mapping[str, Any] | None = None
-    columns: tuple[ColumnGroup, ...] = ()
-    base_fingerprint: str = ""
-    format_version: tuple[int, int] = FORMAT_VERSION
-    unknown: Mapping[str, Any] = field(default_factory=dict)
-
-    def bucket(self, bucket_id: str) -> Bucket:
-        """The bucket of this id; DatasetError where the table has none."""
-        for bucket in self.buckets:
-            if bucket.id == bucket_id:
-                return bucket
-        raise DatasetError(
-            f"bucket {bucket_id!r} is not in the manifest's table: {', '.join(b.id for b in self.buckets)}"
-        )
-
-    @property
-    def files(self) -> tuple[FileInfo, ...]:
-        """All files that the manifest itself names."""
-        return self.shard_files + self.sample_files + self.packet_files + self.rejection_files + self.other_files
-
-    def packet_file(self, samples_path: str) -> FileInfo | None:
-        """The packets file that belongs to a samples file; None where the dataset has none."""
-        if not self.packet_files:
-            return None
-        paths = [file.path for file in self.sample_files]
-        return self.packet_files[paths.index(samples_path)]
-
-    def with_columns(self, group: ColumnGroup) -> Manifest:
-        """The same dataset with one group of columns more."""
-        base, columns = self.base_fingerprint or self.content_fingerprint, (*self.columns, group)
-        paths = {file.path for file in self.other_files}
-        return replace(
-            self,
-            columns=columns,
-            other_files=(*self.other_files, *(file for file in group.files if file.path not in paths)),
-            base_fingerprint=base,
-            content_fingerprint=columns_digest(base, columns),
-            format_version=max(self.format_version, _COLUMNS_SINCE),
-        )
-
-
 def shard_path(bucket_id: str, number: int) -> str:
-    """Where the shard plan puts a shard; the bucket is in the name so that base names are unique."""
+    """Return the path of a shard. It contains the bucket twice, so that base names are unique."""
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}.tar"
 
 
-LARGE_FOLDERS = ("shards", "index")
-"""Where files lie that are large enough to be uploaded in parts."""
-
-
 def offsets_path(path: str) -> str:
-    """Where Megatron-Energon looks for the sample offsets of a shard."""
+    """Return the path where Megatron-Energon looks for the sample offsets of a shard."""
     return f"{path}.idx"
 
 
-def plan_fingerprint(
-    buckets: Iterable[Bucket], shards: Iterable[ShardInfo], draws: Mapping[str, Any] | None = None
-) -> str:
-    """SHA-256 over what a plan depends on: buckets; bucket, split and sample count of each shard in order; draws."""
-    lines = (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
-    return plan_digest(buckets, lines, draws)
+@dataclass(frozen=True, slots=True)
+class ColumnGroup:
+    """Columns added to the samples index later: new columns, or new values of existing ones.
+
+    files: one per samples file, in the same order, with the same row groups and rows; each holds the keys as well.
+    columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotated values.
+    """
+
+    files: tuple[FileInfo, ...]
+    columns: Mapping[str, str]
+    source_sha256: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON; `ManifestFiles.other` describes the files."""
+        paths = [file.path for file in self.files]
+        return {"columns": dict(self.columns), "files": paths, "source_sha256": self.source_sha256}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
+        """Return the group that `to_json` described. Raise DatasetError if it does not fit the samples files."""
+        known = {file.path: file for file in files.other}
+        columns = {str(name): str(kind) for name, kind in value["columns"].items()}
+        group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
+        if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
+            raise DatasetError(
+                f"columns has a group with {len(group.files)} files and the types {columns}; it must have one file "
+                f"for each of the {len(files.samples)} samples files and the types {', '.join(sorted(COLUMN_TYPES))}; "
+                "copy the dataset again"
+            )
+        return group
 
 
-def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Mapping[str, Any] | None = None) -> str:
-    """`plan_fingerprint` of shards whose lines are made already, any number of them at a time."""
+@dataclass(frozen=True, slots=True)
+class MediaInfo:
+    """One conditioning input of the samples, such as a control video or a mask.
+
+    column: the metadata column that named its files. is_still: one image per clip, not a video. is_list: a sample can
+    have several, at most `max_items`. is_optional: samples can lack it. is_mask: one channel is meant.
+    """
+
+    column: str
+    is_still: bool
+    is_mask: bool
+    is_optional: bool
+    is_list: bool
+    max_items: int
+
+    @staticmethod
+    def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
+        """Return the input that a manifest describes. Raise IntegrityError for values that cannot be."""
+        info = MediaInfo(**value)
+        flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
+        is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
+        if not is_known or type(info.max_items) is not int or not 1 <= info.max_items <= _MAX_MEDIA_ITEMS:
+            raise IntegrityError(
+                f"media {name!r} has max_items={info.max_items!r} and flags {flags}; 1 to {_MAX_MEDIA_ITEMS} items "
+                "and true or false are allowed; copy the dataset again"
+            )
+        return info
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFiles:
+    """All files that the manifest names. The shard table names the tars and their offsets.
+
+    packets: one file per samples file, in the same order, or none. other: files for other readers, and later columns.
+    """
+
+    shards: tuple[FileInfo, ...]
+    samples: tuple[FileInfo, ...]
+    rejections: tuple[FileInfo, ...]
+    packets: tuple[FileInfo, ...] = ()
+    other: tuple[FileInfo, ...] = ()
+
+    def __iter__(self) -> Iterator[FileInfo]:
+        for group in fields(self):
+            yield from getattr(self, group.name)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def packets_of(self, samples_path: str) -> FileInfo | None:
+        """Return the packets file that belongs to a samples file, or None if the dataset has no packet index."""
+        if not self.packets:
+            return None
+        return self.packets[[file.path for file in self.samples].index(samples_path)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {group.name: [asdict(file) for file in getattr(self, group.name)] for group in fields(self)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ManifestFiles:
+        """Return the files that a manifest names. Raise DatasetError if samples and packets do not match."""
+        groups = [group.name for group in fields(ManifestFiles)]
+        files = ManifestFiles(**{name: tuple(map(FileInfo.from_json, value[name])) for name in groups})
+        if len(files.packets) not in (0, len(files.samples)):
+            raise DatasetError(
+                f"files.packets names {len(files.packets)} files and files.samples {len(files.samples)}; there must "
+                "be one for each or none; copy the dataset again"
+            )
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of input rows (`records`), of what they became, of shards, and of the bytes of all tars."""
+
+    records: int
+    samples: int
+    rejections: int
+    shards: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """SHA-256 digests that identify a dataset.
+
+    plan: of what a plan depends on. base: of the tars and the samples index. content: of these and of the columns
+    added later; equal to `base` if there are none.
+    """
+
+    plan: str
+    base: str
+    content: str
+
+    @staticmethod
+    def of(
+        buckets: Iterable[Bucket],
+        shards: Sequence[ShardInfo],
+        sample_files: Iterable[FileInfo],
+        draws: Sequence[StoredSet] = (),
+    ) -> Fingerprints:
+        """Return the fingerprints of a dataset without later columns."""
+        plan_lines = (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
+        base = base_digest((f"{shard.path} {shard.sha256}\n".encode() for shard in shards), sample_files)
+        return Fingerprints(plan_digest(buckets, plan_lines, draws), base, base)
+
+
+def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
+    """Return `Fingerprints.plan` of shards whose lines are given, any number of them at a time."""
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())
     for lines in shard_lines:
         digest.update(lines)
-    if draws is not None:
-        digest.update(f"draws {json.dumps(draws, sort_keys=True, separators=(',', ':'))}\n".encode())
+    if draws:
+        digest.update(f"draws {json.dumps(sets_to_json(draws), sort_keys=True, separators=(',', ':'))}\n".encode())
     return digest.hexdigest()
 
 
-def content_fingerprint(shards: Iterable[ShardInfo], sample_files: Iterable[FileInfo]) -> str:
-    """SHA-256 over the checksums of all shards and of the sample index."""
-    return content_digest(map(str.encode, (f"{shard.path} {shard.sha256}\n" for shard in shards)), sample_files)
-
-
-def content_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
-    """`content_fingerprint` of shards whose lines are made already, any number of them at a time."""
+def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
+    """Return `Fingerprints.base` of shards whose lines are given, any number of them at a time."""
     digest = hashlib.sha256()
     for lines in shard_lines:
         digest.update(lines)
@@ -197,168 +258,182 @@ def content_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo
     return digest.hexdigest()
 
 
-_FILE_GROUPS = {
-    "shards": "shard_files",
-    "samples": "sample_files",
-    "packets": "packet_files",
-    "rejections": "rejection_files",
-    "other": "other_files",
-}
+def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:
+    """Return `Fingerprints.content` of a dataset with these groups of later columns."""
+    if not groups:
+        return base
+    lines = [f"{file.path} {file.sha256}\n" for group in groups for file in group.files]
+    return hashlib.sha256("".join([f"{base}\n", *lines]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeClips:
+    """How native clips were encoded, and their quality: PSNR-Y in dB over all clips and per bucket."""
+
+    encoding: Mapping[str, Any]
+    quality: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A sealed dataset.
+
+    clips: "copy", "native" or "text". build: the inputs of the build, informative for readers. native: None for other
+    clips. frame_rate: the rate at which clips are read. model: the rule of the model that the buckets are for, if any.
+    media: conditioning inputs by name. draws: clips that several buckets store. columns: groups of later columns, of
+    which the last that has a column counts.
+    """
+
+    buckets: tuple[Bucket, ...]
+    clips: str
+    counts: Counts
+    files: ManifestFiles
+    fingerprints: Fingerprints
+    build: Mapping[str, Any] = field(default_factory=dict)
+    native: NativeClips | None = None
+    frame_rate: FrameRate = field(default_factory=FrameRate)
+    model: ModelRule | None = None
+    media: Mapping[str, MediaInfo] = field(default_factory=dict)
+    draws: tuple[StoredSet, ...] = ()
+    columns: tuple[ColumnGroup, ...] = ()
+
+    def bucket(self, bucket_id: str) -> Bucket:
+        """Return the bucket with this id. Raise DatasetError if the manifest does not list it."""
+        for bucket in self.buckets:
+            if bucket.id == bucket_id:
+                return bucket
+        known = ", ".join(bucket.id for bucket in self.buckets)
+        raise DatasetError(f"bucket {bucket_id!r} is not in the manifest; it lists {known}; copy the dataset again")
+
+    def with_columns(self, group: ColumnGroup) -> Manifest:
+        """Return the same dataset with one more group of columns."""
+        columns, known = (*self.columns, group), {file.path for file in self.files.other}
+        new_files = (file for file in group.files if file.path not in known)
+        content = content_digest(self.fingerprints.base, columns)
+        return replace(
+            self,
+            columns=columns,
+            files=replace(self.files, other=(*self.files.other, *new_files)),
+            fingerprints=replace(self.fingerprints, content=content),
+        )
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json: no clock, no host, keys sorted."""
-    value = {
-        **manifest.unknown,
-        "format": FORMAT,
-        "format_version": list(manifest.format_version),
-        "buckets": [bucket.to_json() for bucket in manifest.buckets],
-        "clips": manifest.clips,
-        "counts": dict(manifest.counts),
-        "files": {
-            name: [{"path": f.path, "num_bytes": f.num_bytes, "sha256": f.sha256} for f in getattr(manifest, group)]
-            for name, group in _FILE_GROUPS.items()
-            if name != "packets" or manifest.format_version >= _PACKETS_SINCE
-        },
-        "fingerprints": _fingerprints(manifest),
-        "build": dict(manifest.build),
-        **{name: dict(found) for name in _OPTIONAL if (found := getattr(manifest, name)) is not None},
-        # Reserved, so that a 1.x reader knows the names: takedowns, aligned column groups, named selections.
-        "removed": manifest.unknown.get("removed", []),
-        "sidecars": manifest.unknown.get("sidecars", []),
-        "views": manifest.unknown.get("views", []),
-    }
-    if manifest.columns:
-        value["columns"] = groups_to_json(manifest.columns)
-    if manifest.format_version >= _CHECKSUM_SINCE:
-        value[_CHECKSUM] = manifest_checksum(value)
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    """Return the bytes of manifest.json. They contain no clock, no host and no path of this machine."""
+    native = manifest.native
+    return sealed_json(
+        {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "buckets": [bucket.to_json() for bucket in manifest.buckets],
+            "clips": manifest.clips,
+            "counts": asdict(manifest.counts),
+            "files": manifest.files.to_json(),
+            "fingerprints": asdict(manifest.fingerprints),
+            "build": dict(manifest.build),
+            "native": None if native is None else asdict(native),
+            "frame_rate": manifest.frame_rate.to_json(),
+            "model": None if manifest.model is None else manifest.model.to_json(),
+            "media": {name: asdict(info) for name, info in manifest.media.items()},
+            "draws": sets_to_json(manifest.draws),
+            "columns": [group.to_json() for group in manifest.columns],
+        }
+    )
 
 
-def _fingerprints(manifest: Manifest) -> dict[str, str]:
-    if not manifest.columns:
-        return {"plan": manifest.plan_fingerprint, "content": manifest.content_fingerprint}
-    # A reader of 1.2, which knows no groups, proves `content` by the samples index alone.
-    return {
-        "plan": manifest.plan_fingerprint,
-        "content": manifest.base_fingerprint,
-        "columns": manifest.content_fingerprint,
-    }
+_FIELDS = {"format", "format_version", _CHECKSUM, *(one.name for one in fields(Manifest))}
+
+
+def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
+    """Parse and verify manifest.json. Raise DatasetError, or IntegrityError if it was damaged or edited."""
+    with naming(where):
+        value = unsealed_json(data, FORMAT, FORMAT_VERSION)
+        if unknown := sorted(set(value) - _FIELDS):
+            raise DatasetError(f"unknown field {unknown[0]!r}; update streamvid (pip install -U streamvid)")
+        files, native, model = ManifestFiles.from_json(value["files"]), value["native"], value["model"]
+        fingerprints = Fingerprints(**{name: str(digest) for name, digest in value["fingerprints"].items()})
+        columns = tuple(ColumnGroup.from_json(group, files) for group in value["columns"])
+        if fingerprints.content != content_digest(fingerprints.base, columns):
+            raise IntegrityError("fingerprints.content does not match the later columns; copy the dataset again")
+        return Manifest(
+            buckets=tuple(map(Bucket.from_json, value["buckets"])),
+            clips=str(value["clips"]),
+            counts=Counts(**{name: int(count) for name, count in value["counts"].items()}),
+            files=files,
+            fingerprints=fingerprints,
+            build=dict(value["build"]),
+            native=None if native is None else NativeClips(dict(native["encoding"]), dict(native["quality"])),
+            frame_rate=FrameRate.from_json(value["frame_rate"]),
+            model=None if model is None else ModelRule.from_json(model),
+            media={str(name): MediaInfo.from_json(name, info) for name, info in value["media"].items()},
+            draws=sets_from_json(value["draws"]),
+            columns=columns,
+        )
+
+
+def read_manifest(store: Store) -> Manifest:
+    """Return the manifest of the dataset in `store`. Raise DatasetError if there is none."""
+    remedy = f"Build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
+    return manifest_from_json(read_sealed(store, f"no dataset at {store.url}", remedy), f"{store.url}/{MANIFEST}")
+
+
+# JSON with a checksum of its own, for the manifests of datasets and of features.
+
+
+def sealed_json(value: Mapping[str, Any]) -> bytes:
+    """Return a manifest's bytes: indented JSON with sorted keys and the checksum of its content."""
+    sealed = {**value, _CHECKSUM: manifest_checksum(value)}
+    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def manifest_checksum(value: Mapping[str, Any]) -> str:
-    """SHA-256 of a manifest's content, however it is laid out: all fields but the checksum itself, as compact JSON."""
+    """Return the SHA-256 of all fields but the checksum itself, as compact JSON; layout does not matter."""
     content = {name: field for name, field in value.items() if name != _CHECKSUM}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _check_content(value: Mapping[str, Any], version: tuple[int, int], where: str) -> None:
-    stored = value.get(_CHECKSUM)
-    if stored is None and version < _CHECKSUM_SINCE:
-        return
-    if stored != manifest_checksum(value):
+def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
+    """Return the fields of a manifest whose format, version and checksum are right. Raise DatasetError."""
+    value: dict[str, Any] = json.loads(data)
+    if value.get("format") != format_name:
+        raise DatasetError(
+            f"format is {str(value.get('format'))[:40]!r}, not {format_name!r}; this is not a dataset of that format"
+        )
+    found = value["format_version"]
+    if type(found) is int and found > version:
+        raise DatasetError(
+            f"format_version {found} is newer than {version}; update streamvid (pip install -U streamvid)"
+        )
+    if value.get(_CHECKSUM) != manifest_checksum(value):
         raise IntegrityError(
-            f"{where} is damaged or was edited: its {_CHECKSUM} is {stored!r}, not that of its content; copy it again"
+            f"checksum mismatch: {_CHECKSUM} is {value.get(_CHECKSUM)!r}; the file is damaged or was edited; copy it "
+            "again"
         )
+    if type(found) is not int or found != version:
+        raise DatasetError(f"format_version {found!r}: must be {version}; copy the file again")
+    return value
 
 
-def _version(value: Mapping[str, Any], where: str) -> tuple[int, int]:
-    major, minor = (int(part) for part in value["format_version"])
-    if major > STRICT_VERSION[0]:
-        raise DatasetError(
-            f"{where}: format_version {[major, minor]} is newer than {list(STRICT_VERSION)}; "
-            "update streamvid (pip install -U streamvid)"
-        )
-    if major < 1 or minor < 0:
-        raise DatasetError(f"{where}: format_version {[major, minor]} never was; copy the manifest again")
-    return major, minor
-
-
-def _files(value: Mapping[str, Any], version: tuple[int, int], where: str) -> dict[str, tuple[FileInfo, ...]]:
-    named = value if version >= _PACKETS_SINCE else {**value, "packets": []}
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Turn the errors of parsing a manifest into DatasetErrors that name the file."""
     try:
-        files = {
-            group: tuple(FileInfo(str(f["path"]), int(f["num_bytes"]), str(f["sha256"])) for f in named[name])
-            for name, group in _FILE_GROUPS.items()
-        }
-    except StreamvidError as error:
+        yield
+    except IntegrityError as error:
+        raise IntegrityError(f"{where}: {error}") from error
+    except DatasetError as error:
         raise DatasetError(f"{where}: {error}") from error
-    num_packets, num_samples = len(files["packet_files"]), len(files["sample_files"])
-    if num_packets not in (0, num_samples):
-        raise DatasetError(
-            f"{where}: files.packets names {num_packets} files and files.samples {num_samples}; there is one for each "
-            "or none; copy it again"
-        )
-    return files
+    except (StreamvidError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        said = str(error) if isinstance(error, StreamvidError) else f"{type(error).__name__}: {error}"
+        raise DatasetError(f"{where} is damaged ({said}); copy it again or rebuild the dataset") from error
 
 
-def _columns(value: Mapping[str, Any], files: Mapping[str, tuple[FileInfo, ...]], where: str) -> dict[str, Any]:
-    """Fields of a Manifest: its groups of columns, and both fingerprints of its content."""
-    base = str(value["fingerprints"]["content"])
-    if not value.get("columns"):
-        return {"content_fingerprint": base}
-    groups = groups_from_json(value["columns"], files["sample_files"], files["other_files"], where)
-    content = columns_digest(base, groups)
-    if value["fingerprints"]["columns"] != content:
-        raise IntegrityError(f"{where}: fingerprints.columns is not that of its files; copy the manifest again")
-    return {"columns": groups, "base_fingerprint": base, "content_fingerprint": content}
-
-
-_OPTIONAL = ("encoding", "quality", "frame_rate", "model", "media", "draws")
-_KNOWN = {"format", "format_version", "buckets", "clips", "counts", "files", "fingerprints", "build", _CHECKSUM}
-_KNOWN |= {*_OPTIONAL, "columns"}
-
-
-def _optional(value: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    return None if value.get(name) is None else dict(value[name])
-
-
-def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
-    """Parse and check manifest.json. Unknown fields are kept; a newer major version is refused."""
-    try:
-        value = json.loads(data)
-        if value.get("format") != FORMAT:
-            raise DatasetError(
-                f"{where}: field format is {str(value.get('format'))[:40]!r}, not {FORMAT!r}: no streamvid dataset"
-            )
-        version = _version(value, where)
-        _check_content(value, version, where)
-        if value.get("removed"):
-            raise DatasetError(
-                f"{where}: field removed names {len(value['removed'])} samples that were taken down, and this version "
-                "would deliver them; update streamvid (pip install -U streamvid)"
-            )
-        optional: dict[str, Any] = {name: _optional(value, name) for name in _OPTIONAL}
-        files: dict[str, Any] = dict(_files(value["files"], version, where))
-        return Manifest(
-            buckets=tuple(Bucket.from_json(bucket) for bucket in value["buckets"]),
-            clips=str(value["clips"]),
-            counts={str(k): int(v) for k, v in value["counts"].items()},
-            plan_fingerprint=str(value["fingerprints"]["plan"]),
-            build=value["build"],
-            format_version=version,
-            unknown={k: v for k, v in value.items() if k not in _KNOWN},
-            **optional,
-            **files,
-            **_columns(value, files, where),
-        )
-    except ConfigError as error:  # of a bucket; it is a ValueError too
-        raise DatasetError(f"{where} is damaged ({error}); copy it again or rebuild the dataset") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DatasetError(
-            f"{where} is damaged ({type(error).__name__}: {error}); copy it again or rebuild the dataset"
-        ) from error
-
-
-def read_manifest(store: Store) -> Manifest:
-    """The manifest of the dataset in `store`; DatasetError where there is none."""
+def read_sealed(store: Store, nothing: str, remedy: str) -> bytes:
+    """Return the bytes of a manifest. Raise DatasetError, which starts with `nothing`, if there is none."""
     size = store.size(MANIFEST)
     if size is None:
-        raise DatasetError(
-            f"no dataset at {store.url}: there is no {MANIFEST}. Build one with `streamvid shard SOURCE {store.url}`, "
-            "or finish an interrupted build by running the same command again"
-        )
+        raise DatasetError(f"{nothing}: {MANIFEST} is missing. {remedy}")
     if size > MAX_MANIFEST_BYTES:
         raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; {MAX_MANIFEST_BYTES} are allowed")
-    return manifest_from_json(store.read(MANIFEST), f"{store.url}/{MANIFEST}")
+    return store.read(MANIFEST)

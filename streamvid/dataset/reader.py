@@ -11,18 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.column_groups import ColumnGroups, join, nearest
-from streamvid.dataset.draws import StoredSet, check_sets, sets_from_json, stored_clips
+from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.integrity import SamplesFile, read_packets, read_shards, read_tables
-from streamvid.dataset.manifest import (
-    Manifest,
-    ShardInfo,
-    content_digest,
-    plan_digest,
-    read_manifest,
-)
+from streamvid.dataset.manifest import Manifest, ShardInfo, base_digest, plan_digest, read_manifest
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
-from streamvid.dataset.shard_table import ShardTable, exact_sum
+from streamvid.dataset.shard_table import ShardTable, check_sets, exact_sum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store
 
@@ -46,9 +40,9 @@ class Dataset:
             store = CachedStore(store, cache, known)
         self.store = store
         self._shards: ShardTable | None = None
-        self._groups = ColumnGroups.of(self.manifest.columns, self.manifest.sample_files)
+        self._groups = ColumnGroups.of(self.manifest)
         column_files = (file for group in self.manifest.columns for file in group.files)
-        self._files = {file.path: SamplesFile(store, file) for file in (*self.manifest.sample_files, *column_files)}
+        self._files = {file.path: SamplesFile(store, file) for file in (*self.manifest.files.samples, *column_files)}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()  # over `_recent`, and never while something is read
 
@@ -60,57 +54,47 @@ class Dataset:
     def shards(self) -> ShardTable:
         """All shards, in the order that plans count them; read and proved when first asked for."""
         if self._shards is None:
-            shards = read_shards(self.store, self.manifest.shard_files)
+            shards = read_shards(self.store, self.manifest.files.shards)
             self._check_shards(shards)
             self._shards = shards
         return self._shards
 
     def _check_shards(self, shards: ShardTable) -> None:
-        manifest = self.manifest
+        manifest, stored = self.manifest, self.manifest.fingerprints
         for path in shards.index_path.names:
             if path not in self._groups.places:
                 raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
         self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
-        self._check_count("bytes", exact_sum(shards.num_bytes), "the shard table")
-        for name, stored, computed in (
-            ("plan", manifest.plan_fingerprint, plan_digest(manifest.buckets, shards.plan_lines(), manifest.draws)),
-            (
-                "content",
-                manifest.base_fingerprint or manifest.content_fingerprint,
-                content_digest(shards.content_lines(), manifest.sample_files),
-            ),
+        self._check_count("num_bytes", exact_sum(shards.num_bytes), "the shard table")
+        for name, said, found in (
+            ("plan", stored.plan, plan_digest(manifest.buckets, shards.plan_lines(), manifest.draws)),
+            ("base", stored.base, base_digest(shards.content_lines(), manifest.files.samples)),
         ):
-            if stored != computed:
+            if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the manifest's {name} fingerprint {stored} is not that of its tables ({computed}); "
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, and its tables have {found}; "
                     "copy manifest.json and index/ again, or rebuild the dataset"
                 )
-
-        check_sets(self.draws, shards, self.url)
+        check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
         """The same dataset, of the same fingerprints, as if it had one of its shards alone, whose samples a pass takes
         all of. What is counted over all shards is not to be asked of it: filters, `samples_table`."""
         view = copy.copy(self)
         view._shards = self.shards.only(shard)
-        view.manifest = replace(self.manifest, draws=None)
+        view.manifest = replace(self.manifest, draws=())
         return view
-
-    @property
-    def draws(self) -> tuple[StoredSet, ...]:
-        """The clips that several buckets store, of which a pass takes each for one at most."""
-        return sets_from_json(self.manifest.draws)
 
     @property
     def stored_clips(self) -> tuple[int, int]:
         """(clips that several buckets store, samples that these are)."""
-        if not self.draws:
+        if not self.manifest.draws:
             return 0, 0
-        return stored_clips(self.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
+        return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
 
     def _check_count(self, name: str, found: int, where: str) -> None:
-        said = self.manifest.counts.get(name, found)
+        said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
                 f"{self.url}: {where} and the manifest count different numbers of {name}, {found} and {said}; "
@@ -158,7 +142,7 @@ class Dataset:
 
         offset, num_bytes, sha256: as the samples index says.
         """
-        file = self.manifest.packet_file(shard.index_path)
+        file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
             raise self._no_place(
                 shard, f"not all of offset={offset}, bytes={num_bytes} and a checksum, of a known file"
@@ -196,7 +180,7 @@ class Dataset:
         """Columns of the samples index and their types; none where there is no sample."""
         import pyarrow as pa
 
-        files = self.manifest.sample_files
+        files = self.manifest.files.samples
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
@@ -228,11 +212,11 @@ class Dataset:
 
     def shards_table(self) -> pa.Table:
         """The shard table, a row a shard."""
-        return read_tables(self.store, self.manifest.shard_files)
+        return read_tables(self.store, self.manifest.files.shards)
 
     def samples_table(self) -> pa.Table:
         """The whole samples index, a row a sample: memory in proportion to the dataset."""
-        table = read_tables(self.store, self.manifest.sample_files)
+        table = read_tables(self.store, self.manifest.files.samples)
         self._check_count("samples", table.num_rows, "the samples index")
         parts = [table]
         for group in self.manifest.columns:
@@ -242,7 +226,7 @@ class Dataset:
 
     def rejections_table(self) -> pa.Table:
         """Input rows that are in no shard: row number, source, reason."""
-        table = read_tables(self.store, self.manifest.rejection_files)
+        table = read_tables(self.store, self.manifest.files.rejections)
         self._check_count("rejections", table.num_rows, "the table of rejections")
         return table
 

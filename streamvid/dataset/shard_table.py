@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.dataset.arrow import array_of, numbers_of, texts_of
+from streamvid.dataset.draws import StoredSet
 from streamvid.dataset.manifest import ShardInfo, shard_path
-from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.errors import DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import check_relative
 
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ _DIGEST_BYTES = 32
 _BLOCK_ROWS = 1 << 14
 _NAMES = ("bucket_id", "split", "index_path")
 _NUMBERS = {
-    "number": np.int32, "num_samples": np.int64, "num_bytes": np.int64, "offsets_num_bytes": np.int64,
-    "max_clip_bytes": np.int64, "index_row_group": np.int32,
-}  # fmt: skip
+    "number": np.int32,
+    "num_samples": np.int64,
+    "num_bytes": np.int64,
+    "offsets_num_bytes": np.int64,
+    "max_clip_bytes": np.int64,
+    "index_row_group": np.int32,
+}
 _DIGESTS = ("sha256", "offsets_sha256")
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(_NAMES, np.int32), **_NUMBERS, **dict.fromkeys(_DIGESTS, np.dtype((np.uint8, _DIGEST_BYTES))),
-}  # fmt: skip
+    **dict.fromkeys(_NAMES, np.int32),
+    **_NUMBERS,
+    **dict.fromkeys(_DIGESTS, np.dtype((np.uint8, _DIGEST_BYTES))),
+}
 _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(name, 0), "index_path": str}
 
 
@@ -113,14 +120,14 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def plan_lines(self) -> Iterator[bytes]:
-        """What `plan_fingerprint` hashes of the shards, some thousands of lines at a time."""
+        """Yield the lines that `plan_digest` hashes, some thousands at a time."""
         for rows in self._blocks():
             texts = [_taken(self.bucket_id, rows, "shard {} "), _decimals(self.number[rows])]
             texts += [" ", _taken(self.split, rows, "{}"), " ", _decimals(self.num_samples[rows]), "\n"]
             yield _joined(texts)
 
     def content_lines(self) -> Iterator[bytes]:
-        """What `content_fingerprint` hashes of the shards, some thousands of lines at a time."""
+        """Yield the lines that `base_digest` hashes, some thousands at a time."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -161,6 +168,33 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
     if shards is table:
         return np.arange(len(table), dtype=np.int64)
     return shards.rows if isinstance(shards, ShardRows) and shards.table is table else None
+
+
+def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
+    """Raise DatasetError unless each draw set has its own shards, which are alike in all its buckets."""
+    numbers: dict[str, dict[int, int]] = {}
+    for one in sets:
+        alike: list[list[tuple[int, str]]] = []
+        for bucket_id, _, first in one.buckets:
+            rows = numbers.get(bucket_id)
+            if rows is None:
+                rows = numbers[bucket_id] = _rows_by_number(shards, bucket_id)
+            taken = [rows.pop(number, None) for number in range(first, first + one.num_shards)]
+            if None in taken:
+                raise DatasetError(
+                    f"{where}: draw set {one.name} names a shard of bucket {bucket_id} that is missing or belongs to "
+                    "another set; copy the dataset again"
+                )
+            alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
+        if any(other != alike[0] for other in alike):
+            raise DatasetError(f"{where}: draw set {one.name} has other shards in each bucket; copy the dataset again")
+
+
+def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
+    """Return shard number → row in the table, for the shards of a bucket."""
+    found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
+    mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
+    return dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
 
 
 def largest_clip(shards: Sequence[ShardInfo]) -> int:

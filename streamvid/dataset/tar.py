@@ -1,28 +1,32 @@
-"""Shards as tars: written through webdataset's TarWriter, read back by offset.
+"""Shards as tars, and the files beside them that let Megatron-Energon open a dataset as it is.
 
-The rules that make one file readable by webdataset, wids and Megatron-Energon alike are in this
-folder's README.md; `write_shard` keeps them and `scan_tar` checks them, header by header.
+README.md states the rules that make one tar readable by webdataset, wids and Megatron-Energon alike. `write_shard`
+keeps them, and `scan_tar` verifies them header by header.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from streamvid.dataset.manifest import ShardInfo
 from streamvid.errors import ConfigError, IntegrityError
 
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_MEMBER_BYTES = 8 * 2**30 - 1
+ENERGON_VERSION = "7.4.1"
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _EXTENSION = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file in a tar: its name, where its data starts, and how long it is, in bytes."""
+    """One file in a tar: its name, the offset of its data, and its size in bytes."""
 
     name: str
     offset: int
@@ -42,7 +46,7 @@ class Member:
 
 
 def check_member(key: str, extension: str, num_bytes: int) -> None:
-    """Raise ConfigError for a member that some reader of WebDataset tars would lose or merge."""
+    """Raise ConfigError for a member that some readers of WebDataset tars would lose or merge."""
     name = f"{key}.{extension}"
     if not _KEY.fullmatch(key):
         raise ConfigError(f"key {key!r} is not allowed: letters, digits, '_' and '-' only (readers cut at a dot)")
@@ -57,10 +61,10 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
     """Write (key, {extension: data}) samples as an uncompressed USTAR tar; the same samples give the same bytes.
 
-    Members of a sample lie next to each other, in the order of their extensions. Raises ConfigError for a key,
-    an extension or a size that readers would not survive.
+    The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
+    a size that some readers cannot read.
     """
-    from webdataset.writer import TarWriter  # imports torch: only who writes pays for it
+    from webdataset.writer import TarWriter  # imports torch: only writers pay for it
 
     # Fixed mtime, owner and mode keep bytes equal; a float mtime would add a PAX header to every member.
     writer = TarWriter(file, user="streamvid", group="streamvid", mode=0o444, mtime=0, encoder=False, compress=False)
@@ -72,10 +76,10 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
 
 
 def scan_tar(file: BinaryIO) -> Iterator[Member]:
-    """Members of a tar, reading headers only.
+    """Yield the members of a tar, reading headers only.
 
-    Raises IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong
-    header checksum and for a tar that ends early: a damaged tar is never read as a shorter one.
+    Raise IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
+    checksum and for a tar that ends early: a damaged tar is never read as a shorter one.
     """
     offset = 0
     while True:
@@ -91,7 +95,7 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
 
 
 def parse_header(header: bytes, offset: int) -> Member:
-    """The member that a 512-byte USTAR header at `offset` describes."""
+    """Return the member that a 512-byte USTAR header at `offset` describes."""
     computed = sum(header[:148]) + 8 * 32 + sum(header[156:])
     try:
         stored = int(header[148:156].split(b"\0")[0], 8)
@@ -102,5 +106,36 @@ def parse_header(header: bytes, offset: int) -> Member:
     if header[257:262] != b"ustar" or stored != computed or num_bytes < 0:
         raise IntegrityError(f"no valid tar header at byte {offset}")
     if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0"):
-        raise IntegrityError(f"the tar member at byte {offset} is no plain file with a short name")
+        raise IntegrityError(f"the tar member at byte {offset} is not a plain file with a short name")
     return Member(name, offset + BLOCK_BYTES, num_bytes)
+
+
+def tar_index(members: Sequence[Member]) -> bytes:
+    """Return Energon's `.tar.idx`: the offset of each sample and the end of the last, as little-endian uint64."""
+    offsets: list[int] = []
+    last_key = None
+    for member in members:
+        if member.key != last_key:
+            offsets.append(member.header_offset)
+            last_key = member.key
+    end = members[-1].offset + -(-members[-1].num_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    return struct.pack(f"<{len(offsets) + 1}Q", *offsets, end)
+
+
+def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
+    """Return path → content of the three files in `.nv-meta/`; splits have the shards' names."""
+    counts: dict[str, int] = {}
+    parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for shard in shards:
+        counts[shard.path] = shard.num_samples
+        parts.setdefault(shard.split, []).append(shard.path)
+    values = {
+        ".info.json": {"energon_version": ENERGON_VERSION, "shard_counts": counts},
+        "dataset.yaml": {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"},
+        "split.yaml": {"exclude": [], "split_parts": parts},
+    }
+    # JSON is valid YAML, and no YAML library can change how it is written.
+    return {
+        f".nv-meta/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+        for name, value in values.items()
+    }

@@ -48,7 +48,7 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     num_shards = {name: len(shards) for name, shards in setup.mix.parts[0].counts.items()}
     return RunForecast(
         source=dataset.url,
-        about=DatasetFacts(dataset.manifest.plan_fingerprint, run.split, run.where, run.preset, num_shards),
+        about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, run.where, run.preset, num_shards),
         counts=counts,
         cost_classes=cost_classes(selection.costs) if run.options.sync == "cost" else None,
         costs_are_measured=run.costs is not None,
@@ -93,8 +93,7 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
     (part,) = setup.mix.parts
     total = sum(len(counts) for counts in part.counts.values())
     stride = max(1, -(-total // max_shards))
-    present = part.dataset.samples_schema.names
-    columns = [name for name in _SCANNED if name in present]
+    columns = list(_SCANNED)
     items = [(name, number) for name in part.counts for number in range(0, len(part.counts[name]), stride)]
     tables: dict[str, list[_Columns]] = {}
 

@@ -26,7 +26,7 @@ from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.model_rule import common_rule
 from streamvid.loader.view.media import Medium
 from streamvid.loader.view.text import CaptionChoice, TextOptions, TextRule, text_rule
-from streamvid.loader.view.view import ViewOptions, rate_of
+from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.mix import MixBy, exact_fraction, repeats_of_weights
@@ -172,7 +172,7 @@ class Mix:
         """What positions depend on, of each dataset, as plain JSON."""
         return [
             {
-                "plan_fingerprint": part.dataset.manifest.plan_fingerprint,
+                "plan_fingerprint": part.dataset.manifest.fingerprints.plan,
                 "where": part.filter.text if part.filter else None,
                 "num_repeats": str(repeats),
             }
@@ -280,7 +280,8 @@ def open_mix(
         common = _common_ids(own, buckets, name)
         manifest, shown = dataset.manifest, view or ViewOptions()
         shown.check(manifest.clips, own, str(dataset.url))
-        rate = rate_of(manifest.clips, manifest.frame_rate, str(dataset.url))
+        # Native clips were resampled when they were encoded.
+        rate = FrameRate() if manifest.clips == "native" else manifest.frame_rate
         parts.append(
             MixPart(
                 number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
@@ -357,7 +358,7 @@ def _draws(
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
     """The draw sets of each bucket, over those shards alone."""
-    if not dataset.draws:
+    if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()
     own = [name for name in names if name in OF_BUCKET or name.startswith(OF_BUCKET_PREFIXES)]
@@ -367,7 +368,7 @@ def _draws(
             "which draws one of them in each epoch; ask for what is the clip's own, as source_width"
         )
     numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
-    return draw_sets(dataset.draws, numbers, counts)
+    return draw_sets(dataset.manifest.draws, numbers, counts)
 
 
 def _select(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamvid.buckets.config import load_bucket_config
-from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import ConfigError
@@ -40,7 +38,7 @@ def check_datasets(rule: ModelRule, mix: Mix) -> None:
         manifest = part.dataset.manifest
         buckets = [mix.buckets[bucket_id] for bucket_id in part.shards]
         try:
-            rule.check_all(buckets, stored_rate(manifest))
+            rule.check_all(buckets, manifest.frame_rate)
         except ConfigError as error:
             raise ConfigError(f"{part.dataset.url}: {error}") from error
 
@@ -65,7 +63,7 @@ def token_rule(rule: ModelRule | None, mix: Mix) -> ModelRule | None:
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     """The rule that datasets were sealed for, of those that name one; ConfigError where their tokens differ."""
-    rules = [ModelRule.from_json(manifest.model) for manifest in manifests if manifest.model is not None]
+    rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:
         raise ConfigError(
@@ -73,12 +71,3 @@ def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
             "of a clip; say which is trained: preset='wan2.1-480p', or a ModelRule"
         )
     return rules[0] if rules else None
-
-
-def stored_rate(manifest: Manifest) -> FrameRate:
-    """The rate that a dataset's clips have when they are read."""
-    if manifest.frame_rate is not None:
-        return FrameRate.from_json(manifest.frame_rate)
-    # Before 1.3 native clips said it of their encoding, and copies were read as they are.
-    fps = (manifest.encoding or {}).get("fps")
-    return FrameRate() if fps is None else FrameRate("resample", Fraction(fps))

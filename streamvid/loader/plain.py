@@ -41,7 +41,7 @@ def with_inputs(options: Mapping[str, Any], names: Sequence[str], datasets: Sequ
     asked = dict(options)
     for name in names:
         for dataset in datasets:
-            media = dataset.manifest.media or {}
+            media = dataset.manifest.media
             if name not in media and name not in dataset.user_columns:
                 raise ConfigError(
                     f"extra_inputs names {name!r}, which {dataset.url} has not; its columns: "

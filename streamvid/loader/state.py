@@ -14,7 +14,7 @@ from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions
 
 _log = logging.getLogger(__name__)
 
-STATE_VERSION = 2
+STATE_VERSION = 1
 _CURSOR = ("epoch", "positions", "phase", "step")
 
 
@@ -39,28 +39,18 @@ def _progress(plan: EpochPlan, cursor: Cursor) -> float:
 
 
 def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, dict[str, Any]]:
-    """(cursor, progress, what it belongs to) of a state of this version or an older one, whose progress is 0.
-
-    StateError for anything else.
-    """
+    """Return (cursor, progress, what it belongs to) of a state. Raise StateError for anything else."""
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: expected the mapping that state_dict() gave")
-    version = state.get("version")
-    if version not in (1, STATE_VERSION):
-        raise StateError(
-            f"version={version!r} of the loader state; this streamvid reads versions 1 and {STATE_VERSION}"
-        )
-    if state.get("plan_version") != PLAN_VERSION:
-        raise StateError(
-            f"plan_version={state.get('plan_version')!r} in the state: its positions mean other samples here; "
-            f"must be {PLAN_VERSION}"
-        )
+    for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
+        if state.get(name) != readable:
+            raise StateError(
+                f"{name}={state.get(name)!r} in the loader state; only {readable} can be read; resume with the "
+                "streamvid that saved it, or start without the state"
+            )
     value = {name: state[name] for name in state if name not in ("version", "plan_version")}
-    if version == 1:  # of one dataset, without conditions
-        fingerprint = value.pop("plan_fingerprint", None)
-        value["datasets"] = [{"plan_fingerprint": fingerprint, "where": None, "num_repeats": "1"}]
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
-    progress = value.pop("progress", 0.0)
+    progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
         raise StateError(f"progress={progress!r} in the state: a share from 0 to 1 is allowed; it is damaged")
     return cursor, progress, value

@@ -60,6 +60,6 @@ class Cursor:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
         """Build a cursor from what `to_json` returned; StateError for anything else."""
-        if not isinstance(state, Mapping) or set(state) - {"step", "phase"} != {"epoch", "positions"}:
-            raise StateError(f"cursor={state!r}: must be an object of epoch, positions and perhaps step and phase")
-        return cls(state["epoch"], state["positions"], state.get("phase", 0), state.get("step", 0))
+        if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
+            raise StateError(f"cursor={state!r}: must have epoch, positions, step and, if not 0, phase")
+        return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamvid.dataset.interop import tar_index
 from streamvid.dataset.manifest import offsets_path
 from streamvid.dataset.packets import encode_packets
-from streamvid.dataset.tar import Member, scan_tar, write_shard
+from streamvid.dataset.tar import Member, scan_tar, tar_index, write_shard
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.clip import TEXT_EXTENSION, Clip

@@ -134,13 +134,11 @@ def report_dataset(dataset: Dataset) -> ShardReport:
     shards: dict[str, int] = {}
     for shard in dataset.shards:
         shards[shard.bucket_id] = shards.get(shard.bucket_id, 0) + 1
-        rows = dataset.samples(shard, [name for name in _COLUMNS if name in dataset.samples_schema.names]).to_pylist()
-        clips.setdefault(shard.bucket_id, []).extend(_stored_clip(row) for row in rows)
+        rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()
+        clips.setdefault(shard.bucket_id, []).extend(_Clip(*(row[name] for name in _COLUMNS)) for row in rows)
     rows = tuple(_row(dataset.manifest.bucket(name), shards[name], found) for name, found in clips.items())
-    found = ({**row, "kind": row.get("kind") or ""} for row in dataset.rejections_table().to_pylist())
-    rejections = tuple(Rejection(**row) for row in found)
-    num_records = dataset.manifest.counts.get("records", sum(row.num_samples for row in rows) + len(rejections))
-    report = _report(ALREADY_SEALED, rows, rejections, num_records, dataset.manifest.clips)
+    rejections = tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist())
+    report = _report(ALREADY_SEALED, rows, rejections, dataset.manifest.counts.records, dataset.manifest.clips)
     return replace(report, stored_clips=dataset.stored_clips)
 
 
@@ -157,18 +155,7 @@ class _Clip:
     height: int
 
 
-_COLUMNS = (
-    *("clip_bytes", "duration_seconds", "clip_width", "clip_height", "source"),
-    *("psnr_y", "source_bytes", "source_width", "source_height"),  # from 1.2 on
-)
-
-
-def _stored_clip(row: dict[str, Any]) -> _Clip:
-    facts = {name: row[name] if row.get(name) is not None else row[old] for name, old in _BEFORE.items()}
-    return _Clip(row["clip_bytes"], row["duration_seconds"], row.get("psnr_y"), row["source"], *facts.values())
-
-
-_BEFORE = {"source_bytes": "clip_bytes", "source_width": "clip_width", "source_height": "clip_height"}
+_COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes", "source_width", "source_height")
 
 
 def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:

@@ -12,33 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.model import ModelRule
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.dataset.captions import captions_to_json
-from streamvid.dataset.draws import sets_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
+    ClipEntry,
     MediaItem,
     RowGroup,
     SampleRow,
+    SourceEntry,
     TablePlace,
     encode_rejections,
     encode_samples,
     encode_shards,
     named_by_content,
 )
-from streamvid.dataset.interop import energon_files
 from streamvid.dataset.manifest import (
-    FORMAT_VERSION,
     MANIFEST,
-    STRICT_VERSION,
+    Counts,
     FileInfo,
+    Fingerprints,
     Manifest,
+    ManifestFiles,
+    MediaInfo,
+    NativeClips,
     ShardInfo,
-    content_fingerprint,
     manifest_to_json,
     offsets_path,
-    plan_fingerprint,
 )
+from streamvid.dataset.tar import energon_files
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import marker_path, packets_path, shard_sizes
@@ -99,7 +102,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
     if options.media:
         manifest = replace(manifest, media=media_facts(plan.shards, options.media))
     if options.is_native:
-        manifest = replace(manifest, encoding=options.encoding_json(), quality=_quality(plan))
+        manifest = replace(manifest, native=NativeClips(options.encoding_json(), _quality(plan)))
     put(MANIFEST, manifest_to_json(manifest))
     staging.remove()
     progress("seal", total, total)
@@ -185,27 +188,30 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
             record_key=sample.record_key,
             index=index,
             text=record.caption,
-            source=record.source,
-            clip_extension=clip.extension,
-            clip_offset=offset,
-            clip_bytes=clip.num_bytes,
-            clip_sha256=bytes.fromhex(digest),
-            text_sha256=hashlib.sha256((record.caption or "").encode()).digest(),
-            window_start=sample.window.start,
-            window_num_frames=clip.num_frames,
-            clip_width=clip.width,
-            clip_height=clip.height,
-            fps=clip.fps,
-            duration_seconds=clip.duration_seconds,
-            codec=clip.codec,
+            clip=ClipEntry(
+                extension=clip.extension,
+                offset=offset,
+                num_bytes=clip.num_bytes,
+                sha256=bytes.fromhex(digest),
+                num_frames=clip.num_frames,
+                width=clip.width,
+                height=clip.height,
+                fps=clip.fps,
+                duration_seconds=clip.duration_seconds,
+                codec=clip.codec,
+                psnr_y=clip.psnr_y,
+            ),
+            source=SourceEntry(
+                name=record.source,
+                width=probe.width,
+                height=probe.height,
+                num_bytes=record.num_bytes,
+                window_start=sample.window.start,
+                window_num_frames=sample.window.num_frames,
+                crop_fraction=None if sample.bucket.is_text else float(cropped_share(*shapes)),
+                upscale=None if sample.bucket.is_text else float(cover_scale(*shapes)),
+            ),
             columns=record.columns,
-            psnr_y=clip.psnr_y,
-            source_width=probe.width,
-            source_height=probe.height,
-            source_bytes=record.num_bytes,
-            window_source_frames=sample.window.num_frames,
-            crop_fraction=None if sample.bucket.is_text else float(cropped_share(*shapes)),
-            upscale=None if sample.bucket.is_text else float(cover_scale(*shapes)),
             captions=captions_to_json(record.captions) if record.captions else None,
             media=_media_items(sample, *of_media),
         )
@@ -247,13 +253,12 @@ def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, ro
     )
 
 
-def _frame_rate(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The rate that clips are read at: native ones were encoded at it."""
+def _frame_rate(options: Mapping[str, Any]) -> FrameRate:
+    """Return the rate at which clips are read: native clips were encoded at it."""
     fps = options.get("encoding", {}).get("fps")
     if fps is not None:
-        return FrameRate("resample", Fraction(fps)).to_json()
-    asked: Mapping[str, Any] | None = options.get("bucket_config", {}).get("frame_rate")
-    return asked
+        return FrameRate("resample", Fraction(fps))
+    return FrameRate.from_json(options.get("bucket_config", {}).get("frame_rate"))
 
 
 def _manifest(
@@ -261,37 +266,35 @@ def _manifest(
 ) -> Manifest:
     # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
-    draws = sets_to_json(plan.draws) if plan.draws else None
-    clips, frame_rate = str(plan.build["options"]["clips"]), _frame_rate(plan.build["options"])
-    is_read_otherwise = draws is not None or (frame_rate is not None and clips == "copy")
+    model = plan.build["options"].get("bucket_config", {}).get("model")
     return Manifest(
         buckets=buckets,
-        clips=clips,
-        frame_rate=frame_rate,
-        model=plan.build["options"].get("bucket_config", {}).get("model"),
-        counts={
-            "records": plan.num_records,
-            "samples": plan.num_samples,
-            "rejections": len(plan.rejections),
-            "shards": len(index.shards),
-            "bytes": sum(shard.num_bytes for shard in index.shards),
-        },
-        shard_files=(shards,),
-        sample_files=index.sample_files,
-        packet_files=index.packet_files,
-        rejection_files=(rejections,),
-        other_files=others,
-        plan_fingerprint=plan_fingerprint(buckets, index.shards, draws),
-        content_fingerprint=content_fingerprint(index.shards, index.sample_files),
+        clips=str(plan.build["options"]["clips"]),
+        counts=Counts(
+            records=plan.num_records,
+            samples=plan.num_samples,
+            rejections=len(plan.rejections),
+            shards=len(index.shards),
+            num_bytes=sum(shard.num_bytes for shard in index.shards),
+        ),
+        files=ManifestFiles(
+            shards=(shards,),
+            samples=index.sample_files,
+            rejections=(rejections,),
+            packets=index.packet_files,
+            other=others,
+        ),
+        fingerprints=Fingerprints.of(buckets, index.shards, index.sample_files, plan.draws),
         build=plan.build,
-        draws=draws,
-        format_version=STRICT_VERSION if is_read_otherwise else FORMAT_VERSION,
+        frame_rate=_frame_rate(plan.build["options"]),
+        model=None if model is None else ModelRule.from_json(model),
+        draws=tuple(plan.draws),
     )
 
 
-def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, Any]:
-    """What a reader has to know of each medium before it meets a sample; see dataset/README.md."""
-    found: dict[str, Any] = {}
+def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) -> dict[str, MediaInfo]:
+    """Return what readers need to know about each conditioning input; see dataset/README.md."""
+    found: dict[str, MediaInfo] = {}
     for column in columns:
         counts, stills, is_list = [0], [True], False
         for sample in (sample for shard in shards for sample in shard.samples):
@@ -299,14 +302,14 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
             counts.append(len(mine))
             stills += [medium.is_still for medium in mine]
             is_list = is_list or any(medium.item is not None for medium in mine)
-        found[column.name] = {
-            "column": column.column,
-            "is_list": is_list,
-            "is_mask": column.is_mask,
-            "is_optional": column.is_optional,
-            "is_still": all(stills),
-            "max_items": max(1, *counts),
-        }
+        found[column.name] = MediaInfo(
+            column=column.column,
+            is_still=all(stills),
+            is_mask=column.is_mask,
+            is_optional=column.is_optional,
+            is_list=is_list,
+            max_items=max(1, *counts),
+        )
     return found
 
 

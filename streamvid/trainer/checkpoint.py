@@ -37,7 +37,7 @@ from streamvid.trainer.metrics import METRICS_FILE
 
 _log = logging.getLogger(__name__)
 
-STATE_VERSION = 2
+STATE_VERSION = 1
 _WEIGHTS = re.compile(r"((?:step|epoch)-[0-9]+)(?:\..*)?\.safetensors")
 _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "numpy")
 
@@ -211,9 +211,9 @@ def _step_of(folder: Path) -> int:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    saved, why = _read_json(folder / "trainer.json"), "1 was of the small model alone: train anew, into another output"
+    saved = _read_json(folder / "trainer.json")
     if saved.get("version") != STATE_VERSION:
-        raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}. {why}")
+        raise StateError(f"{folder} has version {saved.get('version')!r}; only {STATE_VERSION} can be read")
     return saved
 
 

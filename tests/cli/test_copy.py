@@ -13,10 +13,11 @@ from pathlib import Path
 
 from tests.cli.conftest import files_of
 from tests.conftest import run_streamvid
-from tests.dataset.whole import DATA, flip, seal_whole
+from tests.dataset.frozen import FROZEN
+from tests.dataset.whole import flip, seal_whole
 from tests.servers import S3Server
 
-NATIVE = DATA / "dataset_v1_2"
+NATIVE = FROZEN / "native"
 
 
 def test_copy_says_what_it_did(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_what_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
     done = run_streamvid("copy", tmp_path / "source", tmp_path / "dest", env=env, check=False)
     assert done.returncode == 1 and "96x64-5f-000000.tar is damaged" in done.stderr.splitlines()[-1]
     assert done.stderr.count("error: ") == 1 and not (tmp_path / "dest" / "manifest.json").exists()
-    done = run_streamvid("copy", NATIVE, DATA / "dataset_v1_1", env=env, check=False)
+    done = run_streamvid("copy", NATIVE, FROZEN / "text", env=env, check=False)
     assert done.returncode == 1 and "another sealed dataset" in done.stderr
     done = run_streamvid("copy", NATIVE, NATIVE, env=env, check=False)
     assert done.returncode == 2 and "the same place" in done.stderr

@@ -19,9 +19,10 @@ from streamvid.forecast.run import PlannedRun
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import fit_costs
 from tests.conftest import run_streamvid
+from tests.dataset.frozen import FROZEN
 from tests.loader.conftest import build_dataset
 
-DATASET = Path(__file__).parents[1] / "data" / "dataset_v1"  # 3 samples of 96x64-5f in 3 shards, 1 of 96x64-1f
+DATASET = FROZEN / "native"  # 3 samples of 96x64-5f, 1 of 96x64-1f
 
 
 def facts(*arguments: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def test_it_says_what_the_loader_announces(tail: Any) -> None:
     with streamvid.VideoLoader(DATASET, batch_size=1, world=World(0, 2), tail=tail, num_workers=0) as loader:
         assert planned["steps"] == [len(loader)]
         announced = {report.bucket_id: report for report in loader.plan_report()}
-        assert planned["dataset"]["plan_fingerprint"] == loader.dataset.manifest.plan_fingerprint
+        assert planned["dataset"]["plan_fingerprint"] == loader.dataset.manifest.fingerprints.plan
     for row in planned["buckets"]:
         report = announced.pop(row["bucket_id"])
         assert row == dataclasses.asdict(report)

@@ -71,9 +71,9 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
 
 def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     """OPEN-SORA 11: the rule stands in the manifest, where loaders read it; without one every frame counts."""
-    assert open_dataset(tiny.dataset).manifest.frame_rate is None
+    assert open_dataset(tiny.dataset).manifest.frame_rate.fps is None
     run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS, "--fps", "30000/1001", "--fps-rule", "cap")
-    assert open_dataset(tmp_path / "ds").manifest.frame_rate == {"rule": "cap", "fps": "30000/1001"}
+    assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
     assert "fps_rule='cap' without fps" in refused.stderr

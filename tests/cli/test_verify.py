@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import run_streamvid
-from tests.dataset.whole import DATA, flip, seal_whole
+from tests.dataset.frozen import FROZEN
+from tests.dataset.whole import flip, seal_whole
 from tests.servers import S3Server
 
-NATIVE = DATA / "dataset_v1_2"
+NATIVE = FROZEN / "native"
 TAR = "shards/96x64-5f/96x64-5f-000000.tar"
 
 

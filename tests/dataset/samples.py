@@ -10,8 +10,10 @@ from typing import Any
 
 from streamvid.buckets import Bucket
 from streamvid.dataset.index import (
+    ClipEntry,
     RowGroup,
     SampleRow,
+    SourceEntry,
     encode_rejections,
     encode_samples,
     encode_shards,
@@ -19,11 +21,12 @@ from streamvid.dataset.index import (
 )
 from streamvid.dataset.manifest import (
     MANIFEST,
+    Counts,
+    Fingerprints,
     Manifest,
+    ManifestFiles,
     ShardInfo,
-    content_fingerprint,
     manifest_to_json,
-    plan_fingerprint,
 )
 from streamvid.dataset.tar import write_shard
 from streamvid.storage import LocalStore
@@ -31,10 +34,14 @@ from streamvid.storage import LocalStore
 BUCKETS = (Bucket(9, 64, 96), Bucket(16, 192, 336, "256px", "16:9"))
 USER_TYPES = {"score": "double", "tag": "string"}
 ROW = SampleRow(
-    key="a-0", record_key="a", index=0, text="words", source="a.mp4", clip_extension="mp4", clip_offset=512,
-    clip_bytes=3, clip_sha256=bytes(32), text_sha256=bytes(32), window_start=0, window_num_frames=9, clip_width=96,
-    clip_height=64, fps=24.0, duration_seconds=0.375, codec="h264", columns={"score": 0.5, "tag": None},
-)  # fmt: skip
+    key="a-0",
+    record_key="a",
+    index=0,
+    text="words",
+    clip=ClipEntry("mp4", 512, 3, bytes(32), 9, 96, 64, 24.0, 0.375, "h264"),
+    source=SourceEntry("a.mp4", 96, 64, 3, 0, 9),
+    columns={"score": 0.5, "tag": None},
+)
 
 
 def rows(count: int) -> list[SampleRow]:
@@ -55,7 +62,10 @@ def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index
 
 
 def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Manifest:
-    """Seal shards of these sample counts, the last of them in the second bucket; changes are the manifest's fields."""
+    """Seal shards of these sample counts, the last in the second bucket, with changes to the manifest's fields.
+
+    A change of `counts`, `files` or `fingerprints` is a mapping of the fields in it that change.
+    """
     store = LocalStore(root)
     places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
     groups = [RowGroup(bucket.id, n, "train", rows(count)) for (bucket, n), count in zip(places, counts, strict=True)]
@@ -66,21 +76,20 @@ def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Man
         data = tar_bytes([(f"a-{i}", {"mp4": b"mp4", "txt": b""}) for i in range(count)])
         shards.append(shard_info(bucket, number, count, data, samples.path, group))
         store.put(shards[-1].path, data)
-    shard_data, rejection_data = encode_shards(shards), encode_rejections([(7, "b.mp4", "no video")])
+    shard_data, rejection_data = encode_shards(shards), encode_rejections([(7, "b.mp4", "no video", "not-media")])
     files = named_by_content("shards", 0, shard_data), named_by_content("rejections", 0, rejection_data)
     manifest = Manifest(
         buckets=BUCKETS,
         clips="copy",
-        counts={"samples": sum(counts), "records": sum(counts) + 1, "rejections": 1},
-        shard_files=(files[0],),
-        sample_files=(samples,),
-        rejection_files=(files[1],),
-        other_files=(),
-        plan_fingerprint=plan_fingerprint(BUCKETS, shards),
-        content_fingerprint=content_fingerprint(shards, (samples,)),
+        counts=Counts(sum(counts) + 1, sum(counts), 1, len(shards), sum(shard.num_bytes for shard in shards)),
+        files=ManifestFiles((files[0],), (samples,), (files[1],)),
+        fingerprints=Fingerprints.of(BUCKETS, shards, (samples,)),
         build={"options": {"seed": 0}},
     )
-    manifest = replace(manifest, **{name.removeprefix("manifest_"): value for name, value in changes.items()})
+    for name in ("counts", "files", "fingerprints"):
+        if (nested := changes.pop(f"manifest_{name}", None)) is not None:
+            changes[name] = replace(getattr(manifest, name), **nested)
+    manifest = replace(manifest, **changes)
     for file, data in ((samples, sample_data), (files[0], shard_data), (files[1], rejection_data)):
         store.put(file.path, data)
     store.put(MANIFEST, manifest_to_json(manifest))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,10 @@ import pytest
 import streamvid
 from streamvid.dataset.annotate.annotate import LOCK
 from streamvid.dataset.filter.filter import count_matches, parse_filter
-from streamvid.dataset.manifest import MANIFEST, columns_digest, manifest_checksum
+from streamvid.dataset.manifest import MANIFEST, content_digest, manifest_checksum
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, SourceError
-from tests.dataset.whole import DATA, flip, seal_whole
+from tests.dataset.frozen import DATASETS, FROZEN
+from tests.dataset.whole import flip, seal_whole
 from tests.servers import S3Env, S3Server
 
 KEYS = [f"s{shard}-{index}" for shard in range(6) for index in range(3)]
@@ -78,8 +80,8 @@ def test_columns_of_every_format_stand_beside_the_samples(root: Path, tmp_path: 
         path: data for path, data in before.items() if path != MANIFEST
     }
     assert [path for path in after if path not in before] == [file.path for file in dataset.manifest.columns[0].files]
-    assert dataset.manifest.plan_fingerprint == old.plan_fingerprint
-    assert dataset.manifest.content_fingerprint == report.content_fingerprint != old.content_fingerprint
+    assert dataset.manifest.fingerprints.plan == old.fingerprints.plan
+    assert dataset.manifest.fingerprints.content == report.content_fingerprint != old.fingerprints.content
     types = {name: str(dataset.samples_schema.field(f"user.{name}").type) for name in ROWS[0] if name != "key"}
     assert types == {"motion": "double", "people": "int64", "is_day": "bool", "place": "string"}
     assert set(dataset.user_columns) >= set(types) and dataset.is_numeric("user.motion")
@@ -220,28 +222,30 @@ def test_counts_of_a_filter_are_those_of_the_values_now(root: Path, tmp_path: Pa
     assert counted() == 4
 
 
-def test_older_readers_see_what_was_there_before(root: Path, tmp_path: Path) -> None:
-    """Format: fields that a reader of 1.2 proves are as they were, and it copies and verifies the new files."""
+def test_the_sealed_index_stays_as_it_was(root: Path, tmp_path: Path) -> None:
+    """SHARD-2: the manifest names the new files, and the fingerprints of plan and base are the same."""
     before = json.loads((root / MANIFEST).read_bytes())
     streamvid.annotate(root, write(tmp_path / "a.csv", ROWS))
     after = json.loads((root / MANIFEST).read_bytes())
-    assert after["fingerprints"]["content"] == before["fingerprints"]["content"]
-    assert after["files"]["samples"] == before["files"]["samples"] and after["format_version"] == [1, 3]
+    assert after["fingerprints"] | {"content": ""} == before["fingerprints"] | {"content": ""}
+    assert after["fingerprints"]["content"] != before["fingerprints"]["content"]
+    assert after["files"]["samples"] == before["files"]["samples"]
     (group,) = after["columns"]
     assert set(group["files"]) <= {file["path"] for file in after["files"]["other"]}
     assert after["manifest_sha256"] == manifest_checksum(after)
 
 
-@pytest.mark.parametrize("version", ["dataset_v1", "dataset_v1_1", "dataset_v1_2"])
-def test_datasets_of_every_version_can_be_annotated(tmp_path: Path, version: str) -> None:
-    import shutil
-
-    shutil.copytree(DATA / version, tmp_path / "dataset")
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_kind_of_dataset_can_be_annotated(tmp_path: Path, name: str) -> None:
+    shutil.copytree(FROZEN / name, tmp_path / "dataset")
     root = tmp_path / "dataset"
-    keys = list(rows_of(root))
-    streamvid.annotate(root, write(tmp_path / "a.csv", [{"key": keys[0], "motion": 3, "t": "new"}]), caption_column="t")
     rows = rows_of(root)
-    assert (rows[keys[0]]["user.motion"], rows[keys[0]]["text"], rows[keys[1]]["user.motion"]) == (3, "new", None)
+    first = next(iter(rows))
+    changes = [{"source": rows[first]["source"], "speed": 3, "t": "new"}]
+    streamvid.annotate(root, write(tmp_path / "a.csv", changes), caption_column="t")
+    rows = rows_of(root)
+    assert (rows[first]["user.speed"], rows[first]["text"]) == (3, "new")
+    assert None in {row["user.speed"] for row in rows.values()}
     assert streamvid.verify_dataset(root, deep=True).is_right
 
 
@@ -295,11 +299,11 @@ def test_a_file_of_other_rows_is_found(root: Path, tmp_path: Path) -> None:
     value["columns"][0]["files"] = [name]
     value["files"]["other"] = [f for f in value["files"]["other"] if "columns-" not in f["path"]]
     value["files"]["other"].append({"path": name, "num_bytes": len(data), "sha256": digest})
-    base = f"{value['fingerprints']['content']}\n{name} {digest}\n"
-    value["fingerprints"]["columns"] = hashlib.sha256(base.encode()).hexdigest()
+    base = f"{value['fingerprints']['base']}\n{name} {digest}\n"
+    value["fingerprints"]["content"] = hashlib.sha256(base.encode()).hexdigest()
     value["manifest_sha256"] = manifest_checksum(value)
     (root / MANIFEST).write_text(json.dumps(value))
-    assert streamvid.open_dataset(root).manifest.content_fingerprint == value["fingerprints"]["columns"]
+    assert streamvid.open_dataset(root).manifest.fingerprints.content == value["fingerprints"]["content"]
     report = streamvid.verify_dataset(root, deep=True)
     assert {(p.path, p.what) for p in report.problems} == {(name, "content")}
     assert sorted(key for p in report.problems for key in p.keys) == KEYS[:6]
@@ -420,7 +424,7 @@ def test_a_manifest_with_wrong_groups_is_refused(root: Path, tmp_path: Path) -> 
         value = json.loads(json.dumps(whole))
         value["columns"][0] |= change
         if change == {"files": []}:
-            value["fingerprints"]["columns"] = columns_digest(value["fingerprints"]["content"], ())
+            value["fingerprints"]["content"] = content_digest(value["fingerprints"]["content"], ())
         value["manifest_sha256"] = manifest_checksum(value)
         (root / MANIFEST).write_text(json.dumps(value))
         with pytest.raises(DatasetError, match=re.escape(str(root))):

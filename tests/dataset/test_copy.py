@@ -24,24 +24,25 @@ from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
 from streamvid.storage import LocalStore, open_store
 from tests.clips import ROOT
+from tests.dataset.frozen import DATASETS, FROZEN
 from tests.dataset.test_verify import tars, tree_of
-from tests.dataset.whole import DATA, Watched, flip, seal_whole
+from tests.dataset.whole import Watched, flip, seal_whole
 from tests.servers import Rgw, S3Server
 from tools.fault_proxy import FaultProxy
 
-NATIVE = DATA / "dataset_v1_2"
+NATIVE = FROZEN / "native"
 FILES = sorted(tree_of(NATIVE))
 
 
-@pytest.mark.parametrize("name", ["dataset_v1", "dataset_v1_1", "dataset_v1_2"])
+@pytest.mark.parametrize("name", DATASETS)
 def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
     """Of every version of the format; a second time nothing is copied, and nothing is left behind."""
-    report = copy_dataset(DATA / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
-    tree = tree_of(DATA / name)
+    report = copy_dataset(FROZEN / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
+    tree = tree_of(FROZEN / name)
     assert tree_of(tmp_path / "to" / "dataset") == tree
     assert (report.state, report.num_files, report.num_copied, report.num_kept) == ("copied", len(tree), len(tree), 0)
     assert report.num_bytes == report.num_bytes_copied == sum(map(len, tree.values()))
-    again = copy_dataset(DATA / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
+    again = copy_dataset(FROZEN / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
     assert (again.state, again.num_copied, again.num_kept) == ("already there", 0, len(tree))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "to"]
     assert not list((tmp_path / "journal").iterdir())

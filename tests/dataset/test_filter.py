@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from streamvid.dataset.filter.count_cache import CountCache
 from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.index import RowGroup, encode_samples, named_by_content
-from streamvid.dataset.manifest import content_fingerprint, manifest_to_json, plan_fingerprint
+from streamvid.dataset.manifest import Fingerprints, manifest_to_json
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import LocalStore
@@ -57,9 +57,10 @@ def dataset_of(root: Path, values: list[dict[str, Any]], types: dict[str, str]) 
     shard_file = named_by_content("shards", 0, table)
     store.put(shard_file.path, table)
     changed = replace(
-        manifest, sample_files=(samples,), shard_files=(shard_file,),
-        plan_fingerprint=plan_fingerprint(BUCKETS, shards), content_fingerprint=content_fingerprint(shards, (samples,)),
-    )  # fmt: skip
+        manifest,
+        files=replace(manifest.files, samples=(samples,), shards=(shard_file,)),
+        fingerprints=Fingerprints.of(BUCKETS, shards, (samples,)),
+    )
     store.put("manifest.json", manifest_to_json(changed))
     return open_dataset(root)
 
@@ -353,7 +354,7 @@ def test_counts_of_any_shards_come_from_one_scan(counted: Dataset, tmp_path: Pat
     shards = counted.shards
     counts = count_matches(counted, shards[:2], parsed, tmp_path / "cache")
     assert counts.dtype == np.int64 and counts.tolist() == [3, 4]
-    for file in counted.manifest.sample_files:
+    for file in counted.manifest.files.samples:
         (counted.store.root / file.path).unlink()  # type: ignore[attr-defined]
     assert count_matches(counted, (shards[2], shards[0]), parsed, tmp_path / "cache").tolist() == [1, 3]
     assert count_matches(counted, (), parsed, tmp_path / "cache").tolist() == []
@@ -432,7 +433,7 @@ print(count_matches(dataset, dataset.shards, parse_filter("score >= 1", dataset)
 def test_processes_that_start_together_scan_once(counted: Dataset, tmp_path: Path) -> None:
     """PLAN-6: ranks of one machine; whoever held the lock and was killed frees it."""
     parsed = parse_filter("score >= 1", counted)
-    cache = CountCache.of(tmp_path / "cache", counted.manifest.content_fingerprint, parsed.text)
+    cache = CountCache.of(tmp_path / "cache", counted.manifest.fingerprints.content, parsed.text)
     hold = [sys.executable, "-c", HOLD, str(cache.path), cache.header.decode()]
     holder = subprocess.Popen(hold, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "holds\n"

@@ -1,126 +1,117 @@
-"""Datasets and states of the past: what was sealed and saved once loads for ever, and means the same.
-
-tests/data/README.md says how the frozen files were made. Do not make them anew to get a test to pass.
-"""
+"""Datasets and features of format 1, sealed once: they load for ever, and mean the same (see frozen.py)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import streamvid
-from streamvid.dataset.manifest import content_fingerprint, offsets_path, plan_fingerprint
+from streamvid.dataset.features.sidecar import open_sidecar
+from streamvid.dataset.manifest import Fingerprints, manifest_to_json, offsets_path
 from streamvid.dataset.tar import scan_tar
-from tests.clips import corpus_tool
-
-DATA = Path(__file__).resolve().parent.parent / "data"
-ROOT = DATA / "dataset_v1"
-EXPECTED: dict[str, Any] = json.loads((DATA / "dataset_v1_expected.json").read_text())
-STATE: dict[str, Any] = json.loads((DATA / "dataset_v1_state.json").read_text())
-STATE_V2: dict[str, Any] = json.loads((DATA / "dataset_v1_state_v2.json").read_text())
-BATCHES_BEFORE_STATE = 5
+from tests.dataset.frozen import (
+    BATCHES_BEFORE_STATE,
+    DATASETS,
+    EXPECTED,
+    FROZEN,
+    decoded_batches,
+    facts,
+    features,
+    loader,
+    plain,
+    state_after,
+    stored_batches,
+)
 
 
 @pytest.fixture(scope="module")
-def dataset() -> streamvid.Dataset:
-    return streamvid.open_dataset(ROOT)
+def expected() -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(EXPECTED.read_text())
+    return value
 
 
-def loader(**options: Any) -> streamvid.VideoLoader:
-    return streamvid.VideoLoader(ROOT, batch_size=1, num_epochs=3, num_workers=0, **options)
+@pytest.mark.parametrize("name", DATASETS)
+def test_manifest_index_and_packets(name: str, expected: dict[str, Any]) -> None:
+    """SHARD-2: the fields of the manifest, every row of the index, and every packet."""
+    assert facts(name) == expected["facts"][name]
+    assert streamvid.verify_dataset(FROZEN / name, deep=True).is_right
 
 
-def keys_of(loader: streamvid.VideoLoader) -> list[str]:
-    with loader:
-        return [key for batch in loader for key in batch.sample_keys]
-
-
-def test_manifest(dataset: streamvid.Dataset) -> None:
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_manifest_is_written_as_it_was(name: str) -> None:
+    dataset = streamvid.open_dataset(FROZEN / name)
     manifest = dataset.manifest
-    assert manifest.format_version == (1, 0) and manifest.clips == "copy"
-    assert [bucket.id for bucket in manifest.buckets] == EXPECTED["buckets"]
-    assert dict(manifest.counts) == EXPECTED["counts"]
-    assert manifest.build["options"]["val_fraction"] == 0.3
-    for file in manifest.files:
-        data = (ROOT / file.path).read_bytes()
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.num_bytes, file.sha256)
+    assert manifest_to_json(manifest) == (FROZEN / name / "manifest.json").read_bytes()
+    found = Fingerprints.of(manifest.buckets, dataset.shards, manifest.files.samples, manifest.draws)
+    assert (found.plan, found.base) == (manifest.fingerprints.plan, manifest.fingerprints.base)
 
 
-def test_fingerprints_are_computed_as_they_were(dataset: streamvid.Dataset) -> None:
-    manifest = dataset.manifest
-    assert manifest.plan_fingerprint == EXPECTED["plan_fingerprint"]
-    assert plan_fingerprint(manifest.buckets, dataset.shards) == EXPECTED["plan_fingerprint"]
-    assert manifest.content_fingerprint == EXPECTED["content_fingerprint"]
-    assert content_fingerprint(dataset.shards, manifest.sample_files) == EXPECTED["content_fingerprint"]
-
-
-def test_rows(dataset: streamvid.Dataset) -> None:
-    rows = dataset.samples_table().to_pylist()
-    found = [{name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()} for row in rows]
-    assert found == EXPECTED["samples"]
-    assert dataset.user_columns == ("score", "place", "year")
-    assert [[r["row"], r["source"]] for r in dataset.rejections_table().to_pylist()] == EXPECTED["rejections"]
-
-
-def test_tars(dataset: streamvid.Dataset) -> None:
-    """Every shard is the bytes it was, and the index finds in it the clip and caption of each sample."""
-    assert {s.path: [s.split, s.num_samples, s.sha256] for s in dataset.shards} == EXPECTED["shards"]
+@pytest.mark.parametrize("name", DATASETS)
+def test_tars_hold_what_the_index_says(name: str) -> None:
+    dataset = streamvid.open_dataset(FROZEN / name)
     for shard in dataset.shards:
-        data = (ROOT / shard.path).read_bytes()
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (shard.num_bytes, shard.sha256)
-        assert hashlib.sha256((ROOT / offsets_path(shard.path)).read_bytes()).hexdigest() == shard.offsets_sha256
-        with (ROOT / shard.path).open("rb") as file:
+        data = (FROZEN / name / shard.path).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == shard.sha256
+        offsets = (FROZEN / name / offsets_path(shard.path)).read_bytes()
+        assert hashlib.sha256(offsets).hexdigest() == shard.offsets_sha256
+        with (FROZEN / name / shard.path).open("rb") as file:
             members = {(m.key, m.extension): data[m.offset : m.offset + m.num_bytes] for m in scan_tar(file)}
         for row in dataset.samples(shard).to_pylist():
             clip = data[row["clip_offset"] : row["clip_offset"] + row["clip_bytes"]]
             assert clip == members[row["key"], row["clip_extension"]]
             assert hashlib.sha256(clip).digest() == row["clip_sha256"]
-            assert members[row["key"], "txt"].decode() == (row["text"] or "")
 
 
-def test_order_and_windows_of_three_epochs() -> None:
-    """PLAN-1 and SAMPLE-1: the same samples in the same order, and of each clip the same frames, for ever."""
-    keys, first_frames = [], []
-    with loader(columns=("year", "place")) as batches:
+def test_the_copy_holds_what_it_should(expected: dict[str, Any]) -> None:
+    """What makes this dataset worth freezing is in it."""
+    manifest, samples = expected["facts"]["copy"]["manifest"], expected["facts"]["copy"]["samples"]
+    assert manifest["draws"] and manifest["columns"] and manifest["frame_rate"]["fps"] == "12"
+    assert set(manifest["media"]) == {"control", "matte"}
+    assert {row["bucket_id"].split("-")[1] for row in samples} == {"1f", "5f", "9f"}
+    assert any(row["captions"] for row in samples) and any(row["user.motion"] for row in samples)
+    assert {row["kind"] for row in expected["facts"]["copy"]["rejections"]} == {"not-media", "missing-file", "where"}
+    assert sum(one is not None for one in expected["facts"]["native"]["packets"].values()) == 3
+    assert {row["split"] for row in expected["facts"]["text"]["shards"]} == {"train", "val"}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_batches_of_three_epochs(name: str, expected: dict[str, Any]) -> None:
+    """PLAN-1, SAMPLE-1, SAMPLE-2: draws, order, captions, windows, rates and stored bytes."""
+    assert plain(stored_batches(name)) == expected["batches"][name]
+
+
+def test_decoded_pictures(expected: dict[str, Any]) -> None:
+    """YUV-1: H.264 decodes to the same planes everywhere, and integer arithmetic makes RGB of them."""
+    assert plain(decoded_batches()) == expected["decoded"]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_saved_state_resumes(name: str, expected: dict[str, Any]) -> None:
+    """PLAN-5: it is saved as it was, and the remaining batches are those of the uninterrupted run."""
+    state = expected["states"][name]
+    assert plain(state_after(name, BATCHES_BEFORE_STATE)) == state
+    with loader(name) as batches:
+        batches.load_state_dict(state)
+        remaining = [[batch.bucket.id, batch.sample_keys] for batch in batches]
+    assert remaining == [batch[:2] for batch in expected["batches"][name][BATCHES_BEFORE_STATE:]]
+
+
+def test_conditioning_inputs_and_later_columns() -> None:
+    """Each control video has its clip's shape; a mask has one channel; later values are delivered."""
+    asked = {"columns": ("motion", "aesthetic"), "media": ("control", "matte")}
+    with loader("copy", decode=True, num_epochs=1, **asked) as batches:
         for batch in batches:
-            keys += batch.sample_keys
-            numbers = [read_number(picture) for picture in batch.video[0].permute(1, 2, 3, 0).numpy()]
-            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-            first_frames.append(numbers[0])
-            (row,) = (row for row in EXPECTED["samples"] if row["key"] == batch.sample_keys[0])
-            assert (batch.text[0] or None, batch.place[0]) == (row["text"], row["user.place"])
-    assert hashlib.sha256("\n".join(keys).encode()).hexdigest() == EXPECTED["keys_sha256"]
-    assert keys == EXPECTED["keys"]
-    assert first_frames == EXPECTED["first_frames"]
+            assert batch.media["control"].shape == batch.video.shape
+            assert batch.media["matte"].shape == (1, 1, *batch.video.shape[2:])
+            has_control = batch.text != ["alone"]
+            assert batch.media_present["control"].tolist() == [has_control]
+            later = {"a later caption": (1.5, 4.0), "alone": (3.5, 9.0)}.get(batch.text[0])
+            assert later is None or (batch.motion.item(), batch.aesthetic.item()) == later
 
 
-def read_number(picture: Any) -> int:
-    number = corpus_tool().read_number(picture)
-    assert number is not None
-    return int(number)
-
-
-def test_order_of_two_ranks() -> None:
-    """PLAN-1, with repeats by tail="pad"."""
-    found = [keys_of(loader(tail="pad", world=streamvid.World(rank, 2))) for rank in range(2)]
-    assert found == EXPECTED["keys_of_two_padded_ranks"]
-
-
-@pytest.mark.parametrize("state", [STATE, STATE_V2], ids=["version 1", "version 2"])
-def test_a_saved_state_goes_on(state: dict[str, Any]) -> None:
-    """PLAN-5 over versions: a checkpoint of the past goes on with the batches that would have come then."""
-    resumed = loader()
-    resumed.load_state_dict(state)
-    assert keys_of(resumed) == EXPECTED["keys"][BATCHES_BEFORE_STATE:]
-
-
-def test_a_state_is_saved_as_it_was() -> None:
-    with loader() as batches:
-        iterator = iter(batches)
-        for _ in range(BATCHES_BEFORE_STATE):
-            next(iterator)
-        assert batches.state_dict() == STATE_V2
+def test_features_are_what_they_were(expected: dict[str, Any]) -> None:
+    assert plain(features()) == expected["features"]
+    open_sidecar(FROZEN / "features").check_base(streamvid.open_dataset(FROZEN / "native"))

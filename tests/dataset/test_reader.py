@@ -32,7 +32,9 @@ def test_shards_samples_and_rejections(tmp_path: Path) -> None:
     assert table.to_pydict() == {"key": ["a-0", "a-1", "a-2"], "shard": [1, 1, 1], "user.score": [0.0, 1.0, 2.0]}
     assert dataset.samples_table().num_rows == 6
     assert dataset.shards_table().num_rows == 3
-    assert dataset.rejections_table().to_pylist() == [{"row": 7, "source": "b.mp4", "reason": "no video", "kind": None}]
+    assert dataset.rejections_table().to_pylist() == [
+        {"row": 7, "source": "b.mp4", "reason": "no video", "kind": "not-media"}
+    ]
     assert dataset.url == str(tmp_path)
 
 
@@ -118,7 +120,7 @@ def test_a_sealed_file_full_of_noise_is_an_error_that_names_it(tmp_path: Path, n
 def test_every_wrong_byte_of_the_samples_index_is_found_before_a_row_is_read(tmp_path: Path) -> None:
     """FETCH-1: what is not proved decides no caption, key or window."""
     manifest = seal(tmp_path)
-    path = tmp_path / manifest.sample_files[0].path
+    path = tmp_path / manifest.files.samples[0].path
     data = path.read_bytes()
     for place in range(0, len(data), 31):
         path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
@@ -132,7 +134,7 @@ def test_bytes_that_rot_after_the_proof_are_found_by_the_page(tmp_path: Path) ->
     manifest = seal(tmp_path, (400, 400))
     dataset = open_dataset(tmp_path)
     right = dataset.samples(dataset.shards[1])
-    path = tmp_path / manifest.sample_files[0].path
+    path = tmp_path / manifest.files.samples[0].path
     data, found = path.read_bytes(), 0
     for place in range(4, len(data) * 3 // 4, 61):
         path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
@@ -146,17 +148,18 @@ def test_bytes_that_rot_after_the_proof_are_found_by_the_page(tmp_path: Path) ->
 
 def test_footers_that_were_let_go_are_read_again(tmp_path: Path) -> None:
     manifest = seal(tmp_path)
-    file = SamplesFile(LocalStore(tmp_path), manifest.sample_files[0])
+    file = SamplesFile(LocalStore(tmp_path), manifest.files.samples[0])
     first = file.rows(1, ["key"])
     file.forget()
     assert file.rows(1, ["key"]).equals(first)
 
 
-@pytest.mark.parametrize("name", ["plan_fingerprint", "content_fingerprint"])
+@pytest.mark.parametrize("name", ["plan", "base"])
 def test_fingerprints_are_proved_by_the_tables(tmp_path: Path, name: str) -> None:
-    """PLAN-1: what a state is bound to is what the plan is made of; in datasets of 1.0, which have no other proof, too."""
-    seal(tmp_path, **{name: "0" * 64}, format_version=(1, 0))
-    with pytest.raises(IntegrityError, match=f"{name.split('_', maxsplit=1)[0]} fingerprint 0000"):
+    """PLAN-1: the fingerprint that a state is bound to is that of the tables."""
+    zeros = {"plan": {"plan": "0" * 64}, "base": {"base": "0" * 64, "content": "0" * 64}}
+    seal(tmp_path, manifest_fingerprints=zeros[name])
+    with pytest.raises(IntegrityError, match=f"the {name} fingerprint in the manifest is 0000"):
         _ = open_dataset(tmp_path).shards
 
 
@@ -164,14 +167,14 @@ def test_fingerprints_are_proved_by_the_tables(tmp_path: Path, name: str) -> Non
     ("name", "read"),
     [
         ("shards", lambda dataset: dataset.shards),
-        ("bytes", lambda dataset: dataset.shards),
+        ("num_bytes", lambda dataset: dataset.shards),
         ("rejections", lambda dataset: dataset.rejections_table()),
     ],
 )
 def test_counts_are_proved_by_the_tables(tmp_path: Path, name: str, read: Callable[[Dataset], object]) -> None:
     """SHARD-3."""
     manifest = seal(tmp_path)
-    changed = replace(manifest, counts={**manifest.counts, name: 77})
+    changed = replace(manifest, counts=replace(manifest.counts, **{name: 77}))
     LocalStore(tmp_path).put("manifest.json", manifest_to_json(changed))
     with pytest.raises(IntegrityError, match=f"count different numbers of {name}, [0-9]+ and 77"):
         read(open_dataset(tmp_path))
@@ -184,7 +187,7 @@ def test_a_manifest_that_counts_otherwise_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_shard_table_that_names_another_file(tmp_path: Path) -> None:
-    seal(tmp_path, sample_files=())
+    seal(tmp_path, manifest_files={"samples": ()})
     with pytest.raises(DatasetError, match="which the manifest does not"):
         _ = open_dataset(tmp_path).shards
 

@@ -23,14 +23,15 @@ from streamvid.dataset.index import SHARD_TYPES, encode_shards, named_by_content
 from streamvid.dataset.integrity import read_shards
 from streamvid.dataset.manifest import (
     MANIFEST,
+    Counts,
     FileInfo,
+    Fingerprints,
     Manifest,
+    ManifestFiles,
     ShardInfo,
-    content_digest,
-    content_fingerprint,
+    base_digest,
     manifest_to_json,
     plan_digest,
-    plan_fingerprint,
 )
 from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, largest_clip, rows_of
@@ -69,8 +70,9 @@ def test_the_table_is_the_rows(shards: list[ShardInfo]) -> None:
     """PLAN-1: every row and both fingerprints, to the bit, whatever texts and numbers the table holds."""
     table = columns_of(shards)
     assert list(table) == shards and len(table) == len(shards)
-    assert plan_digest([BUCKET], table.plan_lines()) == plan_fingerprint([BUCKET], shards)
-    assert content_digest(table.content_lines(), SAMPLES) == content_fingerprint(shards, SAMPLES)
+    prints = Fingerprints.of([BUCKET], shards, SAMPLES)
+    assert plan_digest([BUCKET], table.plan_lines()) == prints.plan
+    assert base_digest(table.content_lines(), SAMPLES) == prints.base
     assert exact_sum(table.num_bytes) == sum(shard.num_bytes for shard in shards)
     assert largest_clip(table[:]) == max([0, *(shard.max_clip_bytes for shard in shards)])
 
@@ -118,8 +120,9 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
         store.put(files[-1].path, data)
     table = read_shards(store, files)
     assert len(table) == len(shards) and list(table[::997]) == shards[::997]
-    assert plan_digest([BUCKET], table.plan_lines()) == plan_fingerprint([BUCKET], shards)
-    assert content_digest(table.content_lines(), SAMPLES) == content_fingerprint(shards, SAMPLES)
+    prints = Fingerprints.of([BUCKET], shards, SAMPLES)
+    assert plan_digest([BUCKET], table.plan_lines()) == prints.plan
+    assert base_digest(table.content_lines(), SAMPLES) == prints.base
 
 
 @pytest.mark.parametrize(
@@ -168,7 +171,7 @@ def test_tables_of_other_columns_are_errors_with_rows_and_without(tmp_path: Path
 def test_every_wrong_byte_of_the_shard_table_is_found_before_a_row_is_made(tmp_path: Path) -> None:
     """PLAN-1: what is not proved decides no plan."""
     manifest = seal(tmp_path)
-    path = tmp_path / manifest.shard_files[0].path
+    path = tmp_path / manifest.files.shards[0].path
     data = path.read_bytes()
     for place in range(0, len(data), 17):
         path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
@@ -234,8 +237,10 @@ def test_opening_takes_memory_by_the_table_and_little_of_it(tmp_path: Path) -> N
     shards = read_shards(LocalStore(tmp_path), [file])
     kept = sum(value.nbytes for value in vars(shards).values() if isinstance(value, np.ndarray))
     assert kept < 110 * count
-    prints = plan_digest([BUCKET], shards.plan_lines()), content_digest(shards.content_lines(), SAMPLES)
-    sealed = Manifest((BUCKET,), "copy", {"samples": count}, (file,), SAMPLES, (), (), *prints)
+    plan, base = plan_digest([BUCKET], shards.plan_lines()), base_digest(shards.content_lines(), SAMPLES)
+    counts = Counts(count, count, 0, count, 10 * count)
+    files = ManifestFiles((file,), SAMPLES, ())
+    sealed = Manifest((BUCKET,), "copy", counts, files, Fingerprints(plan, base, base))
     LocalStore(tmp_path).put(MANIFEST, manifest_to_json(sealed))
     assert len(open_dataset(tmp_path).shards) == count
     done = subprocess.run([sys.executable, "-c", OPEN, tmp_path], capture_output=True, text=True, check=True)

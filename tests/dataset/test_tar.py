@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.dataset.interop import energon_files, tar_index
-from streamvid.dataset.tar import MAX_MEMBER_BYTES, check_member, scan_tar
+from streamvid.dataset.tar import MAX_MEMBER_BYTES, check_member, energon_files, scan_tar, tar_index
 from streamvid.errors import ConfigError, IntegrityError
 from tests.dataset.samples import BUCKETS, shard_info, tar_bytes
 

@@ -21,10 +21,10 @@ from streamvid.dataset.upkeep.verify_report import MAX_PROBLEMS, VerifyReport
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
 from tests.clips import ROOT
-from tests.dataset.whole import DATA, Watched, flip, seal_whole
+from tests.dataset.frozen import DATASETS, FROZEN
+from tests.dataset.whole import Watched, flip, seal_whole
 from tests.servers import S3Server
 
-FROZEN = ("dataset_v1", "dataset_v1_1", "dataset_v1_2")
 Tree = dict[str, bytes]
 
 
@@ -40,31 +40,31 @@ def tars(root: Path) -> list[str]:
     return sorted(path for path in tree_of(root) if path.endswith(".tar"))
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("name", DATASETS)
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_dataset_that_is_right_is_right(name: str, deep: bool, tmp_path: Path) -> None:
-    """Of every version of the format; nothing there is changed, and no journal stays."""
-    before = tree_of(DATA / name)
+    """Every kind of clips; nothing there changes, and no journal stays."""
+    before = tree_of(FROZEN / name)
     seen: list[tuple[str, int, int]] = []
-    report = verify_dataset(DATA / name, deep=deep, journal=tmp_path, progress=lambda *event: seen.append(event))
-    dataset = open_dataset(DATA / name)
+    report = verify_dataset(FROZEN / name, deep=deep, journal=tmp_path, progress=lambda *event: seen.append(event))
+    dataset = open_dataset(FROZEN / name)
     assert report.is_right and not report.problems and not report.remedy and report.num_extra == 0
     assert (report.num_shards, report.num_files) == (len(dataset.shards), len(before))
-    assert report.num_samples == dataset.manifest.counts["samples"]
+    assert report.num_samples == dataset.manifest.counts.samples
     assert report.num_bytes == sum(map(len, before.values())) - len(before["manifest.json"])
     assert seen[-1] == ("shards", len(dataset.shards), len(dataset.shards))
-    assert tree_of(DATA / name) == before and not list(tmp_path.iterdir())
+    assert tree_of(FROZEN / name) == before and not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset with clips, images and packets, that tests damage and set right again."""
     root = tmp_path_factory.mktemp("native") / "dataset"
-    shutil.copytree(DATA / "dataset_v1_2", root)
+    shutil.copytree(FROZEN / "native", root)
     return root
 
 
-FILES = sorted(tree_of(DATA / "dataset_v1_2"))
+FILES = sorted(tree_of(FROZEN / "native"))
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_or_has_another_size(tmp_path: Path, damage: Callabl
     for name in FILES:
         if name == "manifest.json":
             continue
-        shutil.copytree(DATA / "dataset_v1_2", root)
+        shutil.copytree(FROZEN / "native", root)
         damage(root / name)
         report = verify_dataset(root, deep=deep, journal=tmp_path)
         assert not report.is_right and named(report) == {name}, (name, report)
@@ -149,7 +149,7 @@ def test_a_shard_table_that_is_damaged_ends_it(tmp_path: Path) -> None:
 
 def test_other_files_are_named_and_left_alone(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
-    shutil.copytree(DATA / "dataset_v1_2", root)
+    shutil.copytree(FROZEN / "native", root)
     (root / "notes.txt").write_text("mine")
     (root / ".staging").mkdir()
     (root / ".staging" / "lock").touch()
@@ -181,7 +181,7 @@ def test_no_dataset_is_an_error_and_no_finding(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"there is no manifest\.json"):
         verify_dataset(tmp_path)
     with pytest.raises(ConfigError, match="workers=0"):
-        verify_dataset(DATA / "dataset_v1_2", workers=0)
+        verify_dataset(FROZEN / "native", workers=0)
 
 
 def test_a_file_that_cannot_be_read_is_a_finding_and_a_store_that_is_away_an_error(tmp_path: Path) -> None:

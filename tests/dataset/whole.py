@@ -10,29 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from streamvid.dataset.index import RowGroup, encode_rejections, encode_samples, encode_shards, named_by_content
-from streamvid.dataset.interop import energon_files, tar_index
 from streamvid.dataset.manifest import (
     MANIFEST,
+    Counts,
     FileInfo,
+    Fingerprints,
     Manifest,
+    ManifestFiles,
     ShardInfo,
-    content_fingerprint,
     manifest_to_json,
     offsets_path,
-    plan_fingerprint,
 )
-from streamvid.dataset.tar import scan_tar
+from streamvid.dataset.tar import energon_files, scan_tar, tar_index
 from streamvid.storage import LocalStore, Ranges, Store
 from tests.dataset.samples import BUCKETS, ROW, USER_TYPES, tar_bytes
-
-DATA = Path(__file__).resolve().parent.parent / "data"
 
 
 def seal_whole(
     root: Path, num_shards: int = 6, clip_bytes: int = 3000, caption: str = "words {}", has_shards: bool = True
 ) -> Manifest:
-    """Three samples a shard, of clips that are no video. Captions' checksums are always those of "words KEY"."""
+    """Seal three samples per shard, whose clips are not videos. Captions' checksums are always those of "words KEY"."""
     store, bucket = LocalStore(root), BUCKETS[0]
     groups, tars = [], []
     for number in range(num_shards):
@@ -43,17 +44,26 @@ def seal_whole(
         tars.append((data, tar_index(members)))
         offsets = [member.offset for member in members if member.extension == "mp4"]
         groups.append(
-            RowGroup(bucket.id, number, "train", [
-                replace(
-                    ROW, key=key, index=index, text=caption.format(key), clip_offset=offset, clip_bytes=len(clip),
-                    clip_sha256=hashlib.sha256(clip).digest(),
-                    text_sha256=hashlib.sha256(f"words {key}".encode()).digest(),
-                    columns={"score": 1.0},
-                )
-                for index, (key, offset, clip) in enumerate(zip(keys, offsets, clips, strict=True))
-            ])
-        )  # fmt: skip
-    samples_data = encode_samples(groups, USER_TYPES)
+            RowGroup(
+                bucket.id,
+                number,
+                "train",
+                [
+                    replace(
+                        ROW,
+                        key=key,
+                        index=index,
+                        text=f"words {key}",
+                        clip=replace(
+                            ROW.clip, offset=offset, num_bytes=len(clip), sha256=hashlib.sha256(clip).digest()
+                        ),
+                        columns={"score": 1.0},
+                    )
+                    for index, (key, offset, clip) in enumerate(zip(keys, offsets, clips, strict=True))
+                ],
+            )
+        )
+    samples_data = with_captions(encode_samples(groups, USER_TYPES), caption)
     samples = named_by_content("samples", 0, samples_data)
     shards = [
         ShardInfo(
@@ -68,17 +78,34 @@ def seal_whole(
     return _seal_index(store, shards, samples, samples_data)
 
 
+def with_captions(data: bytes, caption: str) -> bytes:
+    """A samples file with other captions, beside the checksums of those that it had."""
+    file, sink = pq.ParquetFile(pa.BufferReader(data)), io.BytesIO()
+    with pq.ParquetWriter(sink, file.schema_arrow) as writer:
+        for number in range(file.num_row_groups):
+            table = file.read_row_group(number)
+            texts = pa.array([caption.format(key) for key in table.column("key").to_pylist()])
+            place = table.schema.get_field_index("text")
+            writer.write_table(table.set_column(place, table.schema.field("text"), texts))
+    return sink.getvalue()
+
+
 def _seal_index(store: Store, shards: list[ShardInfo], samples: FileInfo, samples_data: bytes) -> Manifest:
     shard_data, rejection_data, others = encode_shards(shards), encode_rejections([]), energon_files(shards)
     files = named_by_content("shards", 0, shard_data), named_by_content("rejections", 0, rejection_data)
     manifest = Manifest(
-        buckets=BUCKETS[:1], clips="copy",
-        counts={"samples": 3 * len(shards), "records": 3 * len(shards), "rejections": 0, "shards": len(shards)},
-        shard_files=(files[0],), sample_files=(samples,), rejection_files=(files[1],),
-        other_files=tuple(FileInfo.of(path, data) for path, data in others.items()),
-        plan_fingerprint=plan_fingerprint(BUCKETS[:1], shards),
-        content_fingerprint=content_fingerprint(shards, (samples,)), build={"options": {"seed": 0}},
-    )  # fmt: skip
+        buckets=BUCKETS[:1],
+        clips="copy",
+        counts=Counts(3 * len(shards), 3 * len(shards), 0, len(shards), sum(shard.num_bytes for shard in shards)),
+        files=ManifestFiles(
+            shards=(files[0],),
+            samples=(samples,),
+            rejections=(files[1],),
+            other=tuple(FileInfo.of(path, data) for path, data in others.items()),
+        ),
+        fingerprints=Fingerprints.of(BUCKETS[:1], shards, (samples,)),
+        build={"options": {"seed": 0}},
+    )
     for file, data in ((samples, samples_data), (files[0], shard_data), (files[1], rejection_data)):
         store.put(file.path, data)
     for path, data in others.items():

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset import index, interop, manifest, tar
-from streamvid.dataset.index import SampleRow
+from streamvid.dataset import index, manifest, tar
+from streamvid.dataset.index import ClipEntry, SampleRow, SourceEntry
 from streamvid.dataset.manifest import FileInfo, Manifest, ShardInfo
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
@@ -62,15 +62,29 @@ def build_dataset(
             for i, (key, parts) in enumerate(samples):
                 rows.append(
                     SampleRow(
-                        key=key, record_key=key, index=i, text=parts["txt"].decode() if i % 5 else None, source=key,
-                        clip_extension="mp4", clip_offset=clips[key].offset, clip_bytes=clips[key].num_bytes,
-                        clip_sha256=hashlib.sha256(parts["mp4"]).digest(), text_sha256=hashlib.sha256(parts["txt"]).digest(),
-                        window_start=0, window_num_frames=clip_frames, clip_width=bucket.width * 2,
-                        clip_height=bucket.height * 2, fps=24.0, duration_seconds=clip_frames / 24, codec="h264",
+                        key=key,
+                        record_key=key,
+                        index=i,
+                        text=parts["txt"].decode() if i % 5 else None,
+                        clip=ClipEntry(
+                            extension="mp4",
+                            offset=clips[key].offset,
+                            num_bytes=clips[key].num_bytes,
+                            sha256=hashlib.sha256(parts["mp4"]).digest(),
+                            num_frames=clip_frames,
+                            width=bucket.width * 2,
+                            height=bucket.height * 2,
+                            fps=24.0,
+                            duration_seconds=clip_frames / 24,
+                            codec="h264",
+                        ),
+                        source=SourceEntry(
+                            key, bucket.width * 2, bucket.height * 2, clips[key].num_bytes, 0, clip_frames
+                        ),
                         columns={"score": (first + i) / 2 if i % 3 else None, "place": f"p{i}", "year": 2000 + i},
                     )
-                )  # fmt: skip
-            offsets = interop.tar_index(members)
+                )
+            offsets = tar.tar_index(members)
             path = manifest.shard_path(bucket.id, number)
             store.put(path, data)
             store.put(manifest.offsets_path(path), offsets)
@@ -102,7 +116,7 @@ def _shard(
         sha256=hashlib.sha256(data).hexdigest(),
         offsets_num_bytes=len(offsets),
         offsets_sha256=hashlib.sha256(offsets).hexdigest(),
-        max_clip_bytes=max(row.clip_bytes for row in rows),
+        max_clip_bytes=max(row.clip.num_bytes for row in rows),
         index_path="index/pending",
         index_row_group=group,
     )
@@ -121,16 +135,13 @@ def _seal(
     sample_files: tuple[FileInfo, ...],
     rejection_files: tuple[FileInfo, ...],
 ) -> None:
+    num_samples = sum(shard.num_samples for shard in shards)
     sealed = Manifest(
         buckets=buckets,
         clips="copy",
-        counts={"samples": sum(shard.num_samples for shard in shards)},
-        shard_files=shard_files,
-        sample_files=sample_files,
-        rejection_files=rejection_files,
-        other_files=(),
-        plan_fingerprint=manifest.plan_fingerprint(buckets, shards),
-        content_fingerprint=manifest.content_fingerprint(shards, sample_files),
+        counts=manifest.Counts(num_samples, num_samples, 0, len(shards), sum(shard.num_bytes for shard in shards)),
+        files=manifest.ManifestFiles(shard_files, sample_files, rejection_files),
+        fingerprints=manifest.Fingerprints.of(buckets, shards, sample_files),
     )
     store.put(manifest.MANIFEST, manifest.manifest_to_json(sealed))
 

@@ -29,7 +29,7 @@ def test_one_process_compares_nothing() -> None:
 
 def identity_of(loader: VideoLoader) -> dict[str, str | int]:
     return {
-        "dataset": loader.dataset.manifest.plan_fingerprint,
+        "dataset": loader.dataset.manifest.fingerprints.plan,
         "batch_sizes": hashlib.sha256(repr(sorted(loader.batch_sizes.items())).encode()).hexdigest(),
         "seed": loader.options.seed,
         "tail": loader.options.tail,

@@ -30,26 +30,26 @@ def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = No
     """Change rows of the index of a dataset with one shard, and reseal it: checksums are right, what they cover lies."""
     store = LocalStore(root)
     sealed = manifest.read_manifest(store)
-    changes: dict[str, Any] = {}
-    for group, stem, edit in (("sample_files", "samples", samples), ("shard_files", "shards", shards)):
+    files: dict[str, Any] = {}
+    for group, edit in (("samples", samples), ("shards", shards)):
         if edit is None:
             continue
-        table = pq.read_table(io.BytesIO(store.read(getattr(sealed, group)[0].path)))
+        table = pq.read_table(io.BytesIO(store.read(getattr(sealed.files, group)[0].path)))
         rows = table.to_pylist()
         edit(rows)
         sink = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), sink)
-        file = index.named_by_content(stem, 1, sink.getvalue())
+        file = index.named_by_content(group, 1, sink.getvalue())
         store.put(file.path, sink.getvalue())
-        changes[group] = (file,)
+        files[group] = (file,)
+    changed = dataclasses.replace(sealed, files=dataclasses.replace(sealed.files, **files))
     with contextlib.suppress(StreamvidError):  # rows that no table can hold have no fingerprint
-        files = {"shard_files": sealed.shard_files, "sample_files": sealed.sample_files} | changes
-        infos = proof.read_shards(store, files["shard_files"])
-        changes["plan_fingerprint"] = manifest.plan_fingerprint(sealed.buckets, infos)
-        changes["content_fingerprint"] = manifest.content_fingerprint(infos, files["sample_files"])
-    store.put(manifest.MANIFEST, manifest.manifest_to_json(dataclasses.replace(sealed, **changes)))
+        infos = proof.read_shards(store, changed.files.shards)
+        prints = manifest.Fingerprints.of(sealed.buckets, infos, changed.files.samples)
+        changed = dataclasses.replace(changed, fingerprints=prints)
+    store.put(manifest.MANIFEST, manifest.manifest_to_json(changed))
     if samples is not None and shards is None:
-        path = changes["sample_files"][0].path
+        path = changed.files.samples[0].path
         rewrite(root, shards=lambda rows: [row.update(index_path=path) for row in rows])
     return root
 

@@ -392,9 +392,7 @@ def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp
     """Lists of a mix are as long as the longest of its datasets."""
     rows = make_rows(tmp_path, 3)[:2]
     shard(write_rows(tmp_path, rows), tmp_path / "few", ShardOptions(**OPTIONS))
-    lengths = {
-        open_dataset(root).manifest.media["reference"]["max_items"] for root in (tmp_path / "few", roots["copy"])
-    }
+    lengths = {open_dataset(root).manifest.media["reference"].max_items for root in (tmp_path / "few", roots["copy"])}
     assert lengths == {1, 2}
     for batch in batches([tmp_path / "few", roots["copy"]], batch_size=4):
         assert batch.media["reference"].shape[1] == 2

@@ -24,7 +24,7 @@ from streamvid.dataset.manifest import (
     FileInfo,
     Manifest,
     ShardInfo,
-    content_digest,
+    base_digest,
     manifest_from_json,
     manifest_to_json,
 )
@@ -79,7 +79,7 @@ def change_manifest(root: Path, change: Callable[[Manifest], Manifest]) -> None:
 
 
 def without_packets(root: Path) -> Path:
-    change_manifest(root, lambda manifest: replace(manifest, packet_files=()))
+    change_manifest(root, lambda manifest: replace(manifest, files=replace(manifest.files, packets=())))
     return root
 
 
@@ -108,7 +108,7 @@ def rewrite(
     """Other packets for each shard, with all checksums as they have to be; `places`: other values in those columns."""
     source = open_dataset(root)
     manifest, samples, packets = source.manifest, [], []
-    for samples_file, packet_file in zip(manifest.sample_files, manifest.packet_files, strict=True):
+    for samples_file, packet_file in zip(manifest.files.samples, manifest.files.packets, strict=True):
         groups = pq.ParquetFile(root / samples_file.path)
         infos = [info for info in source.shards if info.index_path == samples_file.path]
         sink, content = io.BytesIO(), b""
@@ -129,11 +129,13 @@ def rewrite(
         for path, data, files in ((samples_file.path, sink.getvalue(), samples), (packet_file.path, content, packets)):
             (root / path).write_bytes(data)
             files.append(FileInfo.of(path, data))
-    fingerprint = content_digest(source.shards.content_lines(), samples)
+    base = base_digest(source.shards.content_lines(), samples)
     change_manifest(
         root,
         lambda old: replace(
-            old, sample_files=tuple(samples), packet_files=tuple(packets), content_fingerprint=fingerprint
+            old,
+            files=replace(old.files, samples=tuple(samples), packets=tuple(packets)),
+            fingerprints=replace(old.fingerprints, base=base, content=base),
         ),
     )
 
@@ -307,7 +309,7 @@ def _far_away(clip: ClipIndex | None) -> ClipIndex | None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers: int) -> None:
     """SHARD-2: each byte is under a checksum; the error names the file and what to do."""
-    (file,) = open_dataset(root).manifest.packet_files
+    (file,) = open_dataset(root).manifest.files.packets
     size = (root / file.path).stat().st_size
     for at in (0, size // 2, size - 1):
         flip(root / file.path, at)

@@ -14,9 +14,9 @@ from streamvid import DatasetConfig, ModelRule, ShardOptions, VideoLoader, World
 from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
-from streamvid.dataset.manifest import Manifest, read_manifest
+from streamvid.dataset.manifest import read_manifest
 from streamvid.errors import ConfigError
-from streamvid.loader.model_rule import common_rule, stored_rate
+from streamvid.loader.model_rule import common_rule
 from streamvid.plan.mix import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
@@ -50,8 +50,8 @@ def delivered(root: Path, **arguments: object) -> dict[str, int]:
 def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: Path) -> None:
     """Sealed in the manifest; max_tokens_per_batch is by its VAE and patches without being asked."""
     manifest = read_manifest(LocalStore(sealed))
-    assert manifest.model == RULE.to_json()
-    assert manifest.frame_rate == {"rule": "resample", "fps": "12"}
+    assert manifest.model == RULE
+    assert manifest.frame_rate == FrameRate("resample", Fraction(12))
     tokens = {bucket.id: RULE.tokens(bucket) for bucket in manifest.buckets}
     assert tokens == {"96x64-5f": 2 * 24, "96x64-9f": 3 * 24}
     assert delivered(sealed, max_tokens_per_batch=150) == {"96x64-5f": 3, "96x64-9f": 2}
@@ -123,20 +123,13 @@ def test_a_file_is_a_preset_too(sealed: Path, tmp_path: Path) -> None:
 
 def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sealed: Path, tmp_path: Path) -> None:
     manifest = read_manifest(LocalStore(sealed))
-    other = replace(manifest, model=replace(RULE, name="theirs", vae_space=16).to_json())
-    alike = replace(manifest, model=replace(RULE, name="alike").to_json())
+    other = replace(manifest, model=replace(RULE, name="theirs", vae_space=16))
+    alike = replace(manifest, model=replace(RULE, name="alike"))
     plain = replace(manifest, model=None)
     assert common_rule([manifest, alike, plain]) in (RULE, replace(RULE, name="alike"))
     assert common_rule([plain]) is None
     with pytest.raises(ConfigError, match="sealed for ours and theirs, which make different numbers of tokens"):
         common_rule([manifest, other])
-
-
-def test_native_clips_of_earlier_formats_have_the_rate_that_they_were_encoded_at(sealed: Path) -> None:
-    manifest: Manifest = replace(read_manifest(LocalStore(sealed)), frame_rate=None)
-    assert stored_rate(manifest) == FrameRate()
-    assert stored_rate(replace(manifest, encoding={"fps": "24"})) == FrameRate("resample", Fraction(24))
-    assert stored_rate(replace(manifest, encoding={"fps": None})) == FrameRate()
 
 
 def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,9 +92,8 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     """DIFFSYNTH row 4: images alone are pictures, lists are images; a kind that is said is kept to."""
     shard(source.write(), tmp_path / "dataset", options())
     media = open_dataset(tmp_path / "dataset").manifest.media
-    assert media is not None
     flags = ("is_still", "is_mask", "is_list", "is_optional", "max_items")
-    assert {name: tuple(facts[flag] for flag in flags) for name, facts in media.items()} == {
+    assert {name: tuple(getattr(facts, flag) for flag in flags) for name, facts in media.items()} == {
         "control": (False, False, False, False, 1),
         "matte": (False, True, False, False, 1),
         "reference": (True, False, True, True, 2),

@@ -165,21 +165,21 @@ def test_bytes_do_not_depend_on_workers_place_or_times(native: Built, tmp_path: 
 
 def test_the_manifest_says_how_and_how_well(native: Built) -> None:
     manifest = open_dataset(native.dest).manifest
-    assert manifest.encoding is not None and manifest.quality is not None
-    assert {name: manifest.encoding[name] for name in ("codec", "crf", "gop", "fps")} == {
+    assert manifest.native is not None
+    assert {name: manifest.native.encoding[name] for name in ("codec", "crf", "gop", "fps")} == {
         "codec": "h264", "crf": 18, "gop": 16, "fps": None,
     }  # fmt: skip
-    assert manifest.encoding["versions"]["av"] == av.__version__
-    assert manifest.encoding == manifest.build["options"]["encoding"]
+    assert manifest.native.encoding["versions"]["av"] == av.__version__
+    assert manifest.native.encoding == manifest.build["options"]["encoding"]
     values = sorted(row["psnr_y"] for row in rows_of(native.dest))
-    of_all = manifest.quality["psnr_y"]
+    of_all = manifest.native.quality["psnr_y"]
     assert (of_all["min"], of_all["p5"], of_all["median"]) == (
         values[0],
         values[0],
         pytest.approx((values[6] + values[7]) / 2, abs=1e-3),
     )
     assert of_all["mean"] == pytest.approx(np.mean(values), abs=1e-3)
-    assert set(manifest.quality["psnr_y_by_bucket"]) == {bucket.id for bucket in manifest.buckets}
+    assert set(manifest.native.quality["psnr_y_by_bucket"]) == {bucket.id for bucket in manifest.buckets}
 
 
 def test_report_of_the_run_and_of_the_sealed_dataset(native: Built, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(built: Built) -> None:
     dataset = open_dataset(built.dest)
     sources = [row["source"] for row in dataset.samples_table().to_pylist()]
     rejected = dataset.rejections_table().to_pylist()
-    assert len(sources) + len(rejected) == built.report.num_records == dataset.manifest.counts["records"] == 19
-    assert len(sources) == built.report.num_samples == dataset.manifest.counts["samples"] == 14
+    assert len(sources) + len(rejected) == built.report.num_records == dataset.manifest.counts.records == 19
+    assert len(sources) == built.report.num_samples == dataset.manifest.counts.samples == 14
     assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
     reasons = {row["source"]: row["reason"] for row in rejected}
     assert "no video" in reasons["bad/text.mp4"]

@@ -302,9 +302,9 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
     buckets = BucketConfig(bucket_config=form, probabilities="opensora-v2", assign="all")
     sharder.shard(videos, tmp_path / "ds", ShardOptions(bucket_config=buckets, workers=1))
     base = open_dataset(tmp_path / "ds")
-    assert base.draws
+    assert base.manifest.draws
     result = encode(encoding(tmp_path / "ds", tmp_path / "sidecar", {"draws": 0.0}))
-    assert result.is_sealed and result.num_samples == base.manifest.counts["samples"] > 4
+    assert result.is_sealed and result.num_samples == base.manifest.counts.samples > 4
     with VideoLoader(base, sidecars=tmp_path / "sidecar", batch_size=1, num_workers=0, num_epochs=4) as loader:
         assert not any(batch.is_repeat.any() for batch in loader)
 

@@ -46,7 +46,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
     click.echo("")
     click.echo(
         f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "
-        f"format {'.'.join(map(str, facts['format_version']))}"
+        f"format {facts['format_version']}"
     )
     if facts["quality"]:
         encoding, psnr_y = facts["encoding"], facts["quality"]["psnr_y"]
@@ -85,7 +85,7 @@ def _print_rejections(dataset: Dataset, as_json: bool) -> None:
     if kinds:
         print_kinds(kinds, with_examples=True)
         click.echo("")
-    click.echo(f"rejected: {total} of {dataset.manifest.counts['records']} input rows")
+    click.echo(f"rejected: {total} of {dataset.manifest.counts.records} input rows")
 
 
 def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
@@ -93,11 +93,13 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
     from streamvid.sharder.rejections import by_kind
 
     rows = dataset.rejections_table().to_pylist()
-    return by_kind((row.get("kind") or "", row["row"], row["source"], row["reason"]) for row in rows)
+    return by_kind((row["kind"], row["row"], row["source"], row["reason"]) for row in rows)
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
     """All of it as plain values: a row a bucket and split, the counts, the user's columns, the rejections."""
+    from streamvid.dataset.manifest import FORMAT_VERSION
+
     shards = dataset.shards
     places = [(rows, bucket_id, split) for split in shards.splits for bucket_id, rows in shards.select(split).items()]
     buckets = [
@@ -111,15 +113,16 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         }
         for rows, bucket_id, split in sorted(places, key=lambda place: int(place[0][0]))
     ]
+    native = dataset.manifest.native
     return {
         "dataset": dataset.url,
-        "format_version": list(dataset.manifest.format_version),
+        "format_version": FORMAT_VERSION,
         "clips": dataset.manifest.clips,
-        "plan_fingerprint": dataset.manifest.plan_fingerprint,
-        "content_fingerprint": dataset.manifest.content_fingerprint,
-        "encoding": dataset.manifest.encoding,
-        "quality": dataset.manifest.quality,
-        "records": dataset.manifest.counts["records"],
+        "plan_fingerprint": dataset.manifest.fingerprints.plan,
+        "content_fingerprint": dataset.manifest.fingerprints.content,
+        "encoding": native and native.encoding,
+        "quality": native and native.quality,
+        "records": dataset.manifest.counts.records,
         "samples": sum(row["samples"] for row in buckets),
         "stored_clips": list(dataset.stored_clips),
         "shards": len(shards),

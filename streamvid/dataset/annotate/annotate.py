@@ -14,9 +14,8 @@ from typing import Any
 
 from streamvid.dataset.annotate.file import read_annotation
 from streamvid.dataset.annotate.join import Join
-from streamvid.dataset.column_groups import ColumnGroup
 from streamvid.dataset.index import named_by_content
-from streamvid.dataset.manifest import MANIFEST, Manifest, manifest_to_json, read_manifest
+from streamvid.dataset.manifest import MANIFEST, ColumnGroup, Manifest, manifest_to_json, read_manifest
 from streamvid.dataset.passes import Progress
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, StorageError
@@ -97,7 +96,7 @@ def annotate(
     return AnnotateReport(
         dataset=store.url,
         state="already annotated" if is_done else "annotated",
-        num_samples=old.counts["samples"],
+        num_samples=old.counts.samples,
         num_annotated=join.num_annotated,
         num_rows=len(found.keys),
         num_unmatched=len(join.unmatched),
@@ -105,7 +104,7 @@ def annotate(
         columns=tuple(found.columns),
         has_captions=found.text is not None,
         num_bytes=0 if is_done else sum(file.num_bytes for file in new.columns[-1].files),
-        content_fingerprint=new.content_fingerprint,
+        content_fingerprint=new.fingerprints.content,
     )
 
 
@@ -158,7 +157,7 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
 
 def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
     """Those of our files that the dataset does not have."""
-    for path in paths - {file.path for file in manifest.other_files}:
+    for path in paths - {file.path for file in manifest.files.other}:
         store.remove(path)
 
 

@@ -36,7 +36,7 @@ class Join:
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
         """name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
-        if dataset.draws and annotation.key_column == "key":
+        if dataset.manifest.draws and annotation.key_column == "key":
             # Values of one copy alone would let a filter tell it from the others, and a clip come twice in an epoch.
             raise ConfigError(
                 f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of one need the same "
@@ -132,15 +132,15 @@ class Join:
 
         manifest, shards = self._dataset.manifest, self._dataset.shards
         target = schema({"key": "string", **self.types})
-        for done, file in enumerate(manifest.sample_files):
-            progress("annotate", done, len(manifest.sample_files))
+        for done, file in enumerate(manifest.files.samples):
+            progress("annotate", done, len(manifest.files.samples))
             sink = io.BytesIO()
             with pq.ParquetWriter(sink, target, **WRITING) as writer:
                 for number in self._shards_of(file.path):
                     table = self._table(shards[number], self._rows[number], target)
                     writer.write_table(table, row_group_size=max(1, table.num_rows))
             yield sink.getvalue()
-        progress("annotate", len(manifest.sample_files), len(manifest.sample_files))
+        progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
 
     def _shards_of(self, path: str) -> list[int]:
         """Numbers of the shards of a samples file, in the order of its row groups."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,24 @@ import numpy as np
 from streamvid.dataset.features.tables import Members, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, check_name, decode_tensors
 from streamvid.dataset.integrity import until_right
-from streamvid.dataset.manifest import MANIFEST, MAX_MANIFEST_BYTES, FileInfo, ShardInfo, manifest_checksum
+from streamvid.dataset.manifest import (
+    MANIFEST,
+    FileInfo,
+    ShardInfo,
+    naming,
+    read_sealed,
+    sealed_json,
+    unsealed_json,
+)
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
 from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store, read_content
 
 FORMAT = "streamvid-sidecar"
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = 1
 NULL_FILE = "null.safetensors"
 MAX_NULL_BYTES = 2**30
 REMEDY = "make it again with `streamvid encode`, or give the sidecar that belongs to this"
-_CHECKSUM = "manifest_sha256"
 _MAX_VISITS = 1 << 20
 _KEPT_SHARDS = 256
 
@@ -65,54 +72,38 @@ class SidecarManifest:
 
     def to_json(self) -> bytes:
         """The bytes of manifest.json: no clock, no host, keys sorted."""
-        value: dict[str, Any] = {
-            "format": FORMAT,
-            "format_version": list(FORMAT_VERSION),
-            "base": {"plan": self.base_plan, "content": self.base_content},
-            "made_with": dict(self.made_with),
-            "num_visits": self.num_visits,
-            "num_missing": self.num_missing,
-            "tensors": {n: {"dtype": one.dtype, "is_ragged": one.is_ragged} for n, one in self.tensors.items()},
-            "shards": _file_json(self.shard_file),
-            "null": None if self.null_file is None else _file_json(self.null_file),
-        }
-        value[_CHECKSUM] = manifest_checksum(value)
-        return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+        return sealed_json(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "base": {"plan": self.base_plan, "content": self.base_content},
+                "made_with": dict(self.made_with),
+                "num_visits": self.num_visits,
+                "num_missing": self.num_missing,
+                "tensors": {name: asdict(one) for name, one in self.tensors.items()},
+                "shards": asdict(self.shard_file),
+                "null": None if self.null_file is None else asdict(self.null_file),
+            }
+        )
 
     @staticmethod
     def from_json(data: bytes, where: str) -> SidecarManifest:
-        """Parse and check manifest.json; a newer major version is refused. Raises DatasetError, IntegrityError."""
-        try:
-            value = json.loads(data)
-            if value.get("format") != FORMAT:
-                raise DatasetError(f"{where}: field format is {str(value.get('format'))[:40]!r}, not {FORMAT!r}")
-            major, minor = (int(part) for part in value["format_version"])
-            if major != FORMAT_VERSION[0] or minor < 0:
-                raise DatasetError(f"{where}: format_version {[major, minor]}: update streamvid")
-            if value[_CHECKSUM] != manifest_checksum(value):
-                raise IntegrityError(f"{where} is damaged or was edited: {_CHECKSUM} is not that of its content")
-            num_visits = value["num_visits"]
+        """Parse and verify manifest.json. Raise DatasetError, or IntegrityError if it was damaged or edited."""
+        with naming(where):
+            value = unsealed_json(data, FORMAT, FORMAT_VERSION)
+            num_visits, null = value["num_visits"], value["null"]
             if type(num_visits) is not int or not 1 <= num_visits <= _MAX_VISITS:
-                raise ValueError(f"num_visits={num_visits!r}")
-            null = value["null"]
+                raise DatasetError(f"num_visits={num_visits!r}: must be from 1 to {_MAX_VISITS}; copy the file again")
             return SidecarManifest(
                 base_plan=str(value["base"]["plan"]),
                 base_content=str(value["base"]["content"]),
                 made_with=dict(value["made_with"]),
                 num_visits=num_visits,
                 tensors={check_name(n): TensorInfo(t["dtype"], t["is_ragged"]) for n, t in value["tensors"].items()},
-                shard_file=FileInfo(**value["shards"]),
-                null_file=None if null is None else FileInfo(**null),
+                shard_file=FileInfo.from_json(value["shards"]),
+                null_file=None if null is None else FileInfo.from_json(null),
                 num_missing=int(value["num_missing"]),
             )
-        except ConfigError as error:  # of a tensor's name; it is a ValueError too
-            raise DatasetError(f"{where} is damaged ({error}); copy it again") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise DatasetError(f"{where} is damaged ({type(error).__name__}: {error}); copy it again") from error
-
-
-def _file_json(file: FileInfo) -> dict[str, Any]:
-    return {"path": file.path, "num_bytes": file.num_bytes, "sha256": file.sha256}
 
 
 class Sidecar:
@@ -237,8 +228,8 @@ def check_kinds(
 def base_facts(dataset: Dataset) -> dict[str, str]:
     """What a sidecar's dataset is known by, columns that were put there later aside."""
     manifest = dataset.manifest
-    content = manifest.base_fingerprint or manifest.content_fingerprint
-    return {"plan": manifest.plan_fingerprint, "content": content}
+    content = manifest.fingerprints.base
+    return {"plan": manifest.fingerprints.plan, "content": content}
 
 
 def differences(stored: Any, given: Any, name: str = "") -> list[str]:
@@ -265,15 +256,9 @@ def _told(value: Any, absent: object = None) -> str:
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
     """The manifest of the sidecar in `store`; DatasetError where there is none."""
-    size = store.size(MANIFEST)
-    if size is None:
-        raise DatasetError(
-            f"no sealed sidecar at {store.url}: there is no {MANIFEST}. Make one with `streamvid encode`, or finish an "
-            "interrupted one by running the same command again"
-        )
-    if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; {MAX_MANIFEST_BYTES} are allowed")
-    return SidecarManifest.from_json(store.read(MANIFEST), f"{store.url}/{MANIFEST}")
+    remedy = "Make them with `streamvid encode`, or run an interrupted `streamvid encode` again"
+    data = read_sealed(store, f"no sealed features at {store.url}", remedy)
+    return SidecarManifest.from_json(data, f"{store.url}/{MANIFEST}")
 
 
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:

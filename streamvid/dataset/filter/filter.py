@@ -116,7 +116,7 @@ def count_matches(
     the same time scan once. A folder that cannot be written costs a scan each time, and no more.
     """
     everything = dataset.shards
-    cache = CountCache.of(cache_dir, dataset.manifest.content_fingerprint, filter.text)
+    cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
     counts = cache.read(everything.num_samples)
     if counts is None:
         with cache.locked():
@@ -138,7 +138,7 @@ def count_matches(
 
 def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
     counts = np.zeros(len(dataset.shards), np.int64)
-    total, done = dataset.manifest.counts["samples"], 0
+    total, done = dataset.manifest.counts.samples, 0
     for number, shard in enumerate(dataset.shards):
         counts[number] = len(filter.matching(dataset.samples(shard, filter.columns)))
         reports = done // _ROWS_A_REPORT

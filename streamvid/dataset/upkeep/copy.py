@@ -106,7 +106,7 @@ def copy_store(
     if manifest_to_json(manifest_from_json(manifest)) != manifest_to_json(dataset.manifest):
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
     files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these decide all others, wherever from
-    about = {"dest": dest.url, "content": dataset.manifest.content_fingerprint, "files": files}
+    about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
     with Journal(journal, _JOURNALS, about) as done:
         copy = _Copy(dataset, manifest, dest, done, check_existing, workers, progress or _no_progress)
         return copy.run(temp_dir)
@@ -200,7 +200,7 @@ class _Copy:
         if sealed == self.manifest:
             return set()
         theirs = manifest_from_json(sealed)
-        if theirs.shard_files != self.dataset.manifest.shard_files:
+        if theirs.files.shards != self.dataset.manifest.files.shards:
             return None
         return {file.path for file in self.dataset.manifest.files if file not in theirs.files}
 
@@ -214,7 +214,7 @@ class _Copy:
         if _base(manifest) != _base(mine):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
-                f"{manifest.content_fingerprint[:16]}…, not {mine.content_fingerprint[:16]}…); give another dest"
+                f"{manifest.fingerprints.content[:16]}…, not {mine.fingerprints.content[:16]}…); give another dest"
             )
         # Columns that were put at the source since come along; what was put at dest alone must not go unnoticed.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
@@ -273,7 +273,7 @@ class _Copy:
 
 def _base(manifest: Manifest) -> tuple[str, str]:
     """What a dataset is, whatever columns were put beside it later."""
-    return manifest.plan_fingerprint, manifest.base_fingerprint or manifest.content_fingerprint
+    return manifest.fingerprints.plan, manifest.fingerprints.base
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:

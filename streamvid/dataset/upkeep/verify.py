@@ -82,7 +82,7 @@ def verify_store(
     run = _Run(dataset, deep, workers, progress or _no_progress)
     if not deep:
         return run.check(None)
-    about = {"url": store.url, "content": dataset.manifest.content_fingerprint, "manifest": _identity(dataset)}
+    about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": _identity(dataset)}
     with Journal(journal, _JOURNALS, about) as found:
         if fresh:
             found.forget()
@@ -109,7 +109,7 @@ class _Run:
     def check(self, journal: Journal | None) -> VerifyReport:
         of_files = self._check_files()
         report = VerifyReport(self.dataset.url, self.is_deep)
-        shard_paths = {file.path for file in self.dataset.manifest.shard_files}
+        shard_paths = {file.path for file in self.dataset.manifest.files.shards}
         if shard_paths & {problem.path for problem in of_files}:
             self.findings.add(of_files)
             return self._counted(replace(report, num_extra=None))
@@ -163,8 +163,8 @@ class _Run:
     def _with_hits(self, problem: Problem) -> Problem:
         """With the samples that a damaged file of the index has, but those that the check of each shard will name."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
-        for place, samples in enumerate(manifest.sample_files):
-            packets = manifest.packet_file(samples.path)
+        for place, samples in enumerate(manifest.files.samples):
+            packets = manifest.files.packets_of(samples.path)
             is_packets = packets is not None and packets.path == problem.path
             paths = {samples.path, *(group.files[place].path for group in manifest.columns)}
             if problem.path in paths or (is_packets and not (self.is_deep and problem.what == CHECKSUM)):

@@ -192,7 +192,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[dict[str, Any
     if wrong:
         findings.add(shard.index_path, CONTENT, "captions of the checksums beside them", "others", wrong)
     _check_columns(dataset, findings, [row["key"] for row in rows])
-    if dataset.manifest.packet_files:
+    if dataset.manifest.files.packets:
         _check_packets(dataset, findings, rows)
     return rows
 
@@ -218,7 +218,7 @@ def _text_sha256(row: dict[str, Any]) -> bytes:
 
 def _check_packets(dataset: Dataset, findings: ShardFindings, rows: list[dict[str, Any]]) -> None:
     shard, place = findings.shard, [rows[0].get(name) for name in _PACKETS]
-    file = dataset.manifest.packet_file(shard.index_path)
+    file = dataset.manifest.files.packets_of(shard.index_path)
     if file is None or place == [None, None, None]:
         return
     keys, problem = [], ""

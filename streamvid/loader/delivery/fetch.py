@@ -129,7 +129,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard = sample.part, sample.shard_info
     of_media = [medium.column for medium in part.media]
     kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values(), *of_media]))
-    places = _PLACE_COLUMNS if part.dataset.manifest.packet_files else ()
+    places = _PLACE_COLUMNS if part.dataset.manifest.files.packets else ()
     wanted = list(dict.fromkeys([*kept, *places, *(part.filter.columns if part.filter else ())]))
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
@@ -150,7 +150,7 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
 
 
 def _place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> Place | None:
-    if not dataset.manifest.packet_files:
+    if not dataset.manifest.files.packets:
         return None
     place = [rows.column(name)[0].as_py() for name in _PLACE_COLUMNS]
     if place == [None, None, None]:

@@ -29,7 +29,6 @@ ABSENT_COLORS = ("bt709", "full", "left")
 """Of the pictures that `MediaRoom.blank` makes."""
 
 _SHA256_BYTES = 32
-_MAX_ITEMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +85,19 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 
 
 def _medium(name: str, dataset: Dataset) -> Medium:
-    known = dataset.manifest.media or {}
+    known = dataset.manifest.media
     if name not in known:
         there = f"it has {', '.join(known)}" if known else "it has none: shard it with --media NAME=COLUMN"
         raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
-    try:
-        facts = known[name]
-        flags = {flag: bool(facts[flag]) for flag in ("is_list", "is_mask", "is_optional", "is_still")}
-        medium = Medium(name, **flags, num_items=int(facts["max_items"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{dataset.url}: the manifest's media {name!r} is damaged ({error})") from error
-    if not 1 <= medium.num_items <= _MAX_ITEMS:
-        raise IntegrityError(
-            f"{dataset.url}: media {name!r} has max_items={medium.num_items}, 1 to {_MAX_ITEMS} can be"
-        )
-    return medium
+    info = known[name]
+    return Medium(
+        name,
+        is_list=info.is_list,
+        is_mask=info.is_mask,
+        is_optional=info.is_optional,
+        is_still=info.is_still,
+        num_items=info.max_items,
+    )
 
 
 def _described(medium: Medium) -> str:

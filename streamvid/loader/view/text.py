@@ -128,7 +128,7 @@ def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
                 f"{_nearest(dataset)}; numbers come in by a template: caption_template='{{{name}}}'"
             )
         columns.append((column, float(weight)))
-    captions = _CAPTIONS in dataset.samples_schema.names and any(column == _TEXT for column, _ in columns)
+    captions = any(column == _TEXT for column, _ in columns)
     template = None if options.template is None else parse_template(options.template)
     found = {} if template is None else _template_columns(template, dataset)
     return TextRule(options, tuple(columns), captions, template, tuple(found.items()))

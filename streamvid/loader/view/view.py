@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import Pick, Way, num_places
-from streamvid.errors import ConfigError, DatasetError
+from streamvid.errors import ConfigError
 from streamvid.loader.view import sampling
 from streamvid.video.transform import Crop
 
@@ -80,18 +80,6 @@ class View:
 
     pick: Pick
     crop: Crop | None = None
-
-
-def rate_of(clips: str, fields: Mapping[str, Any] | None, where: str) -> FrameRate:
-    """The rate that the clips of a dataset are read at: native ones were resampled when they were encoded.
-
-    fields: the manifest's frame_rate. Raises DatasetError for what is none.
-    """
-    try:
-        rate = FrameRate.from_json(fields)
-    except ConfigError as error:
-        raise DatasetError(f"{where}: {error}; copy the dataset again") from error
-    return FrameRate() if clips == "native" else rate
 
 
 def view_of(

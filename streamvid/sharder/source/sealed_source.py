@@ -69,9 +69,8 @@ class _Reader:
                 "taken from datasets; shard it again from what it was made of"
             )
         for shard in dataset.shards:
-            names = [name for name in _WANTED if name in dataset.samples_schema.names]
             columns = [USER_PREFIX + name for name in dataset.user_columns]
-            for row in dataset.samples(shard, [*names, *columns]).to_pylist():
+            for row in dataset.samples(shard, [*_WANTED, *columns]).to_pylist():
                 self._take(shard, row)
         names = list(dict.fromkeys((MEDIA, CAPTION, *dataset.user_columns)))
         rows: list[Row] = list(self._rows.values())
@@ -79,14 +78,14 @@ class _Reader:
         return members, Metadata(rows, names, MEDIA, CAPTION)
 
     def _take(self, shard: ShardInfo, row: dict[str, Any]) -> None:
-        several = captions_from_json(row["captions"]) if row.get("captions") else ()
+        several = captions_from_json(row["captions"]) if row["captions"] else ()
         texts = [{"text": text, "weight": weight} for text, weight in several]
         own = {key.removeprefix(USER_PREFIX): value for key, value in row.items() if key.startswith(USER_PREFIX)}
         if self._dataset.manifest.clips == "text":
             self._rows[row["key"]] = {**own, CAPTION: texts or row["text"]}
             return
         name = f"{row['key']}.{row['clip_extension']}"
-        if self._dataset.manifest.draws is not None and not self._is_best(name, row):
+        if self._dataset.manifest.draws and not self._is_best(name, row):
             return
         path = part_path(f"{self._dataset.url}/{shard.path}", row["clip_offset"])
         self._where[name] = (row["source"], path)
