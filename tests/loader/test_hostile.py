@@ -46,7 +46,8 @@ def rewrite(root: Path, *, samples: Edit | None = None, shards: Edit | None = No
     with contextlib.suppress(StreamvidError):  # rows that no table can hold have no fingerprint
         infos = proof.read_shards(store, changed.files.shards)
         prints = manifest.Fingerprints.of(sealed.buckets, infos, changed.files.samples)
-        changed = dataclasses.replace(changed, fingerprints=prints)
+        counts = dataclasses.replace(sealed.counts, num_bytes=sum(info.num_bytes for info in infos))
+        changed = dataclasses.replace(changed, fingerprints=prints, counts=counts)
     store.put(manifest.MANIFEST, manifest.manifest_to_json(changed))
     if samples is not None and shards is None:
         path = changed.files.samples[0].path
