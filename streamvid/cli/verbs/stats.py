@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,8 +49,8 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
         f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "
         f"format {facts['format_version']}"
     )
-    if facts["quality"]:
-        encoding, psnr_y = facts["encoding"], facts["quality"]["psnr_y"]
+    if facts["native"]:
+        encoding, psnr_y = facts["native"]["encoding"], facts["native"]["quality"]["psnr_y"]
         crf = "" if encoding["crf"] is None else f" crf {encoding['crf']}"
         rate = "the sources'" if encoding["fps"] is None else encoding["fps"]
         click.echo(
@@ -120,8 +121,7 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "clips": dataset.manifest.clips,
         "plan_fingerprint": dataset.manifest.fingerprints.plan,
         "content_fingerprint": dataset.manifest.fingerprints.content,
-        "encoding": native and native.encoding,
-        "quality": native and native.quality,
+        "native": None if native is None else asdict(native),
         "records": dataset.manifest.counts.records,
         "samples": sum(row["samples"] for row in buckets),
         "stored_clips": list(dataset.stored_clips),
