@@ -27,7 +27,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.video.filters import FilterChain
+from streamvid.video.transform import FilterChain
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]

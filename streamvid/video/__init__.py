@@ -1,4 +1,7 @@
-"""The only room that uses PyAV: what a video is (`probe`), and its frames as arrays (`decode_into`)."""
+"""The only room that uses PyAV: facts about a video (`probe`), its frames as arrays (`decode_into`), new clips.
+
+May import errors and config only. README.md says in which order to read the files.
+"""
 
 from __future__ import annotations
 

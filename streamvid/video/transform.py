@@ -9,10 +9,13 @@ sample for 2 x 2 pixels; the shape is right to within a pixel of the box.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from streamvid.errors import ConfigError
 from streamvid.video.picture import Accuracy
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
 
 _TURNS = {0: (), 90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("transpose=cclock",)}
 
@@ -188,3 +191,36 @@ def _even_quotient(numerator: int, denominator: int, limit: int) -> int:
     """numerator / denominator as the nearest even number from 2 up to `limit`; `limit` itself may be odd."""
     nearest = (numerator + denominator) // (2 * denominator) * 2
     return min(limit, max(2, nearest))
+
+
+class FilterChain:
+    """A chain of FFmpeg filters as an object: a frame goes in, a frame comes out.
+
+    matrix, color_range: FFmpeg's numbers. Its buffer source rejects frames whose size, pixel format, matrix or range
+    differ from the declared ones.
+    """
+
+    def __init__(self, frame: VideoFrame, filters: list[tuple[str, str]], *, matrix: int, color_range: int) -> None:
+        import av.filter
+        from av.video.format import VideoFormat
+
+        self._graph = av.filter.Graph()
+        self._graph.threads = 1
+        source = self._graph.add(
+            "buffer",
+            video_size=f"{frame.width}x{frame.height}",
+            pix_fmt=str(int(VideoFormat(frame.format.name))),  # type: ignore[call-overload]
+            time_base="1/1",
+            pixel_aspect="1/1",
+            colorspace=str(matrix),
+            range=str(color_range),
+        )
+        nodes = [source, *(self._graph.add(name, options) for name, options in filters)]
+        nodes.append(self._graph.add("buffersink"))
+        self._graph.link_nodes(*nodes).configure()
+        self._source, self._sink = nodes[0], nodes[-1]
+
+    def run(self, frame: VideoFrame) -> VideoFrame:
+        """Return the filtered frame."""
+        self._source.push(frame)
+        return cast("VideoFrame", self._sink.pull())

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.video.filters import FilterChain
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, FrameFormat
 from streamvid.video.picture import PictureFormat
-from streamvid.video.transform import Transform
+from streamvid.video.transform import FilterChain, Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame

@@ -1,34 +1,52 @@
-"""A source ─► a bucket-native clip: scaled and cropped once, made for decoding, proved before it is handed on."""
+"""A source ─► a bucket-native clip or image: scaled and cropped once, cheap to decode, verified before it is returned.
+
+The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing:
+clips of one size have equal headers, and one open decoder serves them all. True times are written with the packets.
+
+A JPEG keeps all its colour samples (4:4:4). An image is one picture, so a third more work to decode costs nothing
+beside a clip's sixteen or more, and coloured letters and edges are what images are added to a video dataset for.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, cast
 
-from streamvid.errors import ConfigError, DecodeError
-from streamvid.video.container import Source, VideoFile, open_video
-from streamvid.video.encode.check import QualityMeter, check_clip
-from streamvid.video.encode.cover import Cover
-from streamvid.video.encode.image import encode_image
+from streamvid.errors import ConfigError, DecodeError, ProbeError
+from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
+from streamvid.video.encode.cover import ColorTags, Cover
 from streamvid.video.encode.profiles import Encoding
-from streamvid.video.encode.source import frames_between
 from streamvid.video.encode.timeline import Timeline, exact_rate, make_timeline
-from streamvid.video.encode.writer import ClipWriter
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.packets import PacketTable, read_packets
+from streamvid.video.packets import PacketTable, each_packet, read_packets
+
+if TYPE_CHECKING:
+    from av.bitstream import BitStreamFilterContext
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
+    from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
 
 _MAX_SIDE = 8192
+_MAX_REORDER_DEPTH = 16
+_RATE = 25
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """A clip as it is stored, and what is known of it.
+    """An encoded clip and its properties.
 
-    - data: the file; extension: "mp4", for images "jpg" or "png". codec: as FFmpeg names it. width, height: in pixels.
-    - num_frames; fps: the average, 0.0 for an image; duration_seconds: to the end of the last frame, 0.0 for an image.
+    - data: the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name.
+    - fps: average, 0.0 for an image.   duration_seconds: to the end of the last frame, 0.0 for an image.
     - psnr_y: of all luma against the pictures that were encoded (the direct resize of the source), in decibels; 100.0
-      where nothing was lost. encode_seconds: of CPU, for everything, decoding and proof among it.
+      if nothing was lost.   encode_seconds: CPU time for everything, including decoding and verification.
     """
 
     data: bytes
@@ -61,18 +79,19 @@ def encode_clip(
 ) -> EncodedClip:
     """Encode frames `start` to `start + num_frames` (None: to the end) of `source` at (height, width) pixels.
 
-    source: as for `decode_into`. Frames are the source's, each scaled and cropped as `Transform.cover` says, upright,
-    at the source's exact times, the first moved to 0; with `fps`, frames 1/fps apart, each the source's nearest in
-    time. timeline: instead of start, num_frames and fps: which frames there are and when, for a source that goes with
-    another one frame by frame. Colours keep the source's matrix and range and are always tagged, in the bitstream and
-    in the container; JPEG pictures (codec mjpeg, and still images) are BT.601 of full range, which is all that they can
-    be. Still images stay images: JPEG of high quality, PNG where the encoding is ffv1.
+    source: as for `decode_into`. Each frame is scaled and cropped by `Transform.cover`, upright, and keeps its exact
+    time relative to the first; with `fps`, frames are 1/fps apart, each the source's nearest in time.
+    timeline: replaces start, num_frames and fps, for a source that follows another one frame by frame.
 
-    The clip is decoded before it is handed on: every frame must come out, at its time, with the key frames promised.
-    The same arguments give the same bytes. One thread, and memory for the frames under way only.
+    Colours keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
+    pictures (codec mjpeg, and still images) can only be BT.601 of full range. Still images stay images: JPEG of high
+    quality, or PNG if the encoding is ffv1.
 
-    Raises ConfigError for arguments that cannot be, ProbeError where the source is not supported (see `probe`),
-    DecodeError where one of the frames does not decode.
+    The clip is decoded before it is returned: every frame must be there, at its time, with the promised key frames.
+    The same arguments give the same bytes. It takes one thread, and memory for a few frames only.
+
+    Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), DecodeError if
+    one of the frames does not decode.
     """
     _check_size(height, width)
     begin = time.process_time()
@@ -113,7 +132,7 @@ def encode_clip(
 def _check_size(height: int, width: int) -> None:
     for name, value in (("height", height), ("width", width)):
         if not 16 <= value <= _MAX_SIDE or value % 2:
-            raise ConfigError(f"{name} is {value}, a native clip's must be even, from 16 to {_MAX_SIDE}")
+            raise ConfigError(f"{name}={value}: must be an even number from 16 to {_MAX_SIDE} in a native clip")
 
 
 def _encode_from_either(
@@ -124,7 +143,7 @@ def _encode_from_either(
     encoding: Encoding,
     limits: Limits,
 ) -> tuple[bytes, float]:
-    """The clip and its PSNR, decoded from the key frame before it, or from one further back where that one lied."""
+    """Return the clip and its PSNR, decoded from the key frame before it, or from one further back if that is none."""
     problem: DecodeError | None = None
     try:
         for key in table.decode_starts(timeline.numbers[0], timeline.numbers[-1]):
@@ -167,3 +186,182 @@ def _encode_from(
     psnr_y = meter.finish()
     check_clip(writer.data, encoding, timeline, cover.tags, meter.checksums, limits)
     return writer.data, psnr_y
+
+
+# Decoded frames of the source.
+
+
+def frames_between(
+    video: VideoFile, table: PacketTable, key: tuple[int, int], first: int, last: int
+) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield (frame number, decoded frame) for `first` to `last`, decoded from `key`, one of `decode_starts`.
+
+    Each frame is verified by its timestamp: raises DecodeError at the first that is damaged, missing or out of place.
+    """
+    key_time, key_ordinal = key
+    expected = iter(range(first, last + 1))
+    number = next(expected)
+    times = table.timestamps
+    for frame in _decoded(video, table, key_ordinal, max(table.ordinals[first : last + 1])):
+        # Frames shown before the key frame may refer to pictures before it: damaged, but not wanted.
+        if frame.is_corrupt and (frame.pts is None or frame.pts >= key_time):
+            raise DecodeError(f"the video is damaged: the frame at timestamp {frame.pts} does not decode cleanly")
+        if frame.pts is None or frame.pts < times[number]:
+            continue
+        if frame.pts != times[number]:
+            break
+        yield number, frame
+        following = next(expected, None)
+        if following is None:
+            return
+        number = following
+    raise DecodeError(f"frame {number} does not decode: damaged data, or timestamps that lie")
+
+
+def _decoded(video: VideoFile, table: PacketTable, first_ordinal: int, last_ordinal: int) -> Iterator[VideoFrame]:
+    video.reopen()
+    if video.codec_name == "h264":
+        # A decoder that starts in the middle must not have to find out by losing frames.
+        video.decoder.reorder_depth = min(max(video.decoder.reorder_depth, table.reorder_depth), _MAX_REORDER_DEPTH)
+    at: int | None = None
+    try:
+        with ffmpeg_errors("the video does not decode"):
+            for packet in islice(each_packet(video), first_ordinal, last_ordinal + 1):
+                at = packet.pts
+                yield from video.decoder.decode(packet)
+            yield from video.decoder.decode(None)
+    except ProbeError as error:
+        raise DecodeError(f"{error}, near timestamp {at}") from error
+
+
+# The MP4 of a clip.
+
+
+class ClipWriter:
+    """Encoder and in-memory MP4 of one track. The bytes are a function of the arguments and the pictures."""
+
+    def __init__(self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags) -> None:
+        import av
+        from av.codec.context import Flags
+
+        # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
+        os.environ.setdefault("SVT_LOG", "0")
+        self._timeline, self._sink = timeline, io.BytesIO()
+        # bitexact: no clock and no versions. Time begins at 0, nothing is reordered: no edit list is needed.
+        self._container = av.open(self._sink, "w", format="mp4", options={"fflags": "+bitexact", "use_editlist": "0"})
+        self._stream = cast(
+            "VideoStream",
+            self._container.add_stream(encoding.profile.encoder, rate=_RATE, options=encoding.encoder_options()),
+        )
+        encoder = self._stream.codec_context
+        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+        encoder.sample_aspect_ratio = Fraction(1)
+        encoder.time_base = Fraction(1, _RATE)
+        encoder.colorspace, encoder.color_range = tags.matrix, tags.color_range
+        encoder.color_primaries, encoder.color_trc = tags.primaries, tags.transfer
+        encoder.thread_count, encoder.gop_size, encoder.max_b_frames = 1, encoding.gop, 0
+        encoder.flags |= Flags.bitexact
+        self._stream.time_base = timeline.time_base
+        self._container.start_encoding()
+        self._filter = _no_messages(self._stream) if encoding.codec == "h264" else None
+
+    @property
+    def header(self) -> bytes:
+        """The decoder's extradata."""
+        return bytes(self._stream.codec_context.extradata or b"")
+
+    def write(self, picture: VideoFrame, number: int) -> list[tuple[int, bytes]]:
+        """Encode a picture as frame `number`; return (frame number, packet) of the packets that were written."""
+        picture.pts, picture.time_base = number, Fraction(1, _RATE)
+        return list(self._mux(self._stream.codec_context.encode(picture)))
+
+    def finish(self) -> list[tuple[int, bytes]]:
+        """Write and return the packets that the encoder held back; then `data` is complete."""
+        packets = list(self._mux(self._stream.codec_context.encode(None)))
+        self.close()
+        return packets
+
+    @property
+    def data(self) -> bytes:
+        return self._sink.getvalue()
+
+    def close(self) -> None:
+        self._container.close()
+
+    def _mux(self, packets: list[Packet[VideoStream]]) -> Iterator[tuple[int, bytes]]:
+        for packet in packets:
+            for kept in self._filter.filter(packet) if self._filter else [packet]:
+                number = cast("int", kept.pts)
+                yield number, bytes(kept)
+                kept.stream, kept.time_base = self._stream, self._timeline.time_base
+                kept.pts = kept.dts = self._timeline.ticks[number]
+                kept.duration = self._timeline.ticks_shown(number)
+                self._container.mux_one(kept)
+
+
+def _no_messages(stream: VideoStream) -> BitStreamFilterContext:
+    """Return a filter that drops SEI units, where x264 puts its version and settings, some 700 bytes per clip."""
+    from av.bitstream import BitStreamFilterContext
+
+    return BitStreamFilterContext("filter_units=remove_types=6", stream)
+
+
+# Still images.
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An encoded image: file, usual extension ("jpg" or "png"), FFmpeg's name of the codec, and PSNR of luma."""
+
+    data: bytes
+    extension: str
+    codec: str
+    psnr_y: float
+
+
+def encode_image(
+    video: VideoFile, table: PacketTable, height: int, width: int, encoding: Encoding, limits: Limits
+) -> EncodedImage:
+    """Encode a still image: a lossless PNG if `encoding` is ffv1, else a JPEG of quantiser 2 (BT.601, full range).
+
+    Raises as `encode_clip` does.
+    """
+    import av
+    from av.codec.context import Flags
+
+    is_png = encoding.codec == "ffv1"
+    codec, pixel_format = ("png", "rgb24") if is_png else ("mjpeg", "yuvj444p")
+    _, frame = next(frames_between(video, table, table.keys[0], 0, 0))
+    cover = Cover(video, frame, height, width, pixel_format)
+    picture = cover.picture(frame)
+    encoder = cast("VideoCodecContext", av.CodecContext.create(codec, "w"))
+    encoder.width, encoder.height, encoder.pix_fmt = width, height, pixel_format
+    encoder.time_base, encoder.thread_count = Fraction(1, 25), 1
+    encoder.color_range, encoder.colorspace = cover.tags.color_range, cover.tags.matrix
+    encoder.flags |= Flags.bitexact
+    encoder.options = {"pred": "mixed"} if is_png else {"qmin": "2", "qmax": "2", "huffman": "optimal"}
+    picture.pts, picture.time_base = 0, encoder.time_base
+    data = b"".join(bytes(packet) for packet in [*encoder.encode(picture), *encoder.encode(None)])
+    if is_png:
+        psnr_y, checksum = LOSSLESS_PSNR, picture_checksum(picture)
+    else:
+        meter = QualityMeter(codec, b"", height, width)
+        meter.expect(0, picture)
+        meter.take(0, data)
+        psnr_y, checksum = meter.finish(), meter.checksums[0]
+    _check_image(data, codec, checksum, limits)
+    return EncodedImage(data, "png" if is_png else "jpg", codec, psnr_y)
+
+
+def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
+    """Raise DecodeError unless `data` is one image of this codec that decodes to this picture."""
+    try:
+        with open_video(data, limits) as video:
+            is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
+            video.reopen()
+            with ffmpeg_errors("it does not decode"):
+                frames = [f for packet in [*each_packet(video), None] for f in video.decoder.decode(packet)]
+            if not is_right or [picture_checksum(frame) for frame in frames] != [checksum]:
+                raise DecodeError("it is another picture")
+    except (DecodeError, ProbeError) as error:
+        raise DecodeError(f"the written image is not what was encoded: {error}") from error

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streamvid.video.filters import FilterChain
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
-from streamvid.video.transform import Transform
+from streamvid.video.transform import FilterChain, Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
