@@ -1,15 +1,15 @@
-"""What a training step takes, predicted from the tokens of its batch: tables of costs, and classes of equal cost.
+"""Costs of training steps, predicted from the tokens of a batch: tables of costs, and classes of equal cost.
 
 A batch of B samples of s tokens each takes
 
     constant + per_token * B * s + per_pair * B * s * s
 
 `per_pair` is attention, where each token looks at all of its sample. Without measurements the constant is 0 and
-attention costs as much as all the rest at 12,288 tokens a sample: 24 * width**2 operations a token and layer against
-4 * s * width, at a width of 2,048. Then only the ratios of costs mean something.
+attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per token and layer
+against 4 * s * width, at a width of 2,048. Then only the ratios of costs mean something.
 
-All of it is integer arithmetic, the fit too: the same measurements give the same table, and a table the same classes,
-on every rank and machine.
+All of it, including the fit, is integer arithmetic: the same measurements give the same table, and a table the same
+classes, on every rank and machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MAX_COEFFICIENT = MAX_SECONDS * _PER_NANOSECOND**2
 
 _EVEN_TOKENS = 12_288  # see above
 _DEFAULT_PER_TOKEN = 1000 * _PER_NANOSECOND  # 1 µs; any would do
-# Fewer measurements of a batch may all be of its first steps, which compile and warm up.
+# Fewer measurements of a batch may all be first steps, which compile and warm up.
 _ENOUGH = 3
 _SCALE = 1 << 100  # of the fit's fixed-point numbers
 _DEPENDENT = Fraction(1, 10**9)  # under this share of their length, columns count as dependent
@@ -52,8 +52,8 @@ class CostTable:
     """Predicted nanoseconds of one training step for a batch of a bucket.
 
     tokens: bucket id → tokens of a sample. constant, per_token, per_pair: attoseconds, see above.
-    measured: (bucket id, batch size) → nanoseconds, which go before the prediction.
-    ConfigError for values that no table has.
+    measured: (bucket id, batch size) → nanoseconds, which take precedence over the prediction.
+    Raises ConfigError for invalid values.
     """
 
     tokens: Mapping[str, int]
@@ -93,7 +93,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Bucket id → nanoseconds of a step with its batch size: what `cost_classes` takes."""
+        """Return bucket id → nanoseconds of a step with its batch size: what `cost_classes` takes."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     @property
@@ -102,7 +102,7 @@ class CostTable:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON that `from_json` reads back."""
+        """Return plain JSON that `from_json` reads back."""
         return {
             "version": COST_VERSION,
             "tokens": dict(self.tokens),
@@ -112,22 +112,24 @@ class CostTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
-        """Table of what `to_json` gave; ConfigError for anything else."""
+        """Build a table from what `to_json` returned; ConfigError for anything else."""
         if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
             version = value.get("version") if isinstance(value, Mapping) else value
             raise ConfigError(
-                f"cost table version={version!r}: this streamvid reads {COST_VERSION}; fit the costs anew"
+                f"cost table version={version!r}: this streamvid reads {COST_VERSION}; fit the costs again"
             )
         try:
             rates = value["attoseconds"]
             measured = {(bucket_id, size): nanoseconds for bucket_id, size, nanoseconds in value["measured"]}
             return cls(value["tokens"], rates["constant"], rates["per_token"], rates["per_pair"], measured)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"cost table is damaged ({type(error).__name__}: {error}); fit the costs anew") from error
+            raise ConfigError(
+                f"cost table is damaged ({type(error).__name__}: {error}); fit the costs again"
+            ) from error
 
 
 def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
-    """The table without measurements: tokens, and attention as above. Only ratios of its costs mean something.
+    """Return the table without measurements: tokens, and attention as above. Only ratios of its costs mean something.
 
     model: whose VAE and patches make the tokens; None: `Bucket.tokens`.
     """
@@ -137,12 +139,12 @@ def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> 
 def fit_costs(
     measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket], model: ModelRule | None = None
 ) -> CostTable:
-    """The table that measured steps give: (bucket id, batch size, seconds) in any order, a first step among them too.
+    """Fit a table to measured steps: (bucket id, batch size, seconds) in any order, first steps included.
 
-    A batch measured three times or more costs its median, which outliers cannot move far while they are the fewer.
-    From these medians (from all, if there are none) the three coefficients, none of them negative, are fitted for the
-    least squares of the relative error; they predict the rest. Where all measurements are of one number of tokens a
-    sample, attention keeps its default share of what is not constant.   model: as in `default_costs`.
+    A batch measured three times or more costs its median. The three non-negative coefficients are fitted to these
+    medians (to all medians, if there are none) for the least squares of the relative error; they predict other batches.
+    If all measurements have the same number of tokens per sample, attention keeps its default share of what is not
+    constant.   model: as in `default_costs`.
     Numbers may be numpy's. ConfigError for no measurements, entries that are no such triples, unknown buckets, and
     seconds that are not above 0 and at most 1,000,000.
     """
@@ -160,7 +162,7 @@ def fit_costs(
 
 
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
-    """Bucket id → number of its class, from 0 for the cheapest.
+    """Return bucket id → number of its class, from 0 for the cheapest.
 
     A class holds the buckets that cost at most `tolerance` more than its cheapest.
     costs: bucket id → cost, integers of at least 1. tolerance: a share, 0 to 10. ConfigError for others.
@@ -181,12 +183,12 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
 
 
 def _columns(tokens: int, batch_size: int) -> tuple[int, int, int]:
-    """What the three coefficients are multiplied with."""
+    """Return the factors of the three coefficients."""
     return 1, batch_size * tokens, batch_size * tokens * tokens
 
 
 def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, int]:
-    """The coefficients (constant, per_token, per_pair) in attoseconds."""
+    """Return the coefficients (constant, per_token, per_pair) in attoseconds."""
     if len({pairs // tokens for (_, tokens, pairs), _ in rows}) > 1:
         constant, per_token, per_pair = _non_negative(rows)
     else:
@@ -215,7 +217,7 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
             solution = _solve([[products[i][j] for j in chosen] for i in chosen], [totals[i] for i in chosen])
             if solution is None or min(solution) < 0:
                 continue
-            # At the least squares, what is left is len(rows) less this; two sets that explain the same count as equal.
+            # The remaining squares are len(rows) less this; two sets that explain the same count as equal.
             explained = sum((x * totals[i] for x, i in zip(solution, chosen, strict=True)), Fraction(0)) / _SCALE**2
             if explained > most_explained + Fraction(1, 10**15):
                 most_explained = explained
@@ -229,7 +231,7 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
     """Solution of a symmetric system; None where its columns depend on each other."""
     rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
     for i, pivot_row in enumerate(rows):
-        # What is left of a column without its parts along the ones before, against its length.
+        # The part of a column that is independent of those before, compared with its length.
         if pivot_row[i] <= matrix[i][i] * _DEPENDENT:
             return None
         for k, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Clips that are stored in several buckets, and drawn anew in each pass for one of them, or for none.
+"""Clips that are stored in several buckets and drawn in each pass for one of them, or for none.
 
 A draw set is clips that the same buckets take with the same probabilities. Each of these buckets stores all of them, in
 the same order and cut into shards of the same sizes. A pass over the N clips of a set is N slots of an endless line:
@@ -35,7 +35,7 @@ _PHASE_BITS = 20
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """What one bucket knows of a draw set.
+    """A draw set as one bucket sees it.
 
     name: a hash of it, the same in all its buckets. weights: of these buckets, in parts of UNIT; what is missing to
     UNIT is the probability that no bucket takes a clip. member: which of them this bucket is.
@@ -53,14 +53,14 @@ class DrawSet:
 
     @property
     def probability(self) -> Fraction:
-        """With which a clip of the set is this bucket's in a pass."""
+        """Probability with which a clip of the set is this bucket's in a pass."""
         return Fraction(self.weights[self.member], UNIT)
 
 
 def draw_sets(
     sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
 ) -> dict[str, list[DrawSet]]:
-    """What each bucket knows of the sets; bucket ids are the dataset's.
+    """Return the draw sets as each bucket sees them; bucket ids are the dataset's.
 
     numbers, counts: bucket id → of the shards that the plan counts there, number and samples, in the plan's order.
     Raises IntegrityError where a set's shards have other counts in one bucket than in another.
@@ -77,15 +77,15 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have unequal numbers of samples that may be drawn: the filter or "
-                "the index tells one copy of a clip from another; copy the dataset again, or change where="
+                f"draw set {one.name}: its buckets have unequal numbers of samples: the filter or the index differs "
+                "between copies of a clip; copy the dataset again, or change where="
             )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """What a pass takes of each shard: `sizes` samples, from `firsts` on in the order that `keys` permute them to."""
+    """Samples that a pass takes of each shard: `sizes`, from `firsts` on, in the order of the permutation of `keys`."""
 
     sizes: Int64Array
     firsts: Int64Array
@@ -195,7 +195,7 @@ class DrawnStream(BucketStream):
 
 @lru_cache(maxsize=4096)
 def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """How many of the line's first slots have each label."""
+    """Count labels among the line's first slots."""
     left, remaining, found = slots, UNIT, []
     for weight in weights:
         count = left * weight // remaining
@@ -207,14 +207,14 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Labels among each of several stretches of a pass of `total` slots that begins at `base`; stretches go round."""
+    """Count labels in several stretches of a pass of `total` slots that begins at `base`; stretches wrap around."""
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]
 
 
 def _labels_after(base: int, slots: Int64Array, weights: tuple[int, ...]) -> list[Int64Array]:
-    """Labels among the slots [base, base + slots): what is large is worked out in Python's integers."""
+    """Count labels among the slots [base, base + slots); large numbers are Python integers."""
     left_before, left, remaining, found = base, slots, UNIT, []
     for weight in weights:
         before, rest = divmod(left_before * weight, remaining)

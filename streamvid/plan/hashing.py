@@ -57,27 +57,27 @@ def hash64(*parts: int | IntArray) -> int | UInt64Array:
 
 
 def hash64_array(*parts: int | IntArray) -> UInt64Array:
-    """`hash64` as an array of at least one dimension."""
+    """Return `hash64` as an array of at least one dimension."""
     return _as_array(hash64(*parts))
 
 
 def uniform(*parts: int) -> float:
-    """A float64 in [0, 1) from 53 bits of the hash of integers."""
+    """Return a float64 in [0, 1) from 53 bits of the hash of integers."""
     return (hash64(*parts) >> 11) * 2.0**-53
 
 
 def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
-    """`uniform` of arrays."""
+    """Return `uniform` of arrays."""
     return (hash64_array(*parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def hash_below(n: int, *parts: int) -> int:
-    """An integer in [0, n) from the hash of integers; its bias is at most n / 2**64."""
+    """Return an integer in [0, n) from the hash of integers; its bias is at most n / 2**64."""
     return (hash64(*parts) * n) >> 64
 
 
 def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray[np.int64]:
-    """Where the permutation of range(size) that belongs to a key takes each position: int64, shaped as they broadcast.
+    """Apply the permutation of range(size) that belongs to a key to each position: int64, in their broadcast shape.
 
     `positions` are in [0, size), sizes up to 2**62. Memory is O(len(positions)) whatever the sizes.
     """
@@ -110,7 +110,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """One walk of the network, whose domain is the next power of two from the bound: under half the places walk on."""
+    """Apply the network once; its domain is the next power of two from the bound, so under half the places repeat."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

@@ -1,7 +1,7 @@
 """Buckets whose batches make up steps together: one bucket, or with sync="cost" a class of about equal cost.
 
-A lane's batches (units, see tail.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one a
-rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
+A lane's batches (units, see tail.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one
+per rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
 
 A lane of several buckets has no position of its own: its steps are known by the units that are left, counted from the
 end of the epoch, which is the same number wherever the run began.
@@ -27,13 +27,13 @@ Int64Array = npt.NDArray[np.int64]
 Units: TypeAlias = tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]
 """(bucket number, unit of the bucket, is it a filler)."""
 
-_FEW_RANKS = 4  # for each bucket
+_FEW_RANKS = 4  # per bucket
 _UNIT_ORDER = 4  # keeps this use of the seed apart from others
 
 
 @dataclass(frozen=True)
 class Lane:
-    """See above; `spans` by bucket id."""
+    """One or more buckets whose batches make up steps together; `spans` are sorted by bucket id."""
 
     spans: tuple[BucketSpan, ...]
     options: PlanOptions
@@ -57,7 +57,7 @@ class Lane:
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
-        """The lane as one of the epoch's tracks. first_keys: bucket id → key of its first step ("largest-first")."""
+        """Return the lane as a track of the epoch. first_keys: bucket id → key of its first step ("largest-first")."""
         num_steps = self.num_steps
         if len(self.spans) == 1:
             (span,) = self.spans
@@ -73,11 +73,11 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """(units of each of `ranks` at neighbouring steps, flat; samples that all ranks take at each step)."""
+        """Return (units of each of `ranks` at neighbouring steps, flat; samples that all ranks take at each step)."""
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
-            # To find one place of the order costs a few units of every bucket; here all ranks' cost less.
+            # Finding one place of the order costs a few units of every bucket; here the units of all ranks cost less.
             numbers, units, extra = self._stretches(first, last)
             mine = np.arange(len(numbers)).reshape(-1, self.num_ranks)[:, ranks.start : ranks.stop].ravel()
             totals: Int64Array = sizes[numbers].reshape(-1, self.num_ranks).sum(axis=1)
@@ -88,7 +88,7 @@ class Lane:
         return self._stretches(starts + ranks.start, starts + ranks.stop), np.diff(taken)
 
     def _stretches(self, starts: Int64Array, stops: Int64Array) -> Units:
-        """Units [starts[i], stops[i]) of the lane's order, one stretch after the other."""
+        """Return units [starts[i], stops[i]) of the lane's order, one stretch after the other."""
         last = self.num_units
         numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
         extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the last step of all has fillers
@@ -99,9 +99,9 @@ class Lane:
         )
 
     def counts(self, num_steps: int) -> list[int]:
-        """How many units of each bucket the first `num_steps` steps take; fillers are not counted."""
+        """Count the units of each bucket that the first `num_steps` steps take, without fillers."""
         taken = num_steps * self.num_ranks
-        if len(self.spans) == 1:  # positions go on past the end of the block by themselves
+        if len(self.spans) == 1:  # positions continue past the end of the block by themselves
             return [taken]
         return [int(count) for count in self._order.counts(min(taken, self.num_units))]
 

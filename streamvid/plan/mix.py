@@ -1,4 +1,4 @@
-"""A bucket's stream over several datasets: in every stretch of an epoch each has the share that it has of the epoch.
+"""A bucket's stream over several datasets: each keeps its share of the epoch in every stretch of it.
 
 Dataset i has n_i samples in the bucket and is repeated r_i times an epoch. Its own stream (stream.py) is endless, and
 epoch e takes [b_i(e), b_i(e + 1)) of it, m_i samples, where b_i(e) is e * r_i * n_i rounded. The bucket's stream is the
@@ -36,7 +36,7 @@ _MAX_PARTS = 1 << 40  # numerators and denominators; floor arithmetic on them is
 _ROUNDING = Fraction(1, 10**12)  # as a share: more than the error of a few floating-point operations
 _MERGE_ORDER = 5  # keeps this use of the seed apart from those in stream.py and order.py
 MAX_BLOCK_SAMPLES = 1 << 35
-"""Of a bucket of several datasets in one epoch: W * m_i stays in int64."""
+"""Maximum samples of a bucket of several datasets in one epoch: W * m_i stays in int64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,7 @@ class PlanSource:
     """One dataset of a plan.
 
     num_samples: bucket id → samples in each of its shards, in manifest order. seed: of its own streams.
-    num_repeats: how often an epoch takes its samples; fractions too. draws: bucket id → the draw sets that shards of it
-    are part of.
+    num_repeats: how often an epoch takes its samples, perhaps a fraction. draws: bucket id → draw sets of its shards.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -61,7 +60,7 @@ class PlanSource:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_repeats, Fraction) or not 0 < self.num_repeats <= 1 << 20:
-            raise ConfigError(f"num_repeats={self.num_repeats!r}: allowed are fractions above 0, up to {1 << 20}")
+            raise ConfigError(f"num_repeats={self.num_repeats!r}: must be a fraction above 0, up to {1 << 20}")
 
 
 class MixedStream:
@@ -87,11 +86,11 @@ class MixedStream:
                 self._streams.append(stream)
                 self._repeats.append(sources[number].num_repeats)
         sizes_of = [stream.num_samples for stream in self._streams]
-        self._firsts = np.cumsum([0, *sizes_of])  # a sample's ordinal counts through the datasets one after the other
+        self._firsts = np.cumsum([0, *sizes_of])  # ordinals count through one dataset after the other
         self.num_samples = sum(sizes_of)
         rates = [r * s.samples_per_pass for r, s in zip(self._repeats, self._streams, strict=True)]
         self.rate = sum(rates, Fraction(0))
-        """Samples an epoch, on average."""
+        """Samples per epoch, on average."""
         self.samples_per_pass = int(sum((stream.samples_per_pass for stream in self._streams), Fraction(0)))
 
     def boundary(self, epoch: int) -> int:
@@ -103,17 +102,17 @@ class MixedStream:
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Epochs after which the lengths of blocks come again, this bucket's and those of period `other`."""
+        """Return the epochs after which block lengths repeat, both this bucket's and those of period `other`."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
     @property
     def is_drawn(self) -> bool:
-        """Whether its blocks have lengths that never come again as they were."""
+        """True if the lengths of its blocks do not repeat."""
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """(first pass, number of passes) that each dataset's part of an epoch's block lies in."""
+        """Return (first pass, number of passes) that each dataset's part of an epoch's block lies in."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
@@ -121,15 +120,15 @@ class MixedStream:
 
     @property
     def has_several(self) -> bool:
-        """Whether more than one dataset has samples here."""
+        """True if more than one dataset has samples here."""
         return len(self._streams) > 1
 
     def member_of(self, ordinals: Int64Array) -> Int64Array:
-        """Which of the datasets that have the bucket each sample is of, shaped as `ordinals`."""
+        """Return the dataset of each sample, among those that have the bucket, shaped as `ordinals`."""
         return np.searchsorted(self._firsts, ordinals, side="right") - 1
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """(number of the source, number of the shard in its bucket, index in the shard), shaped as `ordinals`."""
+        """Return (number of the source, shard number in its bucket, index in the shard), shaped as `ordinals`."""
         if len(self._streams) == 1:
             shards, indices = self._streams[0].locate(ordinals)
             return np.full_like(shards, self._numbers[0]), shards, indices
@@ -141,14 +140,14 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """(which of the datasets that have the bucket, position in its own stream) of positions, shaped as them."""
+        """Return (dataset among those of the bucket, position in its own stream) of positions, in their shape."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())
         return members.reshape(positions.shape), places.reshape(positions.shape)
 
     def members(self, members: Int64Array) -> Iterator[tuple[Any, BucketStream, int]]:
-        """(where in `members`, stream, its first ordinal) of each dataset that occurs there."""
+        """Yield (where in `members`, stream, its first ordinal) of each dataset that occurs there."""
         if len(self._streams) == 1:
             yield ..., self._streams[0], 0
             return
@@ -158,7 +157,7 @@ class MixedStream:
                 yield where, stream, int(self._firsts[member])
 
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """`split` of a flat array over several datasets."""
+        """Return `split` of a flat array over several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)
@@ -188,7 +187,7 @@ class MixedStream:
         return members, starts[members, blocks] + lower[members, every] + places
 
     def _epoch_at(self, position: int) -> int:
-        """The epoch whose block holds a position: the last that begins at or before it."""
+        """Return the epoch whose block holds a position: the last that begins at or before it."""
         slack = sum((stream.slack for stream in self._streams), Fraction(0))
         low = max(0, math.floor((position - slack) / self.rate))
         high = math.floor((position + slack) / self.rate) + 1
@@ -199,10 +198,10 @@ class MixedStream:
 
 
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
-    """(ordinal, pass, which of the datasets that have the bucket) of the samples; each shaped as its positions.
+    """Return (ordinal, pass, dataset among those of the bucket) of the samples, each in the shape of its positions.
 
     Ordinals count through all samples of the bucket, dataset by dataset, in manifest order. Those of many streams are
-    found together: most of what a few samples cost is the call.
+    found together, because most of the cost of a few samples is the call.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]

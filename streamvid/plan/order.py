@@ -1,14 +1,14 @@
-"""The order in which an epoch takes steps from several tracks, and in which a class of buckets takes its batches.
+"""The order in which an epoch takes steps from its tracks, and a class of buckets its batches.
 
-A track is something that has so many steps of its own, in an order of its own. Its step i has the key
+A track has a number of steps in an order of its own. Its step i has the key
 
     (offset + i * stride + stride * u) / length          u = uniform(kind, seed, epoch, hash, first_id + i * id_stride)
 
 and the order is all steps by (key, track). A track's steps are thus spread over the whole epoch, each at random within
-a stratum of its own, and keep their order. So how many steps of a track have keys below some x is known to within one,
-about (x * length - offset) / stride, and any place of the epoch is found by solving for x and sorting the few steps
-about it. `offset` and the ids come from positions, not from where the run began: what follows a position is what
-followed it before.
+a stratum of its own, and keep their order. The number of a track's steps with keys below some x is therefore known to
+within one, about (x * length - offset) / stride, and any place of the epoch is found by solving for x and sorting the
+few steps around it. `offset` and the ids come from positions, not from the start of the run: the order after a position is
+always the same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from streamvid.plan.hashing import uniform_array
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-# Of a step: more than rounding makes of any count.
+# In steps; more than the rounding error of any count.
 _ROUNDING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """See above. first_key: a key of its own for step 0, below all others; None: like the rest."""
+    """One track, see above. first_key: a special key for step 0, below all others; None: no special key."""
 
     hash: int
     num_steps: int
@@ -43,7 +43,7 @@ class Track:
 
 
 class EpochOrder:
-    """Finds the steps of the rest of an epoch by their number; memory is proportional to tracks."""
+    """Finds the remaining steps of an epoch by their number, in memory proportional to tracks."""
 
     def __init__(self, tracks: Sequence[Track], kind: int, seed: int, epoch: int, is_shuffled: bool) -> None:
         self._draw = (kind, seed, epoch)
@@ -65,23 +65,23 @@ class EpochOrder:
         self._linear_sums = np.maximum.accumulate(self._linear(self._corners).sum(axis=1))
 
     def steps(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
-        """(track numbers, steps within the track) of steps [start, stop), 0 <= start <= stop <= num_steps."""
+        """Return (track numbers, steps within the track) of steps [start, stop), 0 <= start <= stop <= num_steps."""
         return self.stretches(np.array([start]), np.array([stop]))
 
     def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """`steps` of several stretches [starts[i], stops[i]), one after the other."""
+        """Return `steps` of several stretches [starts[i], stops[i]), one after the other."""
         lower, stretches, tracks, indices = self._around(starts, stops)
         places = _count_up(stretches, len(starts)) + lower.sum(axis=1)[stretches]
         inside = (places >= starts[stretches]) & (places < stops[stretches])
         return tracks[inside], indices[inside]
 
     def counts(self, num_steps: int) -> Int64Array:
-        """(num_tracks,) how many of the first `num_steps` steps each track has."""
+        """Return (num_tracks,) how many of the first `num_steps` steps each track has."""
         counts: Int64Array = self.counts_at(np.array([num_steps]))[0]
         return counts
 
     def counts_at(self, places: Int64Array) -> Int64Array:
-        """(len(places), num_tracks) `counts` of each place."""
+        """Return (len(places), num_tracks) `counts` of each place."""
         lower, stretches, tracks, _ = self._around(places, places)
         is_before = _count_up(stretches, len(places)) < (places - lower.sum(axis=1))[stretches]
         cells = stretches[is_before] * lower.shape[1] + tracks[is_before]
@@ -89,7 +89,7 @@ class EpochOrder:
         return counts
 
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Steps of each track before all of a stretch, and in order (stretch, track, index) of steps about it.
+        """Return steps of each track before a stretch, and (stretch, track, index) of steps around it.
 
         The latter hold all of the stretch, and all steps before it but those counted first.
         """
@@ -102,7 +102,7 @@ class EpochOrder:
         return lower, stretches[order], tracks[order], indices[order]
 
     def _bounds(self, places: Int64Array, side: int) -> Int64Array:
-        """(places, num_tracks) steps of each track surely before the place (side -1), or at least those (side 1)."""
+        """Return a lower (side -1) or upper (side 1) bound of each track's steps before each place."""
         if not self.num_steps:
             return np.zeros((len(places), len(self._num_steps)), np.int64)
         # The real counts below a key differ from the linear ones by one a track; so does their sum.
@@ -112,7 +112,7 @@ class EpochOrder:
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """(keys, num_tracks) steps below each key, to within one."""
+        """Return (keys, num_tracks) steps below each key, to within one."""
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 

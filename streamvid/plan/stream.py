@@ -48,7 +48,7 @@ class _Piece:
 
 
 class BucketStream:
-    """Finds the samples of one bucket by position; keeps the shard orders of the last passes that were asked for."""
+    """Finds the samples of one bucket by position; keeps the shard orders of the last passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order. seed: None for that of
@@ -62,11 +62,11 @@ class BucketStream:
         self._passes: dict[int, Pass] = {}
 
     def ordinals(self, positions: Int64Array) -> Int64Array:
-        """Numbers of the samples at `positions`, counted through the shards in manifest order; shape of `positions`."""
+        """Return the numbers of the samples at `positions`, counted through the shards in manifest order."""
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """(shard numbers, indices in their shards) of samples counted in manifest order."""
+        """Return (shard numbers, indices in their shards) of samples counted in manifest order."""
         # numpy would copy the sums to compare them with another type.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
@@ -78,26 +78,26 @@ class BucketStream:
 
     @property
     def slack(self) -> Fraction:
-        """How far `begin` is from samples_per_pass * passes at most."""
+        """Maximum distance of `begin` from samples_per_pass * passes."""
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction) -> int:
-        """Where so many passes end, to the nearest sample."""
+        """Return the position after `passes` passes, to the nearest sample."""
         return math.floor(self.num_samples * passes + Fraction(1, 2))
 
     def pass_of(self, position: int) -> int:
-        """The pass that a position lies in."""
+        """Return the pass that a position lies in."""
         return position // self.num_samples
 
     def passes_of(self, positions: Int64Array) -> Int64Array:
-        """The pass that each position lies in."""
+        """Return the pass that each position lies in."""
         return positions // self.num_samples
 
     def _pass_start(self, number: int) -> int:
         return number * self.num_samples
 
     def _sizes_in(self, number: int) -> Int64Array:
-        """How many samples of each shard a pass has."""
+        """Return the samples of each shard in a pass."""
         return self._shard_sizes
 
     @property
@@ -105,14 +105,14 @@ class BucketStream:
         return self._options.shuffle != "none"
 
     def pieces(self, positions: Int64Array) -> Iterator[_Piece]:
-        """The positions by the pass that they lie in."""
+        """Yield the positions by the pass that they lie in."""
         if not self._needs_order:
             yield _Piece(..., None, positions % self.num_samples)
             return
         if not positions.size:
             return
         first = self.pass_of(int(positions.min()))
-        if self.pass_of(int(positions.max())) == first:  # as mostly; saves a division each
+        if self.pass_of(int(positions.max())) == first:  # the usual case; saves a division per position
             yield self._piece(..., first, positions)
             return
         passes = self.passes_of(positions)
@@ -132,7 +132,7 @@ class BucketStream:
         return _Piece(where, order, places, (starts, sizes, keys))
 
     def count(self, order: Pass | None, places: IntArray) -> IntArray:
-        """The numbers, in manifest order, of samples at places in the order of a pass."""
+        """Return the numbers, in manifest order, of samples at places in the order of a pass."""
         if order is None:
             return places
         turns = np.searchsorted(order.ends, places, side="right") - 1
@@ -156,7 +156,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """`BucketStream.ordinals` of each; all are permuted together, since a call costs more than a few samples."""
+    """Return `BucketStream.ordinals` of each; all are permuted together, since a call costs more than a few samples."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])
@@ -170,7 +170,7 @@ def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64A
 
 
 def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
-    """Places of each part, moved within their windows of (start, size, key)."""
+    """Return places of each part, moved within their windows of (start, size, key)."""
     offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
     sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
     moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])
@@ -179,7 +179,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 
 def prefix_sums(counts: IntArray) -> IntArray:
-    """(n + 1,), from 0 on; as int32 where they fit, which halves what a bucket of many shards holds."""
+    """Return (n + 1,), from 0 on; as int32 where they fit, which halves what a bucket of many shards holds."""
     total = int(np.sum(counts, dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])

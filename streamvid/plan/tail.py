@@ -1,13 +1,13 @@
-"""What an epoch takes from a bucket, as arithmetic on positions: known before the first step.
+"""Samples that an epoch takes from a bucket, as arithmetic on positions: known before the first step.
 
 S, E               where the epoch's block of the bucket begins and ends: for one dataset e * n and (e + 1) * n
-P                  where the run stands; max(P, S) but under "carry", where what the epoch before left lies before S
+P                  the run's position; at least S except under "carry", where the previous remainder lies before S
 available          max(0, E - P)
 unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) under "pad"
 
-R units make a step (lane.py). What is left then: "carry" leaves P where it is, and the next epoch opens with the rest;
-"drop" goes on from E; "pad" fills the last step with positions past E, which wrap into [S, E) as repeats; "shrink" and
-"uneven" take the rest in one more step a bucket.
+R units make a step (lane.py). The remainder: "carry" leaves P where it is, and the next epoch opens with it; "drop"
+continues from E; "pad" fills the last step with positions past E, which wrap into [S, E) as repeats; "shrink" and
+"uneven" take the remainder in one more step per bucket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamvid.plan.options import Tail
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """What the remainder of an epoch makes of a bucket.
+    """Counts of one bucket for the remainder of an epoch.
 
     num_samples: stored samples, over all datasets; all other counts begin at the cursor.
     num_steps: steps that have this bucket; with sync="cost", where others share them, the steps that its batches would
@@ -49,7 +49,7 @@ class BucketReport:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpan:
-    """The part of a bucket's stream that one epoch covers, from where the run stands."""
+    """The part of a bucket's stream that one epoch covers, and the run's position in it."""
 
     bucket_id: str
     num_samples: int
@@ -82,7 +82,7 @@ class BucketSpan:
         return -(-self.available // self.batch_size) if self.tail == "pad" else self.available // self.batch_size
 
     def position_after(self, num_units: int) -> int:
-        """Where the bucket stands after so many units of the epoch."""
+        """Return the bucket's position after a number of units of the epoch."""
         reached = self.position + num_units * self.batch_size
-        # A padded step ends with the block: what lies past it was repeats.
+        # A padded step ends with the block: positions past it are repeats.
         return max(self.position, min(reached, self.end)) if self.tail == "pad" else reached

@@ -1,7 +1,7 @@
-"""Where a clip's packets lie in its bytes, so that windows of it decode without its container, from a part of it.
+"""Index of a clip's packets, so that windows of it decode from a part of its bytes, without its container.
 
 Packets are in decode order. They are grouped in segments, cut at every key packet and after every 32nd packet since:
-a segment is what is read at a time, and what has a checksum.
+a segment is the unit of reading and of checksums.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PacketWindow:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Facts:
-    """What follows from a clip's packets.
+    """Facts derived from a clip's packets.
 
     - segments: number of each packet's segment. num_bytes: end of the last packet.
     - is_sequential: every packet is a frame, in the order of time.
@@ -75,9 +75,9 @@ class Facts:
 def facts_of(
     times: Int64s, offsets: Int64s, sizes: Int64s, flags: npt.NDArray[np.uint8], edges: Int64s
 ) -> list[Facts | None]:
-    """Of several clips at once, whose packets stand end to end: clip i has those from edges[i] up to edges[i + 1].
+    """Derive the facts of several clips at once; clip i has the packets from edges[i] up to edges[i + 1].
 
-    None for packets that no clip has, or for none.
+    None for a clip with impossible packets, or with none.
     """
     number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
     is_first = np.zeros(len(flags), np.bool_)
@@ -157,7 +157,7 @@ class ClipIndex:
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
-        """What `num_frames` frames from number `start` on, every stride-th as shown, are decoded from.
+        """Return the packets to decode `num_frames` frames from number `start` on, every stride-th as shown.
 
         Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
         """
@@ -169,7 +169,7 @@ class ClipIndex:
         return self._window(first, last, wanted, np.arange(num_frames))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """What the frames of these numbers, ascending, are decoded from; one that repeats has its first place alone.
+        """Return the packets to decode these ascending frames from; a repeated one has its first place only.
 
         Raises as `window` does.
         """
@@ -190,7 +190,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, start: int, last_frame: int, stride: int) -> tuple[int, int, slice | Int64s]:
-        """The first and the last packet that are decoded, and which of those, counted from the first, are wanted."""
+        """Return the first and last packet to decode, and which of these, counted from the first, are wanted."""
         assert self.facts is not None
         keys = np.flatnonzero(self.flags[: last_frame + 1 if self.facts.is_sequential else None] & KEY)
         if self.facts.is_sequential:
@@ -199,7 +199,7 @@ class ClipIndex:
         return self._reordered_span(self._order[start : last_frame + 1 : stride], keys)
 
     def _span_of(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """`_span` of frames at any distances."""
+        """Return `_span` of frames at any distances."""
         assert self.facts is not None
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
@@ -208,7 +208,7 @@ class ClipIndex:
         return self._reordered_span(self._order[numbers], keys)
 
     def _reordered_span(self, wanted: Int64s, keys: Int64s) -> tuple[int, int, Int64s]:
-        """Of these packets, in the order of time."""
+        """Return `_span` of these packets, given in the order of time."""
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
             raise DecodeError(f"no key frame comes before the one at {self.times[wanted[0]]}: it cannot be decoded")
@@ -234,12 +234,12 @@ class ClipIndex:
 
 
 def checksum(data: bytes | memoryview) -> bytes:
-    """Of a segment's bytes."""
+    """Return the checksum of a segment's bytes."""
     return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
 
 
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
-    """The packets of a clip that `probe` accepts; None where it has to be decoded by way of its container.
+    """Return the packets of a clip that `probe` accepts; None if it has to be decoded through its container.
 
     That is where it is an image, where packets do not stand whole and as they are in the file (transport streams,
     stripped headers) or may hold another one's picture (AVI), and where a decoder must be told more (a change of
@@ -298,7 +298,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
 
 
 def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
-    """Where each packet's bytes stand in the file as they are, None where one does not, or has no time of its own."""
+    """Return each packet's offset in the file; None if one is not there unchanged, or has no time of its own."""
     times = {row[0] for row in table.rows}
     if None in times or len(times) < len(table.rows) or not video.is_exact:
         return None

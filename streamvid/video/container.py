@@ -34,11 +34,11 @@ class FarFile(Protocol):
     def tell(self) -> int: ...
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """From here on, zeros for (start, end) of what is in `bodies` and was not read yet; `heads` are read first."""
+        """Return zeros for unread bytes of `bodies` (start, end) from now on; `heads` are read first."""
         ...
 
     def leave_out_nothing(self) -> None:
-        """All bytes are the file's again."""
+        """Return the file's bytes everywhere again."""
         ...
 
 
@@ -139,7 +139,7 @@ class VideoFile:
             raise
 
     def _has_one_packet(self) -> bool:
-        """Whether a GIF is a picture and no video; afterwards it has to be opened anew."""
+        """Return whether a GIF is a picture, not a video; afterwards it has to be reopened."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
 
@@ -263,7 +263,7 @@ def _canonical(format_name: str) -> str:
 
 
 def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
-    """The first video stream that is neither a cover picture nor a tile of a larger picture."""
+    """Return the first video stream that is neither a cover picture nor a tile of a larger picture."""
     from av.stream import Disposition
 
     if len(container.streams) > limits.max_streams:

@@ -1,4 +1,4 @@
-"""What one decoded frame says about itself: size, pixel aspect, orientation and colour.
+"""Facts that one decoded frame states: size, pixel aspect, orientation and colour.
 
 Colour matrices and ranges are FFmpeg's numbers (AVColorSpace, AVColorRange), fixed by ITU-T H.273.
 """
@@ -66,7 +66,7 @@ class FrameFormat:
     has_centered_chroma: bool = False
 
     def check(self, frame: VideoFrame) -> None:
-        """DecodeError if a frame has another size or pixel format."""
+        """Raise DecodeError if a frame has another size or pixel format."""
         found = (frame.width, frame.height, frame.format.name)
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(
@@ -84,14 +84,14 @@ class FrameFormat:
 
 
 def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
-    """The format of `frame`, decoded from `video`; ProbeError where its colours or orientation are not supported."""
+    """Return the format of `frame`, decoded from `video`. Raises ProbeError for unsupported colours or orientation."""
     _check_transfer(frame, video.limits)
     flip, rotation = _orientation(frame)
     return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip)
 
 
 def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
-    """The same of a frame that was decoded without its container. ProbeError where its colours are not supported."""
+    """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colours."""
     return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip)
 
 

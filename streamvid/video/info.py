@@ -1,4 +1,7 @@
-"""What probing found out about a video or an image: plain values, no PyAV, no numpy."""
+"""Facts about a video or an image that probing found: plain values, no PyAV, no numpy.
+
+VideoInfo is flat on purpose: users read its fields by name, and most are columns of the samples index.
+"""
 
 from __future__ import annotations
 

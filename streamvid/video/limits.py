@@ -1,7 +1,7 @@
-"""How much of a file that somebody else made is taken in: sizes, counts, formats and codecs.
+"""Limits on untrusted files: sizes, counts, formats and codecs.
 
 Every number exists because a file of a few hundred kilobytes can ask for gigabytes. The lists name what FFmpeg's
-demuxers and decoders are called; what is not named is refused before a byte of it is parsed.
+demuxers and decoders are called; others are refused before a byte is parsed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What `probe` and `decode_into` accept; anything beyond is a ProbeError or a DecodeError that names the limit."""
+    """Limits of `probe` and `decode_into`; anything beyond is a ProbeError or a DecodeError that names the limit."""
 
     max_bytes: int = 16 << 30
     max_pixels: int = 8192 * 4320  #: of one frame, as FFmpeg counts: some decoders pad rows to 64 pixels

@@ -56,7 +56,7 @@ class PacketTable:
         return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
 
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
-        """(timestamp, ordinal) of the key packets to decode these frames from, the best first, two at most.
+        """Return (timestamp, ordinal) of the key packets to decode these frames from, the best first, two at most.
 
         The second is one key frame further back: it serves where the first was no true entry point.
         """
@@ -95,7 +95,7 @@ def read_packets(video: VideoFile) -> PacketTable:
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
-    """The video's packets from where the demuxer stands; empty ones, which would flush a decoder, are left out."""
+    """Yield the remaining packets of the demuxer, without empty ones, which would flush a decoder."""
     with (
         ffmpeg_errors("the file ends early or is damaged: its packets cannot all be read"),
         # Not read to its end and left to itself, PyAV's generator loses a packet each time.
@@ -107,7 +107,7 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
 
 
 def remedy() -> str:
-    """What to do about a file whose timestamps cannot be trusted."""
+    """Return the remedy for a file whose timestamps cannot be trusted."""
     return "remux it (ffmpeg -i IN -c copy OUT.mkv) or, if that changes nothing, re-encode it (ffmpeg -i IN OUT.mp4)"
 
 
@@ -151,7 +151,7 @@ def _is_entry(video: VideoFile, packet: Packet[VideoStream]) -> bool:
 
 
 def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, int]]) -> None:
-    """ProbeError where header and bytes disagree about how long the file is."""
+    """Raise ProbeError where header and bytes disagree about how long the file is."""
     if video.container_name == "mov":
         missing = sum(entry.pos + entry.size > video.num_bytes for entry in video.stream.index_entries)
         if missing:
@@ -189,7 +189,7 @@ def _broken_off(video: VideoFile, num_found: int) -> str:
 
 
 def _matroska_end(video: VideoFile) -> int:
-    """Where the Segment ends as its own header says; 0 where it does not say (a live recording)."""
+    """Return the end of the Segment by its own header; 0 if it is not stated (a live recording)."""
     head = video.head
     if not head.startswith(_EBML):
         return 0
@@ -202,7 +202,7 @@ def _matroska_end(video: VideoFile) -> int:
 
 
 def _asf_end(head: bytes) -> int:
-    """Where the file ends as its header says; 0 where it does not say (a live recording)."""
+    """Return the end of the file by its header; 0 if it is not stated (a live recording)."""
     at = head.find(_ASF_FILE)
     if not 0 <= at <= len(head) - 92:
         return 0
@@ -211,7 +211,7 @@ def _asf_end(head: bytes) -> int:
 
 
 def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
-    """(value, position after it) of the variable-length number at `at`; value 0 means unknown."""
+    """Return (value, position after it) of the variable-length number at `at`; value 0 means unknown."""
     first = head[at] if at < len(head) else 0
     length = 9 - first.bit_length()
     if not first or at + length > len(head):

@@ -1,4 +1,4 @@
-"""What a decoded frame is turned into: size, memory layout and how exact its colours are."""
+"""Format of decoded pictures: size, memory layout and accuracy of colours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PictureFormat:
     accuracy: of RGB: "fast" is swscale's default, 1 to 3 levels too dark on the mean; "exact" has a bias below 0.05
         level and chroma where the source has it.
 
-    Raises ConfigError for what cannot be.
+    Raises ConfigError for invalid values.
     """
 
     height: int
@@ -44,5 +44,5 @@ class PictureFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Of one picture."""
+        """Bytes of one picture."""
         return self.height * self.width * 3 // (1 if self.pixels == "rgb24" else 2)

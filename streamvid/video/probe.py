@@ -93,7 +93,7 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
 
 
 def _decode(video: VideoFile, first: int, stop: int, problem: str) -> Iterator[VideoFrame]:
-    """All frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder."""
+    """Yield all frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder."""
     video.reopen()
     with ffmpeg_errors(problem):
         for packet in islice(each_packet(video), first, stop):

@@ -1,4 +1,4 @@
-"""What a decoder must be told before its first packet, and a converter besides: what else a container says.
+"""What a container says about a stream: all that a decoder and a converter need before the first packet.
 
 With it, a video's packets decode to the same frames as its file does, and no container is opened.
 """
@@ -61,12 +61,12 @@ class StreamInfo:
             raise DecodeError(f"the index describes no video: {str(self)[:200]}; copy the dataset again")
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return _to_json(self)
 
     @staticmethod
     def from_json(text: str) -> StreamInfo:
-        """What `to_json` wrote. DecodeError for anything else."""
+        """Build an instance from what `to_json` wrote. DecodeError for anything else."""
         return _from_json(text)
 
 
@@ -88,19 +88,19 @@ def _from_json(text: str) -> StreamInfo:
 
 
 def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_threads: int = 1) -> None:
-    """What holds for every decoder of ours, whoever opened it."""
+    """Apply the settings that all our decoders share."""
     from av.codec.context import ThreadType
 
     decoder.thread_count = num_threads
     decoder.thread_type = ThreadType.FRAME if num_threads > 1 else ThreadType(0)
     decoder.options = {"max_pixels": str(limits.max_pixels)}
     if codec in _INTRA_CODECS:
-        # A cut picture would come out half grey and without complaint.
+        # A truncated picture would decode half grey without an error.
         decoder.options["err_detect"] = "crccheck+explode"
 
 
 def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> VideoCodecContext:
-    """A decoder for the stream's packets, without a container. DecodeError for a codec that is not allowed."""
+    """Return a decoder for the stream's packets, without a container. DecodeError for a codec that is not allowed."""
     from av.codec.context import CodecContext
     from av.video.codeccontext import VideoCodecContext
 

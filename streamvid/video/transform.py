@@ -1,4 +1,4 @@
-"""From a frame's shape to a tensor's: scale to cover, centre crop. Integers only.
+"""Geometry from a frame to a picture: crop, scale to cover, turn. Integers only.
 
 The crop comes first (it costs nothing: a shift of pointers), then one scaling pass, then the turn while the small
 picture is copied. The crop box is centred, as large as the frame allows, and has the shape of the target in display
@@ -21,7 +21,7 @@ _TURNS = {0: (), 90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("trans
 
 
 class Geometry(Protocol):
-    """What a Transform needs of a VideoInfo; the fields are documented there."""
+    """Fields of VideoInfo that a Transform needs; they are documented there."""
 
     @property
     def coded_width(self) -> int: ...
@@ -43,7 +43,7 @@ class Geometry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """Which part of a frame is kept, of the shape that the target has.
+    """The part of a frame that is kept; it has the shape of the target.
 
     left, top: where it lies, as shares of the room there is, 0 to 2**32 - 1 in 2**-32, as the frame is displayed,
     so that one crop is the same part of videos that are turned differently. scale: of its sides, in 2**-16 of the
@@ -56,12 +56,12 @@ class Crop:
 
     def __post_init__(self) -> None:
         if not (0 <= self.left < 1 << 32 and 0 <= self.top < 1 << 32 and 0 < self.scale <= 1 << 16):
-            raise ConfigError(f"no such crop: {self}; places are shares below 1, scales above 0 to 1")
+            raise ConfigError(f"invalid crop {self}: places are shares below 1, scales above 0 up to 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """How a decoded frame of one shape and colour becomes an RGB picture of (height, width). Made by `cover`.
+    """Conversion of decoded frames of one shape and colour to RGB pictures of (height, width). Made by `cover`.
 
     - source_width, source_height: of the decoded frame; crop_left, crop_top, crop_width, crop_height: the box in it.
     - scale_width, scale_height: what the box is scaled to, before the turn: (width, height), or swapped for a quarter
@@ -88,13 +88,13 @@ class Transform:
             and 0 <= self.crop_top <= self.source_height - self.crop_height
         )
         if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
-            raise ConfigError(f"no such transform: the crop box must lie in the frame and hold a pixel, got {self}")
+            raise ConfigError(f"invalid transform {self}: the crop box must lie in the frame and hold a pixel")
         if self.rotation not in _TURNS:
             raise ConfigError(f"transform: rotation is {self.rotation}, allowed are {sorted(_TURNS)}")
 
     @classmethod
     def cover(cls, source: Geometry, height: int, width: int, crop: Crop | None = None) -> Transform:
-        """The transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed.
+        """Return the transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed.
 
         crop: None: the largest box, from the middle.
         """
@@ -145,7 +145,7 @@ class Transform:
         return "center" if self.has_centered_chroma else "left"
 
     def scale_options(self, accuracy: Accuracy) -> str:
-        """Options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
+        """Return options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
         flags = "area"
         if accuracy == "exact":
             # swscale takes chroma to lie in the middle whatever a frame's tag says, unless it is told.
@@ -167,7 +167,7 @@ class Transform:
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
-    """A crop's place in the frame that is to be mirrored, then turned clockwise, before it is displayed."""
+    """Return a crop's place in the frame that is to be mirrored, then turned clockwise, before it is displayed."""
     most = (1 << 32) - 1
     left, top = {
         0: (crop.left, crop.top),
@@ -183,7 +183,7 @@ def _scaled(side: int, scale: int) -> int:
 
 
 def _even_place(room: int, share: int) -> int:
-    """One of the even numbers from 0 to `room`, each with the same chance."""
+    """Return one of the even numbers from 0 to `room`, each with the same chance."""
     return (share * (room // 2 + 1) >> 32) * 2
 
 

@@ -1,4 +1,4 @@
-"""From decoded frames to pictures in the caller's memory: one FFmpeg filter graph and one copy, or a copy alone.
+"""Conversion of decoded frames to pictures in the caller's memory: one filter graph and one copy, or only a copy.
 
 PyAV's own reformatter can neither crop nor write into memory that exists already.
 """
@@ -26,7 +26,7 @@ _PLANAR_RGB = ((2, 0), (0, 1), (1, 2))
 
 @dataclass(frozen=True, slots=True)
 class PictureColor:
-    """How yuv420p pictures become RGB: VideoInfo's color_space and color_range, and where colour samples lie.
+    """Colour of yuv420p pictures: VideoInfo's color_space and color_range, and the place of colour samples.
 
     siting: "left": level with every other column, between two rows; "center": between columns and rows.
     """
@@ -112,7 +112,7 @@ class FrameConverter:
             np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
     def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
-        """A plane as it is to be seen: upright, (h, w), or (h, w, depth) for more than one byte a pixel."""
+        """Return a plane as it is to be seen: upright, (h, w), or (h, w, depth) for more than one byte a pixel."""
         height, width = self._transform.scale_height // step, self._transform.scale_width // step
         is_flat = depth == 1
         shape = (height, width) if is_flat else (height, width, depth)

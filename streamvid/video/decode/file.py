@@ -72,7 +72,7 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """`decode_into` for pictures of any format, one a row of `out` (T, picture.num_bytes); the colours they have.
+    """Decode as `decode_into` does, for any picture format, into `out` (T, picture.num_bytes); return their colours.
 
     choose: says of the packets which frames are wanted, in place of start and stride: ascending numbers, len(out) of
     them, that may repeat. crop: None: the largest, from the middle.
@@ -138,7 +138,7 @@ def _decode_from(
     picture: PictureFormat,
     crop: Crop | None,
 ) -> PictureColor:
-    """One attempt at the frames, from a key packet (timestamp, ordinal) on."""
+    """Try to decode the frames from a key packet (timestamp, ordinal)."""
     packets = _packets_from(video, table, key[1])
     decoder = video.decoder
     set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
@@ -168,7 +168,7 @@ def _decode_from(
 
 
 def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """(ordinal, packet) from the given one on: seeks where that is trusted and proves right, else reads on to it."""
+    """Yield (ordinal, packet) from the given one on; seek to it if that is trusted and verified, else read up to it."""
     if video.is_exact:
         with ffmpeg_errors("the file cannot be sought in"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)

@@ -29,7 +29,7 @@ Take = Callable[["VideoFrame", int], None]
 
 
 def can_skip(codec: str, extradata: bytes) -> bool:
-    """Whether a decoder may be told to leave out pictures that nothing refers to."""
+    """Return whether a decoder may skip pictures that nothing refers to."""
     if codec == "hevc":
         # The hvcC header counts temporal layers; with one, "refers to nothing within the layer" is all there is.
         return len(extradata) > 21 and extradata[0] == 1 and extradata[21] >> 3 & 0b111 == 1

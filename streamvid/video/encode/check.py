@@ -87,7 +87,7 @@ class QualityMeter:
 def check_clip(
     data: bytes, encoding: Encoding, timeline: Timeline, tags: ColorTags, checksums: list[int], limits: Limits
 ) -> None:
-    """DecodeError unless the file `data` holds exactly these pictures, times, key frames and colours."""
+    """Raise DecodeError unless the file `data` holds exactly these pictures, times, key frames and colours."""
     try:
         with open_video(data, limits) as video:
             table = read_packets(video)
@@ -149,7 +149,7 @@ def _luma(frame: VideoFrame) -> NDArray[np.uint8]:
 
 
 def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:
-    """The bytes of a plane of an 8-bit picture, (rows, bytes)."""
+    """Return the bytes of a plane of an 8-bit picture, (rows, bytes)."""
     plane = frame.planes[number]
     num_bytes = plane.width * (frame.format.padded_bits_per_pixel // 8 if len(frame.planes) == 1 else 1)
     return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)[: plane.height, :num_bytes]

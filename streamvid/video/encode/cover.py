@@ -1,4 +1,4 @@
-"""A decoded frame ─► the small upright picture that an encoder gets: one filter graph, no way over RGB.
+"""A decoded frame ─► the small upright picture that an encoder gets: one filter graph, without a detour through RGB.
 
 What the source's tags mean (or what is guessed where they are missing) is carried over and written down: matrix, range,
 primaries and transfer. A colour sample of 4:2:0 lies at the left of its four pixels, as video has it, in JPEG, WebP and
@@ -56,7 +56,7 @@ _TURNS = {
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """What the numbers of a picture mean, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
+    """Colour tags of a picture, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
 
     matrix: int
     primaries: int
@@ -85,7 +85,7 @@ class Cover:
         self._chain = FilterChain(frame, filters, matrix=self._matrix, color_range=self._range)
 
     def picture(self, frame: VideoFrame) -> VideoFrame:
-        """The small picture. DecodeError if the frame's size or pixel format is not the first one's."""
+        """Return the small picture. DecodeError if the frame's size or pixel format is not the first one's."""
         from av.video.frame import PictureType
 
         self.format.check(frame)

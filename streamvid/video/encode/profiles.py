@@ -1,4 +1,4 @@
-"""How native clips are encoded: named profiles, made for decoding.
+"""Encoding profiles of native clips, made for fast decoding.
 
 H.264 is decoded fastest where a picture refers to the one before it only, coefficients are CAVLC, nothing is deblocked
 and few bits are spent. x264's psychovisual settings spend bits on looks that neither a mean square error nor a training
@@ -18,7 +18,7 @@ from streamvid.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What FFmpeg calls a codec, its encoder and its decoder, and what may be asked of it. crf None: it has no such."""
+    """FFmpeg's names of a codec, its encoder and its decoder, and the allowed settings. crf None: it has none."""
 
     codec: str
     encoder: str
@@ -40,7 +40,7 @@ PROFILES = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """What native clips are encoded with.
+    """Encoding of native clips.
 
     - codec: "h264" (made for decoding), "av1" (smallest), "mjpeg" (pictures on their own), "ffv1" (lossless).
     - crf: lower is better and larger: of h264 1 to 51 (18), of av1 1 to 63 (24); of mjpeg its quantiser 2 to 31 (3).
@@ -80,16 +80,16 @@ class Encoding:
         return PROFILES[self.codec]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as they are used: {"codec", "crf", "gop"}."""
+        """Return the fields as they are used: {"codec", "crf", "gop"}."""
         return {"codec": self.codec, "crf": self.crf, "gop": self.gop}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Encoding:
-        """What `to_json` gave; ConfigError if it cannot be."""
+        """Build an encoding from what `to_json` returned; ConfigError for anything else."""
         return cls(codec=value["codec"], crf=value["crf"], gop=value["gop"])
 
     def encoder_options(self) -> dict[str, str]:
-        """Options of FFmpeg's encoder; one thread and the distance of key frames are set on the encoder itself."""
+        """Return options of FFmpeg's encoder; threads and key frame distance are set on the encoder itself."""
         if self.codec == "h264":
             return {"preset": "medium", "tune": "fastdecode", "crf": str(self.crf), "a53cc": "0", **self._x264()}
         if self.codec == "av1":

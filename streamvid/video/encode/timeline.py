@@ -1,4 +1,4 @@
-"""Which frames of a source a native clip has, and when each is shown: exact fractions, nothing decoded."""
+"""Frames of a source that a native clip has, and the time of each: exact fractions, nothing is decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Timeline:
 
     @property
     def duration_seconds(self) -> Fraction:
-        """From the first frame to the end of the last."""
+        """Seconds from the first frame to the end of the last."""
         return (self.ticks[-1] + self.last_ticks) * self.time_base
 
     @property
@@ -34,7 +34,7 @@ class Timeline:
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
 
     def ticks_shown(self, frame: int) -> int:
-        """How long frame number `frame` is shown, in ticks."""
+        """Return the duration of frame number `frame`, in ticks."""
         return self.ticks[frame + 1] - self.ticks[frame] if frame + 1 < len(self.ticks) else self.last_ticks
 
 
@@ -48,7 +48,7 @@ def make_timeline(
     fps: Fraction | None = None,
     usual_rate: Fraction | None = None,
 ) -> Timeline:
-    """Frames `start` to `start + num_frames` (None: to the end) of a source with these timestamps, ascending.
+    """Return frames `start` to `start + num_frames` (None: to the end) of a source with these timestamps, ascending.
 
     last_duration: of the source's last frame, in ticks; 0 where unknown: then it is as long as the frame before, or a
     frame at `usual_rate`. fps: None keeps each frame and its time; a rate takes for each time 0, 1/fps, 2/fps ... of
@@ -69,12 +69,12 @@ def make_timeline(
 
 
 def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
-    """How many frames at `fps` stand for so many seconds of a source: the nearest number, at least 1."""
+    """Return the number of frames at `fps` in a source of this duration: the nearest, at least 1."""
     return max(1, int(seconds * fps + Fraction(1, 2)))
 
 
 def exact_rate(fps: float | Fraction) -> Fraction:
-    """A frame rate as a fraction; ConfigError unless it is a number above 0 and at most 1000."""
+    """Return a frame rate as a fraction; ConfigError unless it is a number above 0 and at most 1000."""
     try:
         rate = Fraction(fps).limit_denominator(1001)
     except (TypeError, ValueError, OverflowError):
@@ -87,7 +87,7 @@ def exact_rate(fps: float | Fraction) -> Fraction:
 def end_ticks(
     timestamps: Sequence[int], time_base: Fraction, last_duration: int, stop: int, usual_rate: Fraction | None
 ) -> int:
-    """Where frame `stop - 1` ends, in ticks."""
+    """Return the end of frame `stop - 1`, in ticks."""
     if stop < len(timestamps):
         return timestamps[stop]
     if last_duration > 0:
