@@ -7,8 +7,8 @@ A track has a number of steps in an order of its own. Its step i has the key
 and the order is all steps by (key, track). A track's steps are thus spread over the whole epoch, each at random within
 a stratum of its own, and keep their order. The number of a track's steps with keys below some x is therefore known to
 within one, about (x * length - offset) / stride, and any place of the epoch is found by solving for x and sorting the
-few steps around it. `offset` and the ids come from positions, not from the start of the run: the order after a position is
-always the same.
+few steps around it. `offset` and the ids come from positions, not from the start of the run: the order after a
+position is always the same.
 """
 
 from __future__ import annotations

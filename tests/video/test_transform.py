@@ -139,5 +139,5 @@ def test_every_even_place_is_reached() -> None:
 
 @pytest.mark.parametrize("fields", [(-1, 0), (0, 1 << 32), (0, 0, 0), (0, 0, (1 << 16) + 1)])
 def test_crops_that_cannot_be_are_refused(fields: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match="no such crop"):
+    with pytest.raises(ConfigError, match="invalid crop"):
         Crop(*fields)
