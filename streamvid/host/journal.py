@@ -1,8 +1,11 @@
-"""What probing and encoding have found so far, kept beside the unfinished dataset so that no run does it twice."""
+"""Findings of an interrupted run: lines of a local file, appended as they come, so that no run repeats work."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TypeAlias
@@ -13,37 +16,41 @@ FileState: TypeAlias = tuple[str, int, str]
 Key: TypeAlias = tuple[str | int, ...]
 """A file state, and what else a finding is about."""
 
+_DIGEST_LETTERS = 16
+
 
 class Journal:
-    """Findings by key: one line each, appended as they come. A torn or foreign line counts as not written.
+    """Findings by key. Each line has a checksum; torn and damaged lines count as not written. Safe in several threads.
 
-    Not `writable`, it reads only. `header` names the rules that findings depend on; other rules start anew.
+    header: the rules that findings depend on; a file with another header starts anew. Findings are read at once, and
+    written inside `with`, unless `writable` is False. It takes no lock. Methods raise OSError.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], writable: bool = True) -> None:
-        self.findings: dict[Key, dict[str, Any]] = {}
+    def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
+        self.findings: dict[Key, Any] = {}
         self._path, self._writable, self._header = path, writable, json.loads(json.dumps(header))
-        self._whole_bytes = 0
+        self._lock = threading.Lock()
+        self._num_valid_bytes = 0
         self._file: BinaryIO | None = None
         if path.exists():
-            self._read(path)
+            self._read(path.read_bytes())
 
-    def _read(self, path: Path) -> None:
-        data = path.read_bytes()
-        lines = data[: data.rfind(b"\n") + 1].splitlines()
+    def _read(self, data: bytes) -> None:
+        num_bytes = data.rfind(b"\n") + 1
+        lines = data[:num_bytes].splitlines()
         if not lines or _parse(lines[0]) != self._header:
             return
-        self._whole_bytes = data.rfind(b"\n") + 1
+        self._num_valid_bytes = num_bytes
         for line in lines[1:]:
             match _parse(line):
-                case [*key, dict(finding)] if all(isinstance(part, str | int) for part in key):
+                case [*key, finding]:
                     self.findings[tuple(key)] = finding
 
     def __enter__(self) -> Journal:
         if self._writable:
             self._file = self._path.open("ab")
-            self._file.truncate(self._whole_bytes)
-            if not self._whole_bytes:
+            self._file.truncate(self._num_valid_bytes)
+            if not self._num_valid_bytes:
                 self._append(self._header)
         return self
 
@@ -52,20 +59,32 @@ class Journal:
     ) -> None:
         if self._file is not None:
             self._file.close()
+            self._file = None
 
-    def add(self, key: Key, finding: dict[str, Any]) -> None:
-        """Keep a finding, for this run and for the next."""
+    def add(self, key: Key, finding: Any) -> None:
+        """Store a finding, which is a JSON value, for this run and for the next."""
         self.findings[key] = finding
         self._append([*key, finding])
 
-    def _append(self, value: Any) -> None:
+    def clear(self) -> None:
+        """Forget all findings."""
+        self.findings.clear()
         if self._file is not None:
-            self._file.write(json.dumps(value).encode() + b"\n")
-            self._file.flush()
+            self._file.truncate(0)
+            self._append(self._header)
+
+    def _append(self, value: Any) -> None:
+        payload = json.dumps(value).encode()
+        with self._lock:
+            if self._file is not None:
+                self._file.write(_digest(payload) + b" " + payload + b"\n")
+                self._file.flush()
 
 
 def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
+    digest, _, payload = line.partition(b" ")
+    return json.loads(payload) if digest == _digest(payload) else None
+
+
+def _digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).hexdigest()[:_DIGEST_LETTERS].encode()

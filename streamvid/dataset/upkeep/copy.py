@@ -22,7 +22,7 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.passes import DEFAULT_WORKERS, Progress, check_workers, count_files, dataset_files, in_parallel
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.upkeep.copy_file import Transfer, proves
-from streamvid.dataset.upkeep.journal import Journal
+from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.spool import OWN_FOLDER, spool
 from streamvid.errors import ConfigError, DatasetError, SealedError, StorageError, StreamvidError
 from streamvid.storage import FileState, LocalStore, StorageOptions, Store, open_store
@@ -107,7 +107,7 @@ def copy_store(
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
     files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these decide all others, wherever from
     about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
-    with Journal(journal, _JOURNALS, about) as done:
+    with FinishedFiles(journal, _JOURNALS, about) as done:
         copy = _Copy(dataset, manifest, dest, done, check_existing, workers, progress or _no_progress)
         return copy.run(temp_dir)
 
@@ -141,7 +141,7 @@ class _Copy:
     dataset: Dataset
     manifest: bytes
     dest: Store
-    journal: Journal
+    journal: FinishedFiles
     check_existing: bool
     workers: int
     progress: Progress

@@ -20,7 +20,7 @@ from streamvid.dataset.passes import (
     in_parallel,
 )
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.upkeep.journal import Journal
+from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.dataset.upkeep.verify_report import CHECKSUM, MAX_EXTRA, Findings, Problem, VerifyReport
 from streamvid.dataset.upkeep.verify_shard import ShardFindings, check_bytes, check_file, check_states
 from streamvid.errors import StorageError, StreamvidError
@@ -83,7 +83,7 @@ def verify_store(
     if not deep:
         return run.check(None)
     about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": _identity(dataset)}
-    with Journal(journal, _JOURNALS, about) as found:
+    with FinishedFiles(journal, _JOURNALS, about) as found:
         if fresh:
             found.forget()
         return run.check(found)
@@ -106,7 +106,7 @@ class _Run:
     num_bytes_read: int = 0
     num_resumed: int = 0
 
-    def check(self, journal: Journal | None) -> VerifyReport:
+    def check(self, journal: FinishedFiles | None) -> VerifyReport:
         of_files = self._check_files()
         report = VerifyReport(self.dataset.url, self.is_deep)
         shard_paths = {file.path for file in self.dataset.manifest.files.shards}
@@ -174,7 +174,7 @@ class _Run:
                 return replace(problem, num_keys=int(shards.num_samples[rows].sum()))
         return problem
 
-    def _check_shards(self, journal: Journal | None) -> None:
+    def _check_shards(self, journal: FinishedFiles | None) -> None:
         shards = self.dataset.shards
         job = partial(_check_shard, self.dataset, journal, frozenset(self.findings.paths))
         with contextlib.closing(in_parallel(job, iter(shards), self.workers)) as results:
@@ -203,7 +203,7 @@ def _check_named(store: Store, file: FileInfo, stop: threading.Event) -> Problem
 
 
 def _check_shard(
-    dataset: Dataset, journal: Journal | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
+    dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
     """What is wrong with a shard, and whether an interrupted run had proved it. journal: None: look at sizes alone."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))

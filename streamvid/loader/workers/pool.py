@@ -8,36 +8,30 @@ which the loader's own death does too.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from streamvid.errors import ConfigError, LoaderError, WorkerError
+from streamvid.errors import LoaderError, WorkerError
+from streamvid.host.processes import describe_exit, end_workers, start_worker
+from streamvid.host.worker import SHOW_STACK
 from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.encoded import ReadTask
-from streamvid.loader.workers.worker import MAX_MESSAGE_BYTES, SHOW_STACK, Answer, DecodeTask, TaskRunner
+from streamvid.loader.workers.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, TaskRunner
 
 # Called for each task that is begun or finished, from whichever thread serves answers.
 Heard = Callable[[Answer], None]
 
-_START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from streamvid.loader.workers.worker import main; main(*map(int, sys.argv[1:6]))"
-)
+_ENTRY = "streamvid.loader.workers.worker:main"
 _END_SECONDS = 5.0
 _SHOW_SECONDS = 0.1  # for a worker to say where it hangs
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
@@ -116,17 +110,10 @@ class DecodePool:
                 mine, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 self._sockets.append(mine)
                 ends.append(theirs.enter_context(end).fileno())
-            self._tasks, self._answers = self._sockets
-            loader = os.pidfd_open(os.getpid())
-            theirs.callback(os.close, loader)
-            fds = []
-            for fd in (*ends, clips.fd, ring.fd, loader):
-                # A caller without standard streams has other files under their numbers, which a worker has not.
-                fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
-                theirs.callback(os.close, fds[-1])
+            self._answers, self._tasks = self._sockets
             self._poller.register(self._answers, select.POLLIN)
             for _ in range(num_workers):
-                worker = _start_worker(fds)
+                worker = start_worker(_ENTRY, (*ends, clips.fd, ring.fd), environment=_ENVIRONMENT)
                 self._workers.append(worker)
                 pidfd = os.pidfd_open(worker.pid)
                 self._pidfds[pidfd] = worker
@@ -196,7 +183,7 @@ class DecodePool:
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
-            f"decode worker {worker.pid} {_how_it_ended(worker.returncode)}. SIGKILL mostly means that the machine ran "
+            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL mostly means that the machine ran "
             "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, of which the error stream "
             "may say more. This loader "
             "cannot go on: make a new one, and load the last state"
@@ -210,13 +197,7 @@ class DecodePool:
         for end in self._sockets:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)  # reaches workers even where a forked child holds a copy of this end
-        until = time.monotonic() + _END_SECONDS
-        for worker in self._workers:
-            try:
-                worker.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+        end_workers(self._workers, _END_SECONDS)
         for end in self._sockets:
             end.close()
         while self._pidfds:
@@ -224,37 +205,6 @@ class DecodePool:
 
     def let_go(self) -> None:
         """The workers had memory of their own."""
-
-
-def _start_worker(fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    if not sys.executable or getattr(sys, "frozen", False):
-        raise ConfigError(
-            f"num_workers: decode workers need a Python interpreter to run, and sys.executable={sys.executable!r} is "
-            "none; set it, or use num_workers=0"
-        )
-    environment = {**_ENVIRONMENT, **os.environ, **_ONE_THREAD, "PYTHONSAFEPATH": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, json.dumps(_search_path()), *map(str, fds)],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
-        env=environment,
-        process_group=0,  # a Ctrl-C in the terminal is the caller's to handle
-    )
-
-
-def _search_path() -> list[str]:
-    try:
-        here = [str(Path.cwd())]
-    except OSError:  # a folder that was deleted has no modules
-        here = []
-    return [place for entry in sys.path if isinstance(entry, str) for place in ([entry] if entry else here)]
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    known = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 class InlineDecoder:

@@ -6,24 +6,19 @@ torch and CUDA are never in it. Tasks and answers are small JSON messages; pixel
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import faulthandler
 import json
 import mmap
 import os
-import select
-import signal
 import socket
 import struct
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamvid.errors import DecodeError, ProbeError
+from streamvid.host.worker import show_stacks
 from streamvid.loader.delivery.clip_part import wrong_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +27,6 @@ if TYPE_CHECKING:
     from streamvid.video.picture import Accuracy, Pixels
 
 MAX_MESSAGE_BYTES = 65536
-SHOW_STACK = signal.SIGQUIT  # a worker that gets it says on the error stream where it is, and goes on
 _SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
 # The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
@@ -186,19 +180,12 @@ class TaskRunner:
         )
 
 
-def main(tasks_fd: int, answers_fd: int, clips_fd: int, ring_fd: int, loader_pidfd: int) -> None:
+def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
     """Serve tasks until the loader closes its end of the socket, which its death does too."""
-    # Ctrl-C and what schedulers send to each process of a job, long before its end, are the caller's to act on.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(RuntimeError, ValueError, OSError):  # of a caller without an error stream
-        faulthandler.enable()
-        faulthandler.register(SHOW_STACK)
-    tasks = socket.socket(fileno=tasks_fd)
-    answers = socket.socket(fileno=answers_fd)
-    threading.Thread(target=_exit_with_loader, args=(answers_fd, loader_pidfd), daemon=True).start()
-    clips = memoryview(mmap.mmap(clips_fd, os.fstat(clips_fd).st_size, prot=mmap.PROT_READ))
-    runner = TaskRunner(clips, mmap.mmap(ring_fd, os.fstat(ring_fd).st_size))
+    show_stacks()
+    answers, tasks = socket.socket(fileno=int(answers_fd)), socket.socket(fileno=int(tasks_fd))
+    clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
+    runner = TaskRunner(clips, _map(int(ring_fd), mmap.PROT_READ | mmap.PROT_WRITE))
     try:
         answers.send(Answer(os.getpid(), -1, "ready").to_json())
         while message := tasks.recv(MAX_MESSAGE_BYTES):
@@ -231,15 +218,5 @@ def _is_short_of_memory() -> bool:
     return False
 
 
-def _exit_with_loader(answers_fd: int, loader_pidfd: int) -> None:
-    # A decoder stuck in C never comes back to read the end of its task socket; this thread does. The loader's death
-    # is watched besides its socket, which processes that the caller forked may hold open.
-    poller = select.poll()
-    poller.register(answers_fd, 0)
-    poller.register(loader_pidfd, select.POLLIN)
-    poller.poll()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:6]))
+def _map(descriptor: int, protection: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, os.fstat(descriptor).st_size, prot=protection)

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from streamvid import errors
+from streamvid.host.processes import end_workers, start_worker
 
-_START = "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); from streamvid.sharder.work.worker import main; "
-_START += "main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))"
-
-# One thread's worth of libraries, and no address space reserved for each thread of a decoder: it counts as memory.
-_ENVIRONMENT = {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+_ENTRY = "streamvid.sharder.work.worker:main"
+# A decoder reserves address space for each of its threads, which counts against the limit on a worker's memory.
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 _READY = object()
 
 
@@ -68,23 +64,17 @@ class Pool:
     def __init__(self, handler: str, num_workers: int, limits: WorkerLimits, held_fd: int) -> None:
         self._handler, self._num_workers, self._limits, self._held_fd = handler, num_workers, limits, held_fd
         self._workers: list[_Worker] = []
-        self._alive = (-1, -1)
 
     def __enter__(self) -> Pool:
-        self._alive = os.pipe()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for worker in self._workers:
-            worker.process.kill()
             worker.connection.close()
-        for worker in self._workers:
-            worker.process.wait()
+        end_workers([worker.process for worker in self._workers])
         self._workers.clear()
-        for descriptor in self._alive:
-            os.close(descriptor)
 
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """(task number, result) in the order of finishing; the result is a Crash where the task kills its worker.
@@ -149,17 +139,10 @@ class Pool:
 
     def _start_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), self._alive[0], self._held_fd)
         limits = (str(self._limits.timeout_seconds), str(self._limits.memory_bytes))
-        path = json.dumps([entry or str(Path.cwd()) for entry in sys.path])
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START, path, self._handler, str(fds[0]), str(fds[1]), *limits],
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
-                process_group=0,  # a Ctrl-C in the terminal is for the caller to handle
-            )
+            fds = (theirs.fileno(), self._held_fd)
+            process = start_worker(_ENTRY, fds, (self._handler, *limits), _ENVIRONMENT)
         return _Worker(process, Connection(ours.detach()))
 
 

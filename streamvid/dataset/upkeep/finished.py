@@ -1,0 +1,95 @@
+"""Files that an interrupted run over a dataset has finished."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from streamvid.errors import DatasetError
+from streamvid.host.journal import Journal
+from streamvid.host.lock import wait_for_lock
+from streamvid.host.user_cache import user_cache
+from streamvid.storage import FileState
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+
+
+class FinishedFiles:
+    """Paths of finished files, with the state of the files involved. Safe in several threads.
+
+    A journal that cannot be written costs what an interrupted run would have saved, never the run.
+
+    folder: of the journal; None: in the user's caches.   kind, about: the run; an equal one resumes this one.
+    """
+
+    def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
+        text = json.dumps({"version": _VERSION, "kind": kind, **about}, sort_keys=True)
+        self.name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._path = (user_cache(kind) if folder is None else Path(folder)) / f"{self.name}.journal"
+        self._journal: Journal | None = None
+        self._is_kept = False
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> FinishedFiles:
+        """Raises DatasetError while another process does the same."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._open.enter_context(wait_for_lock(self._path, 0.0, mode=0o600))
+            self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
+            self._is_kept = True
+        except TimeoutError:
+            raise DatasetError(
+                f"the same command is running already on this machine (it holds {self._path}); wait for it, or end it "
+                "first"
+            ) from None
+        except (ImportError, OSError) as error:
+            self._give_up(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove the journal of a complete run; keep it after an error."""
+        with contextlib.suppress(OSError):
+            if self._is_kept and kind is None:
+                self._path.unlink()
+        self._journal, self._is_kept = None, False
+        self._open.close()
+
+    def forget(self) -> None:
+        """Count every file as unfinished."""
+        if self._journal is not None:
+            with contextlib.suppress(OSError):
+                self._journal.clear()
+
+    def is_done(self, path: str, *files: FileState) -> bool:
+        """Return whether `path` was finished with these files as they are now; False if a store gives no versions."""
+        if self._journal is None or not all(file.version for file in files):
+            return False
+        return bool(self._journal.findings.get((path,)) == _facts(files))
+
+    def add(self, path: str, *files: FileState) -> None:
+        """Count `path` as finished with `files`."""
+        if self._journal is None or not self._is_kept or not all(file.version for file in files):
+            return
+        try:
+            self._journal.add((path,), _facts(files))
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        _log.warning("cannot record progress in %s (%s); an interrupted run starts over", self._path, error)
+        self._is_kept = False
+        with contextlib.suppress(OSError):
+            self._open.close()
+
+
+def _facts(files: tuple[FileState, ...]) -> list[int | str]:
+    return [fact for file in files for fact in (file.num_bytes, file.version)]

@@ -1,0 +1,94 @@
+"""Worker processes: how they start, and how they end without leaving anything behind.
+
+A worker is a fresh interpreter, never a fork: nothing of the caller's (threads, locks, CUDA, an unguarded `__main__`)
+is in it. It ends with its parent, however that dies, because it watches the parent and its socket (host/worker.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from streamvid.errors import ConfigError
+
+_START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from streamvid.host.worker import main; main(*sys.argv[1:])"
+)
+# Workers are the parallelism: threads of the libraries within them only compete.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+
+
+def start_worker(
+    entry: str,
+    descriptors: Sequence[int],
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a worker, which calls `entry` ("module:function") with its numbers of `descriptors`, then `arguments`.
+
+    All arguments arrive as text. The first descriptor is a socket; closing its other end ends the worker.
+    environment: defaults for variables that this process does not set.
+
+    Raises OSError, and ConfigError if there is no interpreter to run.
+    """
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise ConfigError(
+            f"worker processes need a Python interpreter, and sys.executable={sys.executable!r} is none; set it, or "
+            "use no workers (num_workers=0)"
+        )
+    with contextlib.ExitStack() as opened:
+        mine = list(descriptors)
+        if hasattr(os, "pidfd_open"):
+            mine.append(os.pidfd_open(os.getpid()))
+            opened.callback(os.close, mine[-1])
+        inherited = []
+        for descriptor in mine:
+            # In a caller without standard streams, other files have their numbers, under which a worker has none.
+            inherited.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
+            opened.callback(os.close, inherited[-1])
+        parent = inherited[-1] if len(mine) > len(descriptors) else -1
+        numbers = map(str, [parent, *inherited[: len(descriptors)]])
+        return subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(_search_path()), entry, *numbers, *arguments],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            env={**(environment or {}), **os.environ, **_ENVIRONMENT},
+            process_group=0,  # a Ctrl-C in the terminal is the caller's to handle
+        )
+
+
+def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:
+    """Wait for workers to end by themselves, kill those left after `grace_seconds`, and reap all of them."""
+    deadline = time.monotonic() + grace_seconds
+    for worker in workers:
+        try:
+            worker.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.kill()
+    for worker in workers:
+        worker.wait()
+
+
+def describe_exit(code: int) -> str:
+    """Describe a return code of `Popen`, as the predicate of a sentence about the process."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
+
+
+def _search_path() -> list[str]:
+    try:
+        here = [str(Path.cwd())]
+    except OSError:  # a folder that was deleted has no modules
+        here = []
+    return [place for entry in sys.path if isinstance(entry, str) for place in ([entry] if entry else here)]
