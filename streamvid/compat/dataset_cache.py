@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from streamvid.dataset.manifest import MANIFEST
 from streamvid.errors import SourceError, StorageError
 from streamvid.host.lock import FileLock, wait_for_lock
-from streamvid.host.user_cache import user_cache
+from streamvid.host.resources import user_cache
 
 if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions

@@ -1,9 +1,10 @@
-"""What memory and cores this process may take: the machine's, or less in a control group (containers, Slurm)."""
+"""This machine's resources: memory and cores, or less in a control group (containers, Slurm), and the cache folder."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _GROUPS = Path("/proc/self/cgroup")
@@ -11,57 +12,56 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Bytes of the machine or of the tightest control group around this process; shared memory counts in both."""
+    """Return the memory of the machine, or of the tightest control group around this process, with shared memory."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    try:
-        lines = groups.read_text().splitlines()
-    except OSError:  # no Linux, or no /proc
-        return limits[0]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            limits += _limits(root, path, "memory.max")
-        elif "memory" in controllers.split(","):
-            limits += _limits(root / "memory", path, "memory.limit_in_bytes")
+    for controllers, path in _groups(groups):
+        if not controllers:
+            texts = _settings(root, path, "memory.max")
+        elif "memory" in controllers:
+            texts = _settings(root / "memory", path, "memory.limit_in_bytes")
+        else:
+            continue
+        limits += [int(text) for text in texts if text.isdecimal()]  # else "max"
     return min(limits)
 
 
 def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Whole cores that this process may keep busy, at least 1: those it may run on, or fewer where a quota says so."""
+    """Return how many cores this process may keep busy, at least 1, by its affinity and its control groups' quotas."""
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
-    try:
-        lines = groups.read_text().splitlines()
-    except OSError:  # no Linux, or no /proc
-        return int(cores)
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            cores = min([cores, *_quotas(root, path)])
+    for controllers, path in _groups(groups):
+        if not controllers:
+            for text in _settings(root, path, "cpu.max"):
+                quota, _, period = text.partition(" ")
+                if quota.isdecimal() and period.isdecimal() and int(period):  # else "max"
+                    cores = min(cores, int(quota) / int(period))
     return max(1, int(cores))
 
 
-def _quotas(root: Path, path: str) -> list[float]:
-    found = []
-    group = Path(path.lstrip("/"))
-    for place in (group, *group.parents):
-        try:
-            quota, period = (root / place / "cpu.max").read_text().split()
-        except (OSError, ValueError):
-            continue
-        if quota.isdecimal() and period.isdecimal() and int(period):  # else "max"
-            found.append(int(quota) / int(period))
-    return found
+def user_cache(name: str) -> Path:
+    """Return the folder `name` of streamvid in the user's cache folder; it need not exist."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
+    return base / "streamvid" / name
 
 
-def _limits(root: Path, path: str, name: str) -> list[int]:
-    # A container sees its own group as the root, under whatever path the host has for it; so all of them are asked.
-    found = []
-    group = Path(path.lstrip("/"))
+def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
+    """Yield (controllers, path) of the control groups of this process; no controllers: version 2."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:  # not Linux, or no /proc
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        yield controllers.split(",") if controllers else [], Path(path.lstrip("/"))
+
+
+def _settings(root: Path, group: Path, name: str) -> Iterator[str]:
+    """Yield a setting of a group and of those around it.
+
+    A container sees its own group as the root, under whatever path the host has for it: hence all of them.
+    """
     for place in (group, *group.parents):
         try:
-            text = (root / place / name).read_text().strip()
+            yield (root / place / name).read_text().strip()
         except OSError:
             continue
-        if text.isdecimal():  # else "max"
-            found.append(int(text))
-    return found

@@ -21,7 +21,7 @@ from streamvid.buckets.sizes import dynamic_size, taken_frames
 from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_dataset, content_key
 from streamvid.compat.diffsynth_data import DataFlags, shard_options
 from streamvid.errors import ConfigError, StorageError
-from streamvid.host.user_cache import user_cache
+from streamvid.host.resources import user_cache
 from streamvid.storage import StorageOptions
 from tests.cli.conftest import files_of
 from tests.clips import ROOT, encode, frames_of

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.host.lock import wait_for_lock
-from streamvid.host.user_cache import user_cache
+from streamvid.host.resources import user_cache
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 from streamvid.errors import DatasetError
 from streamvid.host.journal import Journal
 from streamvid.host.lock import wait_for_lock
-from streamvid.host.user_cache import user_cache
+from streamvid.host.resources import user_cache
 from streamvid.storage import FileState
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streamvid.dataset.manifest import MANIFEST
 from streamvid.errors import ConfigError, DatasetError
-from streamvid.host.user_cache import user_cache
+from streamvid.host.resources import user_cache
 from streamvid.sharder.options import ShardOptions
 from streamvid.storage import LocalStore, Store, open_store
 
