@@ -1,9 +1,9 @@
-"""Other stores, by way of their fsspec package. memory:// is tested; gs://, hf:// and the rest are not."""
+"""Other stores, through their fsspec packages. memory:// is tested; gs://, hf:// and the others are not."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamvid.storage.store import FileState
@@ -11,11 +11,13 @@ from streamvid.storage.transport import Body, RequestError
 
 
 class FsspecTransport:
-    """Requests to what `fsspec.filesystem(protocol)` gives. A version is compared where one is asked for, after the
-    read; answers say none, so that parts of one large read may be of two versions.
+    """Requests to `fsspec.filesystem(protocol)`.
+
+    A requested version is compared after the read. Answers carry no version, so that parts of one large read may be of
+    two versions.
     """
 
-    part_bytes = 2**62  # the package cuts uploads as it likes
+    part_bytes = 2**62  # the package splits uploads as it likes
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol
@@ -28,11 +30,11 @@ class FsspecTransport:
                 import fsspec
 
                 try:
-                    is_cached = self._protocol == "memory"  # where the instance is the store
+                    is_cached = self._protocol == "memory"  # its instance is the store
                     self._made = fsspec.filesystem(self._protocol, skip_instance_cache=not is_cached)
                 except (ImportError, ValueError) as error:
                     raise RequestError(
-                        f"{self._protocol}:// needs a package that is not here ({error})",
+                        f"{self._protocol}:// needs a package that is not installed ({error})",
                         hint="Install the package that fsspec names for it",
                     ) from None
             return self._made
@@ -41,20 +43,20 @@ class FsspecTransport:
         try:
             return getattr(self._filesystem(), method)(*arguments, **named)
         except FileNotFoundError:
-            raise RequestError("there is no such object", is_absent=True) from None
+            raise RequestError("there is no such object", "absent") from None
         except (PermissionError, NotImplementedError) as error:
             raise RequestError(f"it was refused ({type(error).__name__})") from None
         except (OSError, TimeoutError) as error:
-            raise RequestError(f"it failed ({type(error).__name__})", may_pass=True) from None
+            raise RequestError(f"it failed ({type(error).__name__})", "transient") from None
         except RequestError:
             raise
-        except Exception as error:  # noqa: BLE001 - each package has errors of its own
-            raise RequestError(f"it failed ({type(error).__name__})", may_pass=True) from None
+        except Exception as error:  # noqa: BLE001 - each package has its own errors
+            raise RequestError(f"it failed ({type(error).__name__})", "transient") from None
 
     def state(self, key: str) -> FileState:
         found = self._call("info", key)
         if found.get("type") == "directory":
-            raise RequestError("there is no such object", is_absent=True)
+            raise RequestError("there is no such object", "absent")
         return FileState(key, int(found["size"]), _version(found))
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
@@ -63,23 +65,23 @@ class FsspecTransport:
             num_there = self.state(key).num_bytes
             if num_there < start + num_bytes:
                 raise RequestError(
-                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have", is_short=True
+                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have", "short"
                 )
-            raise RequestError("the answer ended early", may_pass=True)
+            raise RequestError("the answer ended early", "transient")
         if version and self.state(key).version != version:
-            raise RequestError("it was replaced by another version", is_changed=True)
+            raise RequestError("it was replaced by another version", "conflict")
         return Body(data)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         if if_absent and self._call("exists", key):
-            raise RequestError("there is one already", is_taken=True)
+            raise RequestError("there is such an object already", "conflict")
         self._call("pipe_file", key, data)
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         try:
             found = self._call("find", prefix.rstrip("/"), detail=True)
         except RequestError as error:
-            if not error.is_absent:
+            if error.kind != "absent":
                 raise
             return [], ""
         named = ((key.lstrip("/") if self._protocol == "memory" else key, found[key]) for key in sorted(found))
@@ -90,7 +92,7 @@ class FsspecTransport:
         try:
             self._call("rm_file", key)
         except RequestError as error:
-            if not error.is_absent:
+            if error.kind != "absent":
                 raise
 
     def renew(self) -> None:
@@ -114,6 +116,6 @@ class FsspecTransport:
         return []
 
 
-def _version(found: dict[str, Any]) -> str:
+def _version(found: Mapping[str, object]) -> str:
     names = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "created", "LastModified", "last_modified")
     return next((str(found[name]).strip('"') for name in names if found.get(name)), "")

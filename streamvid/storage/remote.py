@@ -1,7 +1,7 @@
-"""An object store as a Store: what a single request cannot promise. Kinds of stores are transports.
+"""An object store as a Store: retries, versions and atomic writes on top of single requests (transport.py).
 
-One clock rules it all: requests that fail in a way that may pass are tried again, with growing and jittered pauses,
-until `deadline_seconds` are over; the libraries underneath try once.
+There is one deadline: transient failures are retried, with growing and jittered pauses, until `deadline_seconds` have
+passed. The libraries underneath try once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from streamvid.errors import StorageError
-from streamvid.storage.latency import Latency
 from streamvid.storage.options import StorageOptions
 from streamvid.storage.ranges import join_ranges
 from streamvid.storage.request_pool import shared_pool
+from streamvid.storage.request_stats import RequestStats
+from streamvid.storage.requests import MAX_RENEWALS, Engine, RangeRead, ask, pause_seconds
 from streamvid.storage.store import FileState, Ranges, ShortFileError, StoreStats, check_relative
-from streamvid.storage.tally import Tally
-from streamvid.storage.transfer import MAX_RENEWALS, Engine, Transfer, ask, pause_seconds
 from streamvid.storage.transport import RequestError, Transport
 from streamvid.storage.wanted import pause as pause_while_wanted
 
@@ -36,12 +35,12 @@ _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
-_QUIET_SECONDS = 3.0  # somebody may sit before a wrong endpoint
-_LEAST_BYTES_PER_SECOND = 256 * 2**10  # of what is written: its deadline is later by that, but not for tries anew
+_QUIET_SECONDS = 3.0  # then a warning: the endpoint may be wrong, and somebody may wait
+_LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
 
 
 class RemoteStore:
-    """Objects below `prefix` of a bucket. `make`: a transport, called in each process that uses the store."""
+    """Objects below `prefix` of a bucket. `make` makes a transport in each process that uses the store."""
 
     is_local = False
 
@@ -66,11 +65,11 @@ class RemoteStore:
         if self._made is None:
             with self._lock:
                 if self._made is None:
-                    self._made = Engine(self._make(), shared_pool(self.options), Latency(), Tally())
+                    self._made = Engine(self._make(), shared_pool(self.options), RequestStats())
         return self._made
 
     def _forget_process(self) -> None:
-        """Connections, locks and threads of another process are none of ours."""
+        """Drop connections, locks and threads, which are another process' own."""
         self._lock, self._made, self._versions = threading.Lock(), None, OrderedDict()
 
     def _key(self, path: str) -> str:
@@ -97,7 +96,7 @@ class RemoteStore:
                 raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
             try:
                 return self._read_version(path, state)
-            except _ChangedError:  # its size, too, may be another one now
+            except _ChangedError:  # its size may have changed, too
                 if is_last:
                     raise
         raise AssertionError
@@ -106,7 +105,7 @@ class RemoteStore:
         data, version = bytearray(state.num_bytes), state.version
         self.read_ranges(path, [(0, memoryview(data))], version)
         if _is_md5(version) and hashlib.md5(data, usedforsecurity=False).hexdigest() != version:
-            # Wrong on its way, or a version that is no MD5: what comes twice is what is there.
+            # Damaged in transit, or a version that is not an MD5: bytes that arrive twice are those of the object.
             first = bytes(data)
             self.read_ranges(path, [(0, memoryview(data))], version)
             if data != first:
@@ -121,19 +120,20 @@ class RemoteStore:
         since, num_tries, num_changes = time.monotonic(), 0, 0
         while True:
             left = self.options.deadline_seconds - (time.monotonic() - since)
-            transfer = Transfer(self._engine(), key, requests, version or self._versions.get(path, ""), max(0.01, left))
+            known = version or self._versions.get(path, "")
+            read = RangeRead(self._engine(), key, requests, known, max(0.01, left))
             try:
-                transfer.run()
+                read.run()
             except RequestError as error:
-                num_tries += transfer.num_tries
-                if not error.is_changed or version or num_changes >= 2:
+                num_tries += read.num_tries
+                if error.kind != "conflict" or version or num_changes >= 2:
                     raise self._error("read", path, error, num_tries, time.monotonic() - since) from None
-                # Whether what is there now is right is for checksums to say.
+                # Checksums decide whether the new object is right.
                 num_changes += 1
                 _log.warning("%s: %s was replaced while it is in use", self.url, path)
                 self._forget_version(path)
             else:
-                self._keep_version(path, transfer.version)
+                self._keep_version(path, read.version)
                 return
 
     def _forget_version(self, path: str) -> None:
@@ -148,7 +148,7 @@ class RemoteStore:
                 self._versions.popitem(last=False)
 
     def forget(self, path: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no bytes are kept."""
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         prefix = self._key(folder) + "/" if folder else self._prefix
@@ -157,7 +157,7 @@ class RemoteStore:
             found, following = self._retry("list", folder or "it", partial(_page, prefix=prefix, following=following))
             for state in found:
                 path = state.path[len(self._prefix) :]
-                if path and not path.endswith("/"):  # a "folder" that some tools make
+                if path and not path.endswith("/"):  # a "folder" made by some tools
                     yield FileState(path, state.num_bytes, state.version)
             if not following:
                 return
@@ -174,7 +174,7 @@ class RemoteStore:
                 num_bytes = self._put_file(path, key, data)
             except OSError as error:
                 raise StorageError(f"{self.url}: cannot write {path}: {data}: {error.strerror or error}") from error
-        self._engine().tally.add(num_bytes_written=num_bytes)
+        self._engine().stats.count(num_bytes_written=num_bytes)
         self._forget_version(path)
 
     def _put_file(self, path: str, key: str, file: Path) -> int:
@@ -198,9 +198,9 @@ class RemoteStore:
         try:
             self._retry("write", path, attempt, len(data))
         except _TakenError:
-            # The answer to an earlier try of ours may have been lost.
+            # The answer to an earlier try may have been lost.
             return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
-        self._engine().tally.add(num_bytes_written=len(data))
+        self._engine().stats.count(num_bytes_written=len(data))
         return True
 
     def remove(self, path: str) -> None:
@@ -220,7 +220,7 @@ class RemoteStore:
 
     def _abort(self, key: str, upload: str) -> None:
         path = key[len(self._prefix) :]
-        self._retry("give up the upload of", path, lambda transport: transport.abort_parts(key, upload))
+        self._retry("abort the upload of", path, lambda transport: transport.abort_parts(key, upload))
 
     def _put_parts(self, path: str, key: str, file: Path, num_bytes: int) -> None:
         size = self._engine().transport.part_bytes
@@ -256,7 +256,7 @@ class RemoteStore:
             upload = self._retry("write", path, attempt)
             return upload
         finally:
-            if tries > 1:  # the answer to an earlier try may have been lost: what it began is nobody's
+            if tries > 1:  # the answer to an earlier try may have been lost, and nobody finishes its upload
                 self._try_abort(path, lambda: [begun for begun in self._uploads(key) if begun != (key, upload)], key)
 
     def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]], only: str = "") -> None:
@@ -272,7 +272,7 @@ class RemoteStore:
         try:
             self._retry("write", path, lambda transport: transport.end_parts(key, upload, tags))
         except _AbsentError:
-            # No such upload: the answer to an earlier try was lost, if the object is there as it was to be.
+            # No such upload: if the object is there as expected, the answer to an earlier try was lost.
             state = self.state(path)
             whole = hashlib.md5(b"".join(digest for _, digest in sent), usedforsecurity=False).hexdigest()
             if state is None or state.num_bytes != num_bytes or whole not in state.version:
@@ -280,15 +280,14 @@ class RemoteStore:
 
     def _given_up(self, path: str) -> StorageError:
         return StorageError(
-            f"{self.url}: cannot write {path}: its upload was given up by somebody else, as who finishes the same "
-            "dataset does; run the same command again"
+            f"{self.url}: cannot write {path}: another process aborted its upload, as one that seals the same dataset "
+            "does; run the same command again"
         )
 
     def stats(self) -> StoreStats:
-        engine = self._engine()
-        return engine.tally.stats(engine.latency)
+        return self._engine().stats.report()
 
-    # Trying again.
+    # Retries.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
         engine, since, num_tries, num_renewals, failed_at = self._engine(), time.monotonic(), 0, 0, 0.0
@@ -298,42 +297,42 @@ class RemoteStore:
             try:
                 answer = ask(engine, num_bytes, attempt, since + seconds_left)
             except RequestError as error:
-                engine.tally.fail(error)
+                engine.stats.count_error(error)
                 failed_at = failed_at or time.monotonic()
-                if error.is_absent or error.is_taken:
-                    raise (_AbsentError if error.is_absent else _TakenError)(
+                if error.kind in ("absent", "conflict"):
+                    raise (_AbsentError if error.kind == "absent" else _TakenError)(
                         f"{self.url}: cannot {verb} {path}: {error.cause}"
                     ) from None
-                num_renewals += error.is_expired
-                pause = pause_seconds(num_tries - 1, error.is_slow_down)
+                num_renewals += error.kind == "expired"
+                pause = pause_seconds(num_tries - 1, error.kind)
                 seconds = time.monotonic() - since
                 is_over = seconds + pause > self.options.deadline_seconds or num_renewals > MAX_RENEWALS
-                if not error.may_pass or is_over:
+                if not error.is_transient or is_over:
                     raise self._error(verb, path, error, num_tries, seconds) from None
-                if error.is_expired:
+                if error.kind == "expired":
                     engine.transport.renew()
                 if seconds > _QUIET_SECONDS and not self._has_warned:
                     self._has_warned = True
                     _log.warning(
                         "%s: %s; trying again until %g s are over", self.url, error.cause, self.options.deadline_seconds
                     )
-                engine.tally.add(num_retries=1)
+                engine.stats.count(num_retries=1)
                 try:
                     pause_while_wanted(pause)
                 except RequestError as ended:
                     raise self._error(verb, path, ended, 0, seconds) from None
             else:
-                engine.tally.add(seconds_lost=time.monotonic() - failed_at if failed_at else 0.0)
+                engine.stats.count(seconds_lost=time.monotonic() - failed_at if failed_at else 0.0)
                 return answer
 
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"
-        if error.may_pass:
+        if error.is_transient:
             text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
-        kind = ShortFileError if error.is_short else _ChangedError if error.is_changed else StorageError
-        return kind(f"{text}. {error.hint}" if error.hint else text)
+        kinds = {"short": ShortFileError, "conflict": _ChangedError}
+        return kinds.get(error.kind, StorageError)(f"{text}. {error.hint}" if error.hint else text)
 
 
 def _page(transport: Transport, prefix: str, following: str) -> tuple[list[FileState], str]:
@@ -358,7 +357,7 @@ class _AbsentError(StorageError):
 
 
 class _ChangedError(StorageError):
-    """There is another version."""
+    """There is another version of the object."""
 
 
 class _TakenError(StorageError):

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for what a thread reads: a loader that is closed lets go of a store that is not there."""
+"""Cancelled reads: a loader that is closed does not wait for a store that does not answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from streamvid.errors import StorageError
 from streamvid.storage.transport import RequestError
 
 LOOK_SECONDS = 0.2
-"""Between two looks, while something is waited for."""
+"""Time between two checks for cancellation during a wait."""
 
-_NOBODY = "nobody waits for it any more"
+CANCELLED = "read cancelled"
 _is_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("streamvid_is_wanted", default=None)
 
 
 @contextlib.contextmanager
 def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Reads of this thread within end with a StorageError soon after `is_wanted` has said no."""
+    """Cancel this thread's reads, with a StorageError, soon after `is_wanted` returns False."""
     token = _is_wanted.set(is_wanted)
     try:
         yield
@@ -29,26 +29,26 @@ def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def is_wanted() -> bool:
-    """Whether anybody waits for this thread's reads, as far as is known."""
+    """Return False if this thread's reads are cancelled."""
     ask = _is_wanted.get()
     return ask is None or ask()
 
 
 def check_wanted() -> None:
-    """Raise RequestError if nobody waits for this thread's read any more."""
+    """Raise RequestError if this thread's reads are cancelled."""
     if not is_wanted():
-        raise RequestError(_NOBODY)
+        raise RequestError(CANCELLED)
 
 
 def wait_while_wanted(event: threading.Event) -> None:
-    """Wait for what another thread is to bring. Raises StorageError once nobody waits for this thread."""
+    """Wait for an event of another thread. Raises StorageError if this thread's reads are cancelled."""
     while not event.wait(LOOK_SECONDS):
         if not is_wanted():
-            raise StorageError(_NOBODY)
+            raise StorageError(CANCELLED)
 
 
 def pause(seconds: float) -> None:
-    """Sleep, with a look now and then."""
+    """Sleep, unless this thread's reads are cancelled."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         check_wanted()

@@ -10,6 +10,7 @@ import pytest
 from streamvid.errors import ConfigError, StorageError
 from streamvid.storage import StorageOptions, open_store, redact
 from streamvid.storage.s3.errors import error_of_body
+from streamvid.storage.transport import RequestError
 from tests.servers import Rgw, S3Env, S3Server
 
 
@@ -35,7 +36,7 @@ def body(code: str, extra: str = "") -> str:
 )
 def test_a_refusal_names_the_setting_and_is_final(status: int, code: str, named: str) -> None:
     error = error_of_body(status, body(code), {}, StorageOptions())
-    assert named in error.hint and not error.may_pass and not error.is_absent and not error.is_changed
+    assert named in error.hint and error.kind in ("refused", "denied")
     assert error.cause == f"{status} {code}" and "secret text" not in error.hint
 
 
@@ -70,18 +71,18 @@ def test_keys_are_asked_for_where_none_were_given() -> None:
 )
 def test_trouble_of_the_store_may_pass(status: int, text: str, is_slow_down: bool) -> None:
     error = error_of_body(status, text, {}, StorageOptions())
-    assert (error.may_pass, error.is_slow_down, error.is_expired) == (True, is_slow_down, False)
+    assert error.kind == ("slow down" if is_slow_down else "transient") and error.is_transient
 
 
 def test_each_kind_of_answer_is_known() -> None:
-    def error(status: int, code: str = "") -> object:
+    def error(status: int, code: str = "") -> RequestError:
         return error_of_body(status, body(code) if code else "", {}, StorageOptions())
 
-    assert error(404, "NoSuchKey").is_absent and error(404).is_absent and error(404, "NoSuchUpload").is_absent
-    assert error(412, "PreconditionFailed").is_changed and error(412).is_taken
-    assert error(501, "NotImplemented").is_unknown and not error(501).may_pass
-    assert error(400, "ExpiredToken").is_expired and error(403, "RequestExpired").may_pass
-    assert not error(418).may_pass and "418" in error(418).cause
+    assert {error(404, code).kind for code in ("NoSuchKey", "", "NoSuchUpload")} == {"absent"}
+    assert error(412, "PreconditionFailed").kind == error(412).kind == "conflict"
+    assert error(501, "NotImplemented").kind == "unsupported" and not error(501).is_transient
+    assert error(400, "ExpiredToken").kind == "expired" and error(403, "RequestExpired").is_transient
+    assert not error(418).is_transient and "418" in error(418).cause
 
 
 # Who is let in.

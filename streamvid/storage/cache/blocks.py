@@ -1,10 +1,10 @@
 """Blocks of remote objects on a local disk, shared by the ranks of a node and by jobs.
 
-Nothing here is trusted for content: who reads proves the bytes by the index's checksums and calls `discard` for wrong
-ones. Nothing here is needed either: what the disk refuses is one line in the log, and the bytes come from the store.
+The cache is not trusted: readers verify the bytes by the index's checksums, and call `discard` for wrong ones. It is
+not needed either: if the disk refuses, the log says so once, and the bytes come from the store.
 
-Locks are flock's: put the folder on a local disk. On NFS they work between the processes of one machine only where the
-mount has them (not `nolock`), and machines that share a folder count it anew again and again.
+Put the folder on a local disk (host/lock.py says what its locks need); machines that share a folder recount it again
+and again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +24,17 @@ from typing import Literal
 
 from streamvid.errors import ConfigError, StorageError
 from streamvid.storage.cache.files import CacheFolder, Claim
-from streamvid.storage.wanted import is_wanted
+from streamvid.storage.wanted import CANCELLED, is_wanted
 
 _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * 2**20
 
-_MOST_FETCHED = 2.0  # times the bytes that were asked for, in a cache that is full
+_MOST_FETCHED = 2.0  # times the requested bytes, in a full cache
 _TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so that most hits write nothing
-_PAUSE_SECONDS = 60.0  # without writing, after the disk refused
+_PAUSE_SECONDS = 60.0  # without the cache, after the disk refused
 _NAME = re.compile("[0-9a-f]{64}")
+_COUNTS = ("hits", "misses", "bytes_from_cache", "bytes_fetched", "evicted")
 
 Ranges = Sequence[tuple[int, memoryview]]
 Fetch = Callable[[Ranges], None]
@@ -40,11 +42,10 @@ Fetch = Callable[[Ranges], None]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What this process did since it began, and how full the folder is, by all processes.
+    """What this process read through the cache, and the size of the folder, which all processes share.
 
-    hits, misses: blocks that reads needed, from the disk or from the store
-    evicted: blocks that this process removed to make room
-    num_bytes: of all files of the cache, at most max_bytes
+    hits, misses: blocks read from the disk or from the store.   evicted: blocks that this process removed to make room.
+    num_bytes: size of all files of the cache, at most max_bytes.
     """
 
     hits: int
@@ -58,7 +59,7 @@ class CacheStats:
 
 @dataclass(slots=True)
 class _Block:
-    """An aligned piece of an object, and which parts of it go where: (offset in the block, buffer)."""
+    """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer)."""
 
     offset: int
     path: str
@@ -66,7 +67,7 @@ class _Block:
     pieces: list[tuple[int, memoryview]] = field(default_factory=list)
 
     def whole(self) -> memoryview:
-        """Memory for all of it: the caller's own, where he asked for all of it."""
+        """Return memory for the whole block: the caller's buffer, if it asked for the whole block."""
         for start, buffer in self.pieces:
             if start == 0 and len(buffer) == self.claim.size:
                 return buffer
@@ -75,7 +76,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Process:
-    """What belongs to one process: a forked child starts anew, with locks that nobody holds."""
+    """State of one process. A forked child starts anew, with a lock that no thread holds."""
 
     pid: int = field(default_factory=os.getpid)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -84,11 +85,7 @@ class _Process:
     has_warned: bool = False
     paused_until: float = 0.0
     wrong: set[str] = field(default_factory=set)
-    hits: int = 0
-    misses: int = 0
-    bytes_from_cache: int = 0
-    bytes_fetched: int = 0
-    evicted: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     recently_wanted: float = 0.0  # bytes, the older ones counting less
     recently_fetched: float = 0.0
 
@@ -96,10 +93,10 @@ class _Process:
 class BlockCache:
     """A byte-bounded folder of blocks. Nothing is opened or created before the first read.
 
-    Usable from many threads and in forked children; processes that are started otherwise make their own. Raises
-    ConfigError for a `max_bytes` smaller than a block, and at the first read for a folder that is not ours.
+    Usable from many threads and in forked children. Raises ConfigError for a `max_bytes` smaller than a block, and at
+    the first read for a folder that is not a cache.
 
-    wait_seconds: how long a read waits for a block that another reader is fetching, before it fetches for itself.
+    wait_seconds: how long a read waits for a block that another reader is fetching, before it fetches the block itself.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
@@ -113,13 +110,11 @@ class BlockCache:
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object.
+        """Fill every buffer from its offset in the object. A missing block that is not wanted as a whole takes memory.
 
-        name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size
-        fetch: fills whole blocks, or just what was asked for where nothing can be kept. Called once for what is
-            missing; a second time only for blocks that another reader was fetching and did not bring. Its errors pass.
-
-        Takes memory for each block that is missing and was not asked for as a whole.
+        name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size.
+        fetch: reads whole blocks, or only the wanted bytes if nothing can be stored. It is called once for all missing
+            blocks, and again only for blocks that another reader failed to fetch. Its errors are raised.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()
@@ -132,7 +127,7 @@ class BlockCache:
             self._bring(busy, fetch, lambda block: self._wait(block, deadline))
 
     def discard(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Forget the blocks that overlap (offset, num_bytes): their bytes were found wrong."""
+        """Remove the blocks that overlap (offset, num_bytes), whose bytes are wrong."""
         _check_name(name)
         numbers = {
             number
@@ -151,8 +146,8 @@ class BlockCache:
     def stats(self) -> CacheStats:
         process = self._process()
         with process.lock:
-            counts = (process.hits, process.misses, process.bytes_from_cache, process.bytes_fetched, process.evicted)
-        return CacheStats(*counts, self._folder.num_bytes(), self._folder.max_bytes)
+            counts = {name: process.counts[name] for name in _COUNTS}
+        return CacheStats(**counts, num_bytes=self._folder.num_bytes(), max_bytes=self._folder.max_bytes)
 
     def _process(self) -> _Process:
         if self._state.pid != os.getpid():
@@ -167,7 +162,7 @@ class BlockCache:
             if process.is_open:
                 return
             try:
-                process.evicted += self._folder.open()
+                process.counts["evicted"] += self._folder.open()
                 process.is_open = process.was_open = True
             except ConfigError:
                 if not process.was_open:
@@ -184,7 +179,7 @@ class BlockCache:
             if offset < 0 or end > num_bytes:
                 raise StorageError(
                     f"bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes}: "
-                    "the index asks for what is not there; verify the dataset"
+                    "the index names bytes beyond its end; verify the dataset"
                 )
             at = offset
             while at < end:
@@ -200,7 +195,7 @@ class BlockCache:
         return [found[number] for number in sorted(found)]
 
     def _read(self, block: _Block) -> bool:
-        """Fill a block's pieces from its file; False where there is none, or not a whole one."""
+        """Fill a block's pieces from its file; False if there is no complete one."""
         process = self._process()
         if block.path in process.wrong:
             return False
@@ -217,7 +212,7 @@ class BlockCache:
             if not all(_fill(descriptor, start, buffer) for start, buffer in block.pieces):
                 return False
             if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
-                with contextlib.suppress(OSError):  # a folder that can only be read is still good for hits
+                with contextlib.suppress(OSError):  # a read-only folder still gives hits
                     os.utime(descriptor)
         except OSError as error:
             return self._give_up(error)
@@ -225,13 +220,13 @@ class BlockCache:
             os.close(descriptor)
         with process.lock:
             num_bytes = sum(len(buffer) for _, buffer in block.pieces)
-            process.hits += 1
-            process.bytes_from_cache += num_bytes
+            process.counts["hits"] += 1
+            process.counts["bytes_from_cache"] += num_bytes
             self._count(num_bytes, 0)
         return True
 
     def _try(self, block: _Block) -> bool | None:
-        """Is the block there now? None: another is bringing it. False: it is not, and claimed if that is possible."""
+        """Read the block, or claim it if possible and return False; None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -245,15 +240,17 @@ class BlockCache:
         return True
 
     def _is_wasted(self, block: _Block) -> bool:
-        """Whether bringing all of a block for a part of it would do more harm than good: in a cache too small for a
-        window of the shuffle, blocks go before their other parts are asked for."""
+        """Return whether fetching all of a block for a part of it would cost more than it saves.
+
+        In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
+        """
         process = self._process()
-        if not process.evicted or sum(len(buffer) for _, buffer in block.pieces) >= block.claim.size:
+        if not process.counts["evicted"] or sum(len(buffer) for _, buffer in block.pieces) >= block.claim.size:
             return False
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Under the process' lock."""
+        """Weigh recent traffic; the caller holds the process' lock."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -262,7 +259,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: _Block, deadline: float) -> bool:
-        """As `_try`, but what another brings is waited for; once the time is over the block is not there."""
+        """Like `_try`, but wait for another reader until the deadline, and then return False."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)
@@ -271,16 +268,15 @@ class BlockCache:
             if time.monotonic() >= deadline:
                 return False
             if not is_wanted():
-                raise StorageError(f"{block.path}: nobody waits for it any more")
+                raise StorageError(f"{block.path}: {CANCELLED}")
             time.sleep(delay)
             delay = min(delay * 1.5, 0.02)
         return True
 
     def _bring(self, blocks: list[_Block], fetch: Fetch, get: Callable[[_Block], bool | None]) -> list[_Block]:
-        """Get each block, or fetch it; those are left, and returned, that others are bringing.
+        """Get each block, or fetch it; return those that other readers are fetching.
 
-        Nobody waits for a lock in one order while holding another in the other: the first round never waits, and the
-        second takes its locks by rising numbers.
+        Locks cannot deadlock: the first round never waits, and the second takes its locks by rising numbers.
         """
         missing: list[_Block] = []
         busy: list[_Block] = []
@@ -298,7 +294,7 @@ class BlockCache:
         return busy
 
     def _reserve(self, missing: list[_Block]) -> set[str]:
-        """The paths of the claimed blocks that there is room for; the others' claims are given back."""
+        """Return the paths of the claimed blocks that there is room for, and release the other claims."""
         process = self._process()
         claims = [block.claim for block in missing if block.claim.lock is not None]
         kept: list[Claim] = []
@@ -306,7 +302,7 @@ class BlockCache:
             try:
                 kept, evicted = self._folder.reserve(claims)
                 with process.lock:
-                    process.evicted += evicted
+                    process.counts["evicted"] += evicted
             except OSError as error:
                 self._give_up(error)
         paths = {claim.path for claim in kept}
@@ -325,9 +321,9 @@ class BlockCache:
                 asked += [(block.offset + start, buffer) for start, buffer in block.pieces]
         fetch(asked)
         with process.lock:
-            process.misses += len(missing)
+            process.counts["misses"] += len(missing)
             num_fetched = sum(len(buffer) for _, buffer in asked)
-            process.bytes_fetched += num_fetched
+            process.counts["bytes_fetched"] += num_fetched
             self._count(sum(len(buffer) for block in missing for _, buffer in block.pieces), num_fetched)
         for block, memory in whole:
             for start, buffer in block.pieces:
@@ -349,15 +345,15 @@ class BlockCache:
             self._process().wrong.difference_update(block.path for block, _ in whole)
 
     def _give_up(self, error: OSError) -> Literal[False]:
-        """Go on without the disk for a while; said once, as it would be said for every sample."""
+        """Continue without the disk for a while, with one warning per process."""
         process = self._process()
         process.is_open = False
         process.paused_until = time.monotonic() + _PAUSE_SECONDS
         if not process.has_warned:
             process.has_warned = True
             _log.warning(
-                "the cache in %s cannot be used (%s); reads go to the store, and it is tried again every %.0f s. "
-                "Free disk space, mend its permissions, or choose another cache_dir",
+                "the cache in %s cannot be used (%s); reads go to the store, and it is retried every %.0f s. "
+                "Free disk space, fix its permissions, or choose another cache_dir",
                 self._folder.folder,
                 error,
                 _PAUSE_SECONDS,
@@ -377,4 +373,4 @@ def _fill(descriptor: int, start: int, buffer: memoryview) -> bool:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise StorageError(f"object name {name[:80]!r} is no SHA-256 of 64 hex digits; verify the dataset")
+        raise StorageError(f"object name {name[:80]!r} is not a SHA-256 of 64 hex digits; verify the dataset")

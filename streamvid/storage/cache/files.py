@@ -1,14 +1,13 @@
-"""The files of the local cache: blocks, who is bringing which, how many bytes there are, and what goes first.
+"""Files of the local cache: blocks, claims on blocks, the total size, and eviction.
 
-    <folder>/streamvid-cache-1/.streamvid-cache          the marker: what is here was written by this cache
-                              /.ledger                   total of all sizes below, proved by a checksum
+    <folder>/streamvid-cache-1/.streamvid-cache          the marker: this folder is a cache of ours
+                              /.ledger                   total of all sizes below, with a checksum
                               /ab/<sha256>-<block>       a block; modified = last used, to some seconds
-                              /ab/<sha256>-<block>.part  a block under way, locked by who brings it
+                              /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
-Truth is the files. The ledger only saves adding them up, and whatever kills its writer it says too much, never too
-little: bytes are added before a file grows and taken off after it is gone. It is set right by the files when a process
-starts, whenever the cache is full, once an hour, and after a reboot. Every lock is the kernel's (flock) and ends with
-its holder.
+The files are the truth; the ledger only saves adding them up. If its writer is killed, its total is too high, never
+too low: bytes are added before a file grows and subtracted after it is removed. It is recounted when a process starts,
+when the cache is full, once an hour, and after a reboot. Locks end with their holders (host/lock.py).
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _FILE_MODE = 0o600
 _LOCK_SECONDS = 10.0
 _RECOUNT_SECONDS, _RECOUNT_AT_OPEN_SECONDS = 3600.0, 10.0
 _FUTURE_SECONDS = 60.0
-_SLACK = 16  # a full cache frees this part of itself more than is needed, so that files are rarely listed
+_SLACK = 16  # a full cache frees this part of itself beyond the need, so that files are rarely listed
 
 
 @dataclass(slots=True)
 class Claim:
-    """The right to bring one block: the locked `.part` file, which becomes the block."""
+    """The right to write one block: the locked `.part` file, which becomes the block."""
 
     path: str
     size: int
@@ -62,26 +61,26 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """Methods raise OSError for whatever the disk or a lock refuses; `open` also ConfigError for a foreign folder."""
+    """Methods raise OSError if the disk or a lock refuses; `open` also ConfigError if the folder is not a cache."""
 
     folder: Path
     max_bytes: int
 
     @property
     def root(self) -> str:
-        return os.path.join(self.folder, _SUBFOLDER)  # noqa: PTH118 - paths here are text: this is a hot way
+        return os.path.join(self.folder, _SUBFOLDER)  # noqa: PTH118 - text, because this path is hot
 
     def path(self, name: str, block: int) -> str:
         return f"{self.root}/{name[:2]}/{name}-{block}"
 
     def open(self) -> int:
-        """Make or recognise the folder, and count it where that was not done just now; blocks evicted."""
+        """Make or recognise the folder, and recount it if due; return how many blocks were evicted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.root, 0o700)  # noqa: PTH102
         status = os.lstat(self.root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise self._foreign("it is a link, a file, or another user's")
+            raise self._foreign("it is a link, a file, or belongs to another user")
         if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
             raise self._foreign(f"it is not empty and has no {_MARKER}")
         os.chmod(self.root, 0o700)  # noqa: PTH101
@@ -101,12 +100,12 @@ class CacheFolder:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a cache of this program, as {why}; "
-            "nothing in it was touched. Choose another cache_dir, or move that folder away"
+            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a cache of streamvid: {why}. "
+            "Nothing in it was changed. Choose another cache_dir, or move that folder away"
         )
 
     def claim(self, claim: Claim) -> bool:
-        """Take the right to bring a block; False while another has it. `release` gives it back, in any case."""
+        """Claim a block; False if another reader has claimed it. Call `release` in any case."""
         part = claim.path + _PART
         _check_folder(part)
         try:
@@ -118,7 +117,7 @@ class CacheFolder:
         return claim.lock is not None
 
     def reserve(self, claims: Sequence[Claim]) -> tuple[list[Claim], int]:
-        """Those of the claims that there is room for, now counted, and how many blocks were evicted for them."""
+        """Return the claims that there is room for, which count from now on, and how many blocks were evicted."""
         with_room, evicted = [], 0
         with self._ledger() as ledger:
             needs = [claim.size - os.fstat(claim.descriptor).st_size for claim in claims]
@@ -133,7 +132,7 @@ class CacheFolder:
         return with_room, evicted
 
     def commit(self, claims: Sequence[Claim]) -> None:
-        """The written parts become blocks."""
+        """Make blocks of the written parts."""
         with self._ledger() as ledger:
             for claim in claims:
                 replaced = _size(claim.path)
@@ -142,13 +141,13 @@ class CacheFolder:
                 claim.release()
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Give back what was claimed and not committed. Never raises OSError: what stays is swept up later."""
+        """Release claims that were not committed. Never raises OSError: what is left is removed later."""
         held = [claim for claim in claims if claim.lock is not None]
         if not held:
             return
         try:
             with contextlib.suppress(OSError):
-                # Broken off in `commit`, a claim's file may have its last name already.
+                # After an interrupted `commit`, a claim's file may have its final name already.
                 left = [claim for claim in held if claim.lock and claim.lock.is_at(claim.path + _PART)]
                 if not any(os.fstat(claim.descriptor).st_size for claim in left):
                     for claim in left:
@@ -162,7 +161,7 @@ class CacheFolder:
                 claim.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
-        """Remove blocks; those that cannot be removed are returned."""
+        """Remove blocks, and return those that cannot be removed."""
         kept = []
         with self._ledger() as ledger:
             for path in paths:
@@ -173,7 +172,7 @@ class CacheFolder:
         return kept
 
     def num_bytes(self) -> int:
-        """What the ledger says, without waiting for it; 0 where there is none."""
+        """Return the ledger's total without waiting for its lock; 0 if there is none."""
         try:
             descriptor = os.open(f"{self.root}/{_LEDGER}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -193,7 +192,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
-        """The ledger, alone. Waits for some seconds: its holder may be a stopped process."""
+        """Lock the ledger. Waits for some seconds only: its holder may be a stopped process."""
         with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
             ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
@@ -201,7 +200,7 @@ class CacheFolder:
             yield ledger
 
     def _make_room(self, ledger: _Ledger, need: int) -> int:
-        """Count the files; where `need` more do not fit, remove some not used lately. How many those were."""
+        """Recount the files and, if `need` more bytes do not fit, evict some; return how many."""
         files = list(self._files())
         total = sum(size for _, size, _ in files)
         ledger.set(total)
@@ -220,7 +219,7 @@ class CacheFolder:
         return evicted
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """(last used, bytes, path) of all files that bear this cache's names; parts of dead processes are removed."""
+        """Yield (last use, bytes, path) of all files of the cache; remove parts of dead processes."""
         now = time.time()
         for folder in os.scandir(self.root):
             if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -234,17 +233,15 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        # A clock that was once ahead must not keep a block for ever.
+                        # A clock that was once ahead must not protect a block for ever.
                         used = status.st_mtime if status.st_mtime < now + _FUTURE_SECONDS else 0.0
                         yield used, status.st_size, entry.path
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """In the order that they may go: at random, but those used last, a quarter and four, at the end.
+    """Order files for eviction: at random, with the most recently used quarter, and four more, at the end.
 
-    An epoch uses each block in one short window and then not until the next epoch: the least recently used is what the
-    next epoch wants first. By simulation a cache of 0.25, 0.5, 0.75, 0.9 of a dataset leaves 94, 79, 47, 23 % of it to
-    be fetched in each epoch, and one that removes the least recently used 97, 85, 62, 38 %.
+    README.md has the comparison with evicting the least recently used.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4
@@ -252,14 +249,14 @@ def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int,
 
 
 class _Ledger:
-    """The total, written through at once; whoever holds its lock owns it."""
+    """The total size of all files, written at each change, under its lock."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """False for a damaged ledger, and for one of another boot: what was written before a power loss may be lost."""
+        """Return False for a damaged ledger, and for one of another boot, because a power loss may lose writes."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
@@ -298,14 +295,14 @@ def _boot() -> int:
 
 
 def _check_folder(path: str) -> None:
-    """A file of the cache is never made or removed through a link."""
+    """Refuse to make or remove a file through a link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
-        raise NotADirectoryError(errno.ENOTDIR, "a link stands where a folder of the cache should be", folder)
+        raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a link", folder)
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a part that nobody holds a lock on."""
+    """Remove a part whose writer is gone; False if it is locked."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

@@ -1,4 +1,4 @@
-"""What S3 says when it refuses, as RequestError: whether it may pass, and which setting to look at if not."""
+"""Refusals of S3 as RequestError: whether a retry may help, and which setting to look at if not."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 
 
 def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
-    """Of an answer's status and its text, which is XML where it comes from S3."""
+    """Convert a response's status and text, which is XML if it comes from S3."""
     match = _CODE.search(text)
     region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
     return _error(match[1] if match else "", status, options, region)
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Of what s3fs and botocore raise. Their own texts are not shown: they may hold anything."""
+    """Convert what s3fs and botocore raise. Their own texts are not shown, because they may contain anything."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -69,14 +69,14 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
             hint="Look at profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
         )
     if isinstance(error, FileNotFoundError):
-        return RequestError("there is no such object", is_absent=True)
+        return RequestError("there is no such object", "absent")
     if isinstance(error, ImportError):
         return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
     return connection_error(error, "")
 
 
 def connection_error(error: BaseException, when: str) -> RequestError:
-    """Of what breaks a connection; the store may be back in a moment."""
+    """Convert what breaks a connection; the store may be back in a moment."""
     names = [type(found).__name__ for found in (error, error.__cause__, error.__context__) if found is not None]
     text = " ".join(str(found) for found in (error, error.__cause__, error.__context__) if found is not None)
     known = {
@@ -99,30 +99,30 @@ def connection_error(error: BaseException, when: str) -> RequestError:
     hint = "Look at endpoint_url (AWS_ENDPOINT_URL), the network and the server"
     if is_final:
         hint = "Look at AWS_CA_BUNDLE and at endpoint_url (AWS_ENDPOINT_URL)"
-    return RequestError(f"{cause} {when}".strip(), may_pass=not is_final, hint=hint)
+    return RequestError(f"{cause} {when}".strip(), "refused" if is_final else "transient", hint=hint)
 
 
 def _error(code: str, status: int, options: StorageOptions, region: str) -> RequestError:
     kinds = {code, str(status)}
     shown = f"{status} {code}".strip() if status and code != str(status) else code or str(status)
     if kinds & _EXPIRED:
-        return RequestError(shown, may_pass=True, is_expired=True, hint=_EXPIRED_HINT)
+        return RequestError(shown, "expired", hint=_EXPIRED_HINT)
     if kinds & _SLOW_DOWN:
-        return RequestError(shown, may_pass=True, is_slow_down=True, hint="The store asks for fewer requests")
+        return RequestError(shown, "slow down", hint="The store asks for fewer requests")
     if kinds & _UNKNOWN:
-        return RequestError(shown, is_unknown=True, hint="The store does not offer this")
+        return RequestError(shown, "unsupported", hint="The store does not offer this")
     if kinds & _MAY_PASS or status >= 500 or status == 408:
-        return RequestError(shown, may_pass=True, hint="The store is in trouble")
+        return RequestError(shown, "transient", hint="The store is in trouble")
     if code in _HINTS:
         return RequestError(shown, hint=_HINTS[code])
     if kinds & _REGION or status in (301, 307):
         return RequestError(shown, hint=f"{_REGION_HINT} to {region}" if region else _REGION_HINT)
     if kinds & _ABSENT:
-        return RequestError("there is no such object", is_absent=True)
+        return RequestError("there is no such object", "absent")
     if status == 412 or code == "PreconditionFailed":
-        return RequestError("it was replaced by another version", is_changed=True, is_taken=True)
+        return RequestError("it was replaced by another version", "conflict")
     if status in (401, 403):
-        return RequestError(shown, is_denied=code == "AccessDenied", hint=_denied_hint(options))
+        return RequestError(shown, "denied" if code == "AccessDenied" else "refused", hint=_denied_hint(options))
     return RequestError(shown or "it was refused")
 
 

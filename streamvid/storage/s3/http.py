@@ -1,7 +1,6 @@
-"""GET requests over connections that are kept: what thousands of reads a second need of HTTP, and nothing else.
+"""GET requests over persistent connections: the part of HTTP that thousands of reads per second need, and no more.
 
-A request by way of http.client or urllib3 takes half a millisecond of the interpreter, which all threads share; this
-takes a fifth of it.
+storage/README.md has the comparison with urllib3, which takes two to three times the CPU.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _NO_BODY = (204, 304)
 
 
-class Headers(dict[str, str]):
-    """Fields of an answer; `get` takes names in any case."""
+class HttpHeaders(dict[str, str]):
+    """Fields of a response; `get` takes names in any case."""
 
     def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
         return super().get(name.lower(), default)
 
 
 class Connections:
-    """To one server, kept when an answer was read to its end. Safe in several threads; each has one of its own.
+    """Connections to one server, reused after a response was read to its end. Safe in several threads.
 
-    tls: made at the first connection to an https URL. connect_seconds: until connected; stall_seconds: without a byte,
-    then TimeoutError, after twice that at most. Nothing is sent twice. Raises OSError; ValueError for what is no HTTP.
+    Nothing is sent twice. Raises OSError (TimeoutError after `connect_seconds`, or after at most twice `stall_seconds`
+    without a byte), and ValueError for a response that is not HTTP. tls: called at the first https connection.
     """
 
     def __init__(
@@ -49,8 +48,8 @@ class Connections:
         self._kept: list[_Connection] = []
         weakref.finalize(self, _close_all, self._kept)
 
-    def get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        """Send the request, and read the answer's head."""
+    def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Send the request, and read the head of its response."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"GET {target} HTTP/1.1", f"Host: {self._shown}", "Accept-Encoding: identity"]
@@ -63,13 +62,13 @@ class Connections:
                 connection.socket.sendall("\r\n".join([*lines, "\r\n"]).encode("latin-1"))
             except BlockingIOError:
                 raise TimeoutError("timed out") from None
-            return Answer(connection, self)
+            return HttpResponse(connection, self)
         except BaseException:
             connection.close()
             raise
 
     def keep(self, connection: _Connection) -> None:
-        """Of an answer that was read to its end."""
+        """Reuse a connection whose response was read to its end."""
         self._kept.append(connection)
 
     def _take(self) -> _Connection:
@@ -88,7 +87,7 @@ class Connections:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._make_tls is None:
-                # By the kernel, as MSG_WAITALL is none of sockets with a timeout of Python's.
+                # The kernel's timeouts: Python's own make a socket non-blocking, where MSG_WAITALL has no effect.
                 plain.settimeout(None)
                 span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
@@ -109,24 +108,24 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """flags: of reads of a body: that all of it is waited for, which is one wake-up instead of many."""
+    """flags: for reads of a body; MSG_WAITALL waits for all of it, which is one wake-up instead of many."""
 
     def __init__(self, open_socket: socket.socket, flags: int) -> None:
         self.socket, self._flags = open_socket, flags
         self._ahead = b""  # bytes that came with the head
 
     def is_alive(self) -> bool:
-        """Whether the server neither closed it nor said anything unasked."""
+        """Return whether the server has neither closed it nor sent anything unasked."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
     def head(self) -> list[str]:
-        """Lines of an answer's head."""
+        """Return the lines of a response's head."""
         data = self._ahead
         while (end := data.find(b"\r\n\r\n")) < 0:
             if len(data) > _MAX_HEAD_BYTES:
-                raise ValueError("an answer's head has no end")
+                raise ValueError("a response's head has no end")
             data += self._some()
         self._ahead = data[end + 4 :]
         return data[:end].decode("latin-1").split("\r\n")
@@ -141,7 +140,7 @@ class _Connection:
         return data
 
     def readinto(self, view: memoryview) -> int:
-        """Some bytes; 0 at their end."""
+        """Read some bytes; 0 at the end."""
         if self._ahead:
             num_bytes = min(len(view), len(self._ahead))
             view[:num_bytes] = self._ahead[:num_bytes]
@@ -153,7 +152,7 @@ class _Connection:
             raise TimeoutError("timed out") from None
 
     def line(self) -> bytes:
-        """Up to a line's end, which is not in it."""
+        """Read a line, without its end."""
         while (end := self._ahead.find(b"\r\n")) < 0:
             self._ahead += self._some()
             if len(self._ahead) > _MAX_HEAD_BYTES:
@@ -163,7 +162,7 @@ class _Connection:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no more came than was asked for."""
+        """Whether nothing arrived beyond the response."""
         return not self._ahead
 
     def close(self) -> None:
@@ -171,21 +170,21 @@ class _Connection:
             self.socket.close()
 
 
-class Answer:
-    """status_code and headers; the body comes by `readinto` or `read`. Then `release_conn`, or `close` without it."""
+class HttpResponse:
+    """Status and headers; `readinto` and `read` give the body. Call `release_conn` or `close` afterwards."""
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner
         lines = connection.head()
         while (status := _status(lines[0])) // 100 == 1:
             lines = connection.head()
-        self.status_code, self.headers = status, Headers()
+        self.status_code, self.headers = status, HttpHeaders()
         for line in lines[1:]:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
         self._is_chunked = self.headers.get("Transfer-Encoding").lower() == "chunked"
         length = self.headers.get("Content-Length")
-        # Of a chunked body: of this chunk. None: until the connection ends.
+        # Bytes left of the body, or of this chunk. None: until the connection ends.
         self._left: int | None = None
         if self._is_chunked or status in _NO_BODY:
             self._left = 0
@@ -195,12 +194,12 @@ class Answer:
         self._may_keep = lines[0].startswith("HTTP/1.1") and said != "close" and not self._is_chunked
 
     @property
-    def raw(self) -> Answer:
-        """As of an answer of botocore's session, which has its body there; no attribute, which would be a circle."""
+    def raw(self) -> HttpResponse:
+        """The body, where botocore's responses have it. No attribute, which would be a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:
-        """Some bytes of the body, 0 at its end; ConnectionResetError where the connection ends before it."""
+        """Read some bytes of the body, 0 at its end; ConnectionResetError if the connection ends before it."""
         if self._is_chunked and not self._left:
             self._next_chunk()
         if self._left is not None:
@@ -217,7 +216,7 @@ class Answer:
         return num_bytes
 
     def read(self, num_bytes: int) -> bytes:
-        """So many bytes, or all until the end."""
+        """Read `num_bytes`, or all until the end."""
         data = bytearray(num_bytes)
         filled = 0
         while filled < num_bytes and (more := self.readinto(memoryview(data)[filled:])):
@@ -226,23 +225,23 @@ class Answer:
 
     def _next_chunk(self) -> None:
         self._left = int(self._connection.line().partition(b";")[0], 16)
-        if not self._left:  # fields that may follow are nobody's: such a connection is not kept
+        if not self._left:  # trailers are ignored: the connection is not reused
             self._is_chunked = False
 
     def release_conn(self) -> None:
-        """The body was read: the connection may serve another request."""
+        """Reuse the connection if the body was read."""
         if self._may_keep and self._left == 0 and self._connection.is_at_end:
             self._owner.keep(self._connection)
         else:
             self._connection.close()
 
     def close(self) -> None:
-        """Whatever else would come is not wanted."""
+        """Drop the rest of the response."""
         self._connection.close()
 
 
 def _status(line: str) -> int:
     parts = line.split(" ", 2)
     if not parts[0].startswith("HTTP/1.") or len(parts) < 2 or not (parts[1].isdigit() and len(parts[1]) == 3):
-        raise ValueError("the answer is no HTTP")
+        raise ValueError("the response is not HTTP")
     return int(parts[1])

@@ -1,6 +1,7 @@
-"""S3 and what speaks like it. s3fs finds keys and endpoint, writes and lists; reads are signed here and sent by
-http_get.py, which costs a tenth of the time that a request through a whole client takes; through a proxy by botocore's
-HTTP session.
+"""S3 and compatible stores.
+
+s3fs finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which costs a tenth of the
+time of a request through a whole client; behind a proxy by botocore's HTTP session.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamvid.storage.store import FileState
 from streamvid.storage.transport import Body, RequestError
 
 _PART_BYTES = 32 * 2**20
-_SIGNATURE_SECONDS = 300.0  # a server takes one for 15 minutes; its clock may differ from ours
+_SIGNATURE_SECONDS = 300.0  # a server accepts one for 15 minutes, by its own clock
 _SIGNATURES_KEPT = 4096
 _RENEWED_SECONDS = 1.0
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
@@ -43,29 +44,29 @@ class S3Transport:
     # Reading.
 
     def state(self, key: str) -> FileState:
-        # By a read of one byte, because the answer to HEAD has no text that says what is wrong.
+        # A read of one byte, because the response to HEAD has no text that says what is wrong.
         response = self._send(key, {"Range": "bytes=0-0"})
         is_whole = False
         try:
             status, headers = response.status_code, response.headers
             total = headers.get("Content-Range", "").rpartition("/")[2]
-            if status == 416:  # the only object without a first byte; not every server says its size
+            if status == 416:  # an empty object; not every server reports its size
                 return FileState(key, 0, _version(headers))
             if status == 206 and total.isdigit():
                 self._read_some(response, memoryview(bytearray(1)))
                 is_whole = True
                 return FileState(key, int(total), _version(headers))
-            if status == 200:  # an empty object, or a server that knows no ranges
+            if status == 200:  # an empty object, or a server without ranges
                 return FileState(key, int(headers.get("Content-Length", 0)), _version(headers))
             refused = self._refused(response)
         finally:
             _let_go(response, is_whole)
-        if refused.is_denied and not self._is_listed(key, refused):
-            raise RequestError("there is no such object", is_absent=True)
+        if refused.kind == "denied" and not self._is_listed(key, refused):
+            raise RequestError("there is no such object", "absent")
         raise refused
 
     def _is_listed(self, key: str, refused: RequestError) -> bool:
-        # Who may list a prefix alone, which is no condition that a read can meet, is not told of what is not there.
+        # To users who may list only some prefix, a missing object is "denied": no read can meet that condition.
         try:
             found = self._call("list_objects_v2", Prefix=key, MaxKeys=1).get("Contents", ())
         except RequestError:
@@ -92,33 +93,33 @@ class S3Transport:
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have", is_short=True)
+            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have", "short")
         if status == 200:
-            raise RequestError("the server gives the whole object where a part of it is asked for; it is no S3 server")
+            raise RequestError("the server sends the whole object instead of a range; it is not an S3 server")
         if status != 206:
             raise self._refused(response)
         said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if said != f"{start}-{start + num_bytes - 1}":
             if total.isdigit() and int(total) < start + num_bytes:
                 raise RequestError(
-                    f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", is_short=True
+                    f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", "short"
                 )
-            raise RequestError("the server sent other bytes than were asked for", may_pass=True)
+            raise RequestError("the server sent another range than the requested one", "transient")
 
     def _read_some(self, response: Any, view: memoryview) -> int:
         try:
             num_bytes: int = response.raw.readinto(view)
-        except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may hold
-            raise connection_error(error, "while its bytes came") from None
+        except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may work
+            raise connection_error(error, "while reading its bytes") from None
         if not num_bytes:
-            raise RequestError("the answer ended early", may_pass=True)
+            raise RequestError("the answer ended early", "transient")
         return num_bytes
 
     def _refused(self, response: Any) -> RequestError:
         try:
             text = response.raw.read(65536).decode("utf-8", "replace")
         except Exception as error:  # noqa: BLE001 - as above
-            return connection_error(error, "while an error came")
+            return connection_error(error, "while reading an error")
         return error_of_body(response.status_code, text, response.headers, self._options)
 
     def _send(self, key: str, headers: Mapping[str, str]) -> Any:
@@ -132,7 +133,7 @@ class S3Transport:
             parts = urlsplit(url)
             raise connection_error(error, f"at {parts.scheme}://{parts.netloc}") from None
 
-    # The client: keys, endpoint, and all that is rare.
+    # The client: keys, endpoint, and all rare requests.
 
     def _client(self) -> tuple[Any, _Signer]:
         made = self._made
@@ -149,10 +150,10 @@ class S3Transport:
         return made
 
     def renew(self) -> None:
-        # Without waiting: whoever has the lock is looking for keys now, and that may take a while.
+        # Without waiting: a thread that holds the lock is looking for keys already, which may take a while.
         if self._lock.acquire(blocking=False):
             try:
-                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may hear of it at once
+                if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may fail at once
                     self._made = None
             finally:
                 self._lock.release()
@@ -169,23 +170,23 @@ class S3Transport:
         try:
             self._call("put_object", Key=key, Body=data, ContentMD5=_md5(data), **condition)
         except RequestError as error:
-            if not if_absent or not error.is_unknown:
+            if not if_absent or not error.kind == "unsupported":
                 raise
-            # The store knows no such condition: look, then put. Two who do so at once both think that they were first.
+            # A store without this condition: look, then put. Of two at once, each believes it was first.
             try:
                 self.state(key)
             except RequestError as absent:
-                if not absent.is_absent:
+                if absent.kind != "absent":
                     raise
                 self.put(key, data)
             else:
-                raise RequestError("there is one already", is_taken=True) from None
+                raise RequestError("there is such an object already", "conflict") from None
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         token = {"ContinuationToken": following} if following else {}
         page = self._call("list_objects_v2", Prefix=prefix, **token)
         files = [
-            # Without a version where it is empty: a look at one tells none.
+            # No version for an empty object, as `state` has none for it.
             FileState(found["Key"], int(found["Size"]), _version(found) if found["Size"] else "")
             for found in page.get("Contents", ())
         ]
@@ -211,7 +212,7 @@ class S3Transport:
         try:
             self._call("abort_multipart_upload", Key=key, UploadId=upload)
         except RequestError as error:
-            if not error.is_absent:
+            if error.kind != "absent":
                 raise
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
@@ -226,8 +227,10 @@ class S3Transport:
 
 
 class _Signer:
-    """URLs and signed headers of a bucket's objects. A signature covers neither range nor condition, and is used again
-    for the same object."""
+    """URLs and signed headers of a bucket's objects.
+
+    A signature covers neither range nor condition, and is reused for the same object.
+    """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
         self._base, self._auth, self._extra = base, auth, extra
@@ -235,7 +238,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Raises what s3fs and botocore raise where there are no keys."""
+        """Find the keys. Raises what s3fs and botocore raise if there are none."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
@@ -259,7 +262,7 @@ class _Signer:
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
-        """(URL, headers) of a GET of an object."""
+        """Return URL and headers of a GET of an object."""
         from botocore.awsrequest import AWSRequest
 
         url = self._base + quote(key, safe="/~")
@@ -279,12 +282,12 @@ class _Signer:
 def _filesystem(options: StorageOptions) -> Any:
     import s3fs
 
-    config: dict[str, Any] = {
-        # One try: trying again is ours.
+    config: dict[str, object] = {
+        # One try: retries are remote.py's.
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": options.connect_seconds,
-        "read_timeout": max(30.0, options.stall_seconds),  # a server may think for long about a large part
-        # Checksums of newer SDKs are unknown to older servers; ours is Content-MD5.
+        "read_timeout": max(30.0, options.stall_seconds),  # a server may take long over a large part
+        # Older servers do not know the checksums of newer SDKs; we send Content-MD5.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         "http_session_cls": _session_class(),
@@ -311,7 +314,7 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """aiohttp by itself sends a PUT again whose connection broke: a create that worked would look taken."""
+        """Does not repeat a PUT whose connection broke, as aiohttp does: a create that worked would look taken."""
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
@@ -324,12 +327,12 @@ def _session_class() -> Any:
 def _check_key(value: str, name: str, variable: str) -> None:
     if not all("!" <= character <= "~" for character in value):
         raise RequestError(
-            f"the {name} has characters that no key has, as a line break or a blank", hint=f"Look at {variable}"
+            f"the {name} has characters that no key has, such as a line break or a space", hint=f"Look at {variable}"
         )
 
 
 def _let_go(response: Any, is_whole: bool) -> None:
-    """The connection may serve another request if all of the answer was read."""
+    """Reuse the connection if all of the response was read."""
     if is_whole:
         response.raw.release_conn()
     else:
@@ -338,7 +341,7 @@ def _let_go(response: Any, is_whole: bool) -> None:
 
 def _version(headers: Mapping[str, str]) -> str:
     tag = headers.get("ETag", "")
-    return "" if tag.startswith("W/") else tag.strip('"')  # a weak one compares with nothing
+    return "" if tag.startswith("W/") else tag.strip('"')  # a weak tag cannot be compared
 
 
 def _md5(data: bytes) -> str:
@@ -346,7 +349,7 @@ def _md5(data: bytes) -> str:
 
 
 def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
-    """What sends GETs to the server of `url`: by connections of our own, or through the proxy of the environment."""
+    """Return what sends GETs to the server of `url`: our own connections, or a session if there is a proxy."""
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
     from botocore.utils import get_environ_proxies

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.storage.s3.http import Answer, Connections
+from streamvid.storage.s3.http import Connections, HttpResponse
 
 BODY = bytes(range(256)) * 8
 
@@ -76,7 +76,7 @@ def connections(url: str, tls: Callable[[], ssl.SSLContext] = no_tls, stall_seco
     return Connections(url, tls, 5.0, stall_seconds)
 
 
-def whole(answer: Answer) -> bytes:
+def whole(answer: HttpResponse) -> bytes:
     try:
         return answer.read(10**6)
     finally:
@@ -172,7 +172,7 @@ def test_what_is_no_whole_answer_is_an_error(answer: list[bytes], error: type[Ex
     """FETCH-1: never fewer bytes than were said, and never a wait without end; and it is asked for once."""
     with server([answer]) as (url, asked):
         client = connections(url, stall_seconds=0.2)
-        found: Answer | None = None
+        found: HttpResponse | None = None
         with pytest.raises(error):
             found = client.get(url, {})
             found.read(1000)
