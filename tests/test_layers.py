@@ -42,7 +42,7 @@ ROOMS_OF = {
     "transformers": {"recipes"},
     "webdataset": {"dataset"},
     "click": {"cli", "compat"},
-    "tqdm": {"cli", "trainer"},
+    "rich": {"cli", "trainer"},
     "pydantic": {"config.py"},
     "torch": {"modules", "recipes", "trainer", "bench", "loader/batch", "loader/exchange.py"},
 }

@@ -19,6 +19,7 @@ HEAVY = (
     "numpy",
     "pydantic",
     "tqdm",
+    "rich",
     "s3fs",
     "botocore",
     "fsspec",

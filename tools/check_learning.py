@@ -44,8 +44,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import track
 from torch import Tensor
-from tqdm import tqdm
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.loader.batch.batch import Batch
@@ -144,8 +144,7 @@ def train(
     )
     draw, buckets = random.Random(seed), list(by_bucket(samples).values())
     weights = [len(bucket) for bucket in buckets]
-    bar = tqdm(range(plan.num_steps), desc=f"seed {seed}, {'captions' if with_text else 'no text'}", mininterval=10)
-    for _ in bar:
+    for _ in track(range(plan.num_steps), f"seed {seed}, {'captions' if with_text else 'no text'}"):
         chosen = draw.choices(draw.choices(buckets, weights)[0], k=BATCH_SIZE)
         seeds = [draw.randrange(1 << 62) for _ in chosen]
         dropped = [draw.random() < DROPOUT for _ in chosen]
@@ -156,7 +155,6 @@ def train(
         optimizer.step()
         rate.step()
         optimizer.zero_grad()
-        bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     return module.eval()
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from streamvid import VideoLoader, World, search_batch_sizes
 from streamvid.bench.batch_search import MAX_BATCH_SIZE, BatchSizeSearch, Step, Trial
-from streamvid.cli.console import table
+from streamvid.cli.console import print_table
 from streamvid.errors import ConfigError, StreamvidError
 
 
@@ -54,12 +54,12 @@ def yaml_of(found: BatchSizeSearch) -> str:
     return "\n".join(["batch_size:", *(f"  {name}: {size}" for name, size in found.sizes.items())])
 
 
-def table_of(found: BatchSizeSearch) -> str:
-    """A row a bucket, for people."""
+def print_sizes(found: BatchSizeSearch) -> None:
+    """Print one row per bucket on standard error."""
     notes = dict.fromkeys(found.slower, "slower than the base with one sample") | {found.base: "base"}
     rows = [[name, size, f"{found.seconds[name]:.4g}", notes.get(name, "")] for name, size in found.sizes.items()]
     rows += [[name, 0, "-", "out of memory with one sample"] for name in found.too_large]
-    return table(["bucket", "batch size", "seconds", ""], rows)
+    print_table(["bucket", "batch size", "seconds", ""], rows, err=True)
 
 
 def _show(trial: Trial) -> None:
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     except StreamvidError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    print(table_of(found), file=sys.stderr)
+    print_sizes(found)
     print(json.dumps(found.to_json(), indent=2) if given.json else yaml_of(found))
     return 1 if found.too_large else 0
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from rich.progress import track
 from torch import Tensor
 from torch.nn import functional
-from tqdm import tqdm
 
 from streamvid.loader.loader import VideoLoader
 from streamvid.recipes.autoencoder import (
@@ -81,9 +81,8 @@ def train(dataset: Path, config: AutoencoderConfig, num_steps: int, seed: int, l
     torch.manual_seed(seed)
     generator, model = torch.Generator().manual_seed(seed), Autoencoder(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
-    bar = tqdm(total=num_steps, unit="step", mininterval=10)
-    with VideoLoader(dataset, batch_size=4, num_epochs=None, seed=seed, num_workers=1) as loader, bar:
-        for step, batch in zip(range(num_steps), loader, strict=False):
+    with VideoLoader(dataset, batch_size=4, num_epochs=None, seed=seed, num_workers=1) as loader:
+        for step, batch in zip(track(range(num_steps), "train"), loader, strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = (
                     lr * min(1, (step + 1) / 50) * (0.01 + 0.99 * (1 + math.cos(math.pi * step / num_steps)) / 2)
@@ -99,8 +98,6 @@ def train(dataset: Path, config: AutoencoderConfig, num_steps: int, seed: int, l
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            bar.update()
-            bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
     return model
 
 

@@ -1,87 +1,113 @@
-"""What a terminal shows: progress, sizes, tables, JSON."""
+"""Output of the verbs: progress, tables, sizes and JSON. rich draws them, and is imported when something is drawn."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 _PLAIN_SECONDS = 5.0
+_PIPED_WIDTH = 10_000  # no line is wrapped or cut in a file or a pipe
+_NO_RULE = "    \n"
+_RULES = _NO_RULE * 2 + " -  \n" + _NO_RULE * 5  # one line of dashes, below the headers
 
 
-class Progress:
-    """Progress of phases on standard error: a bar on a terminal, else a plain line now and then.
+class ProgressBar:
+    """Progress of phases on standard error: a bar on a terminal, else a line every few seconds.
 
-    Call it with (phase, done, total); a phase ends when done == total.
+    Call it with (phase, done, total). A phase ends with done == total.
     """
 
     def __init__(self) -> None:
-        self._bar: Any = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
         self._phase = ""
-        self._shown = 0.0
+        self._shown_at = 0.0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if sys.stderr.isatty():
             self._draw(phase, done, total)
-        elif total and (done == total or phase != self._phase or time.monotonic() - self._shown > _PLAIN_SECONDS):
+        elif total and (done == total or phase != self._phase or time.monotonic() - self._shown_at > _PLAIN_SECONDS):
             click.echo(f"{phase} {done}/{total}", err=True)
-            self._shown = time.monotonic()
+            self._shown_at = time.monotonic()
         self._phase = phase
 
     def _draw(self, phase: str, done: int, total: int) -> None:
-        from tqdm import tqdm
-
-        if self._bar is None or phase != self._phase:
-            self.close()
-            # Terminals that nobody gave a size say that they have 0 columns and rows, where tqdm shows nothing.
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            self._bar = tqdm(total=total, desc=phase, file=sys.stderr, leave=True, ncols=min(width, 120), nrows=20)
-        self._bar.update(done - self._bar.n)
-        if done == total:
-            self.close()
+        if self._bar is None or self._task is None or phase != self._phase:
+            self._bar = self._bar or _start_bar()
+            self._task = self._bar.add_task(phase, total=total)
+        self._bar.update(self._task, completed=done, total=total)
 
     def close(self) -> None:
-        """End the bar that is drawn, if any."""
+        """Stop drawing; what was drawn stays."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
             self._bar = None
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Aligned columns: numbers to the right, text to the left."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [
-        max(len(headers[i]), *(len(row[i]) for row in cells)) if cells else len(headers[i]) for i in range(len(headers))
-    ]
-    right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
+def _start_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    def line(row: Sequence[str]) -> str:
-        aligned = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
-        return "  ".join(aligned).rstrip()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    # Standard output may go to a file: only what is written to standard error is moved above the bar.
+    bar = Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), redirect_stdout=False
+    )
+    bar.start()
+    return bar
 
-    return "\n".join([line(list(headers)), line(["-" * width for width in widths]), *(line(row) for row in cells)])
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, err: bool = False) -> None:
+    """Print aligned columns, numbers to the right and text to the left. Only a narrow terminal wraps cells."""
+    from rich.box import Box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=Box(_RULES, ascii=True), show_edge=False, pad_edge=False)
+    for number, header in enumerate(headers):
+        is_number = bool(rows) and all(isinstance(row[number], int | float) for row in rows)
+        table.add_column(Text(header), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    is_terminal = (sys.stderr if err else sys.stdout).isatty()
+    console = Console(stderr=err, width=None if is_terminal else _PIPED_WIDTH)
+    with console.capture() as drawn:
+        console.print(table)
+    for line in drawn.get().splitlines():
+        click.echo(line.rstrip(), err=err)
 
 
 def printable(text: str) -> str:
-    """`text` as one line that cannot move a cursor: control characters and line breaks as escapes."""
+    """Return `text` as one line that cannot move a cursor: control characters and line breaks as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def size(num_bytes: int) -> str:
-    """12.3 MB, in powers of ten as disks and --shard-size count."""
+    """Format bytes as 12.3 MB, in powers of ten as disks and --shard-size count."""
     value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
-    raise AssertionError  # pragma: no cover
+    return f"{value:.1f} TB"
 
 
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     click.echo(json.dumps(value, indent=2))  # ASCII: valid whatever the encoding of the output

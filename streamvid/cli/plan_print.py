@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import printable, size, table
+from streamvid.cli.console import print_table, printable, size
 
 if TYPE_CHECKING:
     from streamvid.forecast.counts import RunCounts
@@ -56,7 +56,7 @@ def _print_counts(counts: RunCounts) -> None:
         )
         for bucket in counts.buckets
     ]
-    click.echo(table(headers, rows))
+    print_table(headers, rows)
     shown = ", ".join(map(str, counts.steps[:_MAX_SHOWN])) + (", ..." if len(counts.steps) > _MAX_SHOWN else "")
     click.echo(
         f"\n{counts.num_ranks} ranks, tail {counts.tail}, sync {counts.sync}: {sum(counts.steps)} steps in "
@@ -99,7 +99,7 @@ def _print_tails(counts: RunCounts) -> None:
         )
         for tail in counts.tails
     ]
-    click.echo(table(["tail", "steps", "delivered", "left out", "repeated", "starved buckets"], rows))
+    print_table(["tail", "steps", "delivered", "left out", "repeated", "starved buckets"], rows)
 
 
 def _print_shapes(shapes: Mapping[str, BucketShape], is_metadata: bool) -> None:
@@ -116,7 +116,7 @@ def _print_shapes(shapes: Mapping[str, BucketShape], is_metadata: bool) -> None:
         )
         for name, shape in shapes.items()
     ]
-    click.echo(table(headers, rows))
+    print_table(headers, rows)
 
 
 def _recorded(value: float | None, form: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import printable, size, table
+from streamvid.cli.console import print_table, printable, size
 
 if TYPE_CHECKING:
     from streamvid.sharder.rejections import RejectedKind
@@ -20,7 +20,7 @@ def print_report(report: ShardReport, dest: str) -> None:
     """The bucket table, the rejections, the counts that add up, and what to type next."""
     rows = [_row(report, row) for row in report.buckets]
     if rows:
-        click.echo(table(list(rows[0]), [tuple(row.values()) for row in rows]))
+        print_table(list(rows[0]), [tuple(row.values()) for row in rows])
         click.echo("")
     _print_rejections(report)
     is_unknown = report.state == "dry run" and report.clips == "native"
@@ -87,7 +87,7 @@ def _print_rejections(report: ShardReport) -> None:
 
 def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
     """How many were rejected of each kind, and what would have let them in."""
-    click.echo(table(["rejected", "why", "what lets it in"], [(kind.count, kind.kind, kind.remedy) for kind in kinds]))
+    print_table(["rejected", "why", "what lets it in"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
     if not with_examples:
         return
     for kind in kinds:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress as ProgressBar
 from torch import nn
-from tqdm import tqdm
 
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import BatchClock, Batches, open_loaders
@@ -59,7 +62,10 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
     if progress.step == 0:
         run.report(progress)
     clock = BatchClock(run.loader)
-    bar = tqdm(total=run.num_steps, initial=progress.step, unit="step", disable=None if run.is_main else True)
+    columns = (*ProgressBar.get_default_columns(), MofNCompleteColumn())
+    is_shown = run.is_main and sys.stderr.isatty()
+    bar = ProgressBar(*columns, console=Console(stderr=True), redirect_stdout=False, disable=not is_shown)
+    bar_of_run = bar.add_task("train", total=run.num_steps, completed=progress.step)
     with bar, run.profiler() as profiler:
         while progress.step < run.num_steps and not run.any_rank(stop.signal_number is not None):
             made = run.take_step(clock, progress.step + 1)
@@ -70,7 +76,7 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
             if is_last or run.is_due(progress.step, config.save_steps) or run.ends_epoch:
                 run.save(progress)
                 saved = progress
-            bar.update()
+            bar.advance(bar_of_run)
             if profiler is not None:
                 profiler.step()
     if saved != progress:

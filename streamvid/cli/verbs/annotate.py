@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import Progress, print_json, printable, size
+from streamvid.cli.console import ProgressBar, print_json, printable, size
 from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
     """Put columns and captions of FILE beside the samples of the sealed DATASET."""
     from streamvid.dataset.annotate.annotate import annotate
 
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = annotate(dataset, file, progress=progress, **options)
     finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.bench.options import BenchOptions
-from streamvid.cli.console import Progress, print_json, printable, size, table
+from streamvid.cli.console import ProgressBar, print_json, print_table, printable, size
 from streamvid.cli.flags import option_flags
 from streamvid.cli.storage_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
@@ -67,7 +67,7 @@ def command(
 
     if sizes:
         options = replace(options, batch_size=parse_sizes(sizes))
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = bench(open_dataset(dataset, storage=storage), options, progress)
     finally:
@@ -94,10 +94,10 @@ def _print(report: BenchReport) -> None:
     )
     click.echo("\nThe store alone, ranges read and checksums verified, nothing decoded:")
     headers = ["pass", "samples", "samples/s", "MB/s", "read/sample", "of stored", "from a disk"]
-    click.echo(table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)]))
+    print_table(headers, [_store_row(*one) for one in zip(("first", "second"), report.store, strict=True)])
     click.echo("\nThe loader, with nothing done to its batches:")
     headers = ["workers", "first batch", "samples/s", "batches/s", "decoders busy", "CPU/sample", "main CPU/batch"]
-    click.echo(table(headers, [_run_row(run) for run in report.runs]))
+    print_table(headers, [_run_row(run) for run in report.runs])
     click.echo("\nDecoding alone, time of one decoder per sample:")
     _print_buckets(report)
     _print_verdict(report)
@@ -138,7 +138,7 @@ def _print_buckets(report: BenchReport) -> None:
         )
         for one in run.buckets
     ]
-    click.echo(table(["bucket", "batch", "samples", "per sample"], rows))
+    print_table(["bucket", "batch", "samples", "per sample"], rows)
 
 
 def _print_verdict(report: BenchReport) -> None:

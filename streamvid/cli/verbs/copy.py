@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import Progress, print_json, size
+from streamvid.cli.console import ProgressBar, print_json, size
 from streamvid.cli.storage_flags import storage_pair_flags
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
     """Copy the sealed dataset at SOURCE to DEST, or repair the same dataset there."""
     from streamvid.dataset.upkeep.copy import copy_dataset
 
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = copy_dataset(source, dest, progress=progress, **options)
     finally:

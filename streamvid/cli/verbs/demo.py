@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import Progress, size, table
+from streamvid.cli.console import ProgressBar, print_table, size
 from streamvid.cli.report import print_report
 from streamvid.errors import ConfigError, SourceError
 from streamvid.shipped import shipped
@@ -97,7 +97,7 @@ def _shard(corpus: Path, dataset: Path) -> None:
         val_fraction=0.15,  # so that the loss below is of clips that training never sees
         overwrite=True,
     )
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = shard(corpus, dataset, options, progress)
     finally:
@@ -118,7 +118,7 @@ def _stream(dataset: Path, workers: int | None) -> None:
                 text = (batch.text[0] or "(no caption)").replace("\n", " ")
                 rows.append((number, batch.bucket.id, tuple(batch.video.shape), text[:48]))
         seconds = time.perf_counter() - began
-    click.echo(table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows))
+    print_table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows)
     click.echo(f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of workers included")
     click.echo("the other samples are of split 'val', which training does not see")
 
@@ -142,7 +142,7 @@ def _show_loss(run: Path) -> None:
     losses = [(record["step"], record["eval_loss"]) for record in records if "eval_loss" in record]
     highest = max(loss for _, loss in losses)
     rows = [(step, f"{loss:.4f}", "#" * max(1, round(40 * loss / highest))) for step, loss in losses]
-    click.echo(table(["step", "held-out loss", ""], rows))
+    print_table(["step", "held-out loss", ""], rows)
 
 
 def _whats_next(root: Path, dataset: Path, run: Path) -> None:

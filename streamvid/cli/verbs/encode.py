@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import Progress, print_json, size
+from streamvid.cli.console import ProgressBar, print_json, size
 
 if TYPE_CHECKING:
     from streamvid.modules.encode_dataset import EncodeResult
@@ -74,7 +74,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
     from streamvid.trainer.encode import encode
 
     logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
-    progress = Progress()
+    progress = ProgressBar()
     try:
         result = encode(run, part, progress)
     finally:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import print_json, size, table
+from streamvid.cli.console import print_json, print_table, size
 
 if TYPE_CHECKING:
     from streamvid.buckets.config import BucketConfig
@@ -34,7 +34,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         print_json([_summary(config) for config in configs])
         return
     rows = [list(_summary(config).values()) for config in configs]
-    click.echo(table(["preset", "sizes", "frames", "fps", "rule", "tokens of the largest", "MB a sample"], rows))
+    print_table(["preset", "sizes", "frames", "fps", "rule", "tokens of the largest", "MB a sample"], rows)
     click.echo("\nMB: of its decoded frames in host memory, uint8 RGB. `streamvid presets show NAME` has the sources.")
 
 
@@ -101,7 +101,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
         for cost in shown
     ]
     headers = ["bucket", "size", "tokens", "host bytes a sample", "batch size", "host bytes a batch", "choice"]
-    click.echo(table(headers, rows))
+    print_table(headers, rows)
     if len(shown) < len(costs):
         click.echo(f"\nOf {len(costs)} buckets, of each frame count the one with most tokens; --all shows all.")
 

@@ -10,7 +10,7 @@ import click
 
 from streamvid.cli.bucket_flags import bucket_flags, bucket_options
 from streamvid.cli.caption_flags import caption_flags, text_option
-from streamvid.cli.console import Progress, print_json, printable
+from streamvid.cli.console import ProgressBar, print_json, printable
 from streamvid.cli.media_flags import media_flags, media_options
 from streamvid.cli.report import print_report
 from streamvid.cli.storage_flags import storage_flags
@@ -146,7 +146,7 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
     if abandon:
         _abandon(dest, options)
         return
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = (plan_only if dry_run else shard)(source, dest, options, progress)
     finally:

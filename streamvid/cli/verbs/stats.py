@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import print_json, printable, size, table
+from streamvid.cli.console import print_json, print_table, printable, size
 from streamvid.cli.report import stored_line
 from streamvid.cli.storage_flags import storage_flags
 
@@ -43,7 +43,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
         (b["bucket"], " x ".join(map(str, b["shape"])), b["split"], b["samples"], b["shards"], size(b["bytes"]))
         for b in facts["buckets"]
     ]
-    click.echo(table(headers, rows))
+    print_table(headers, rows)
     click.echo("")
     click.echo(
         f"{facts['samples']} samples in {facts['shards']} shards, {size(facts['bytes'])}; clips: {facts['clips']}; "

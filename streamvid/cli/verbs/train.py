@@ -129,10 +129,10 @@ def _check_alone(flags: dict[str, Any]) -> None:
 
 
 def _shard(source: str, options: ShardOptions) -> str:
-    from streamvid.cli.console import Progress, printable, size
+    from streamvid.cli.console import ProgressBar, printable, size
     from streamvid.compat.dataset_cache import cached_dataset
 
-    progress = Progress()
+    progress = ProgressBar()
     try:
         folder, report = cached_dataset(source, options, progress, lambda text: click.echo(printable(text), err=True))
     finally:

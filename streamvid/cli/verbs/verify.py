@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import Progress, print_json, printable, size
+from streamvid.cli.console import ProgressBar, print_json, printable, size
 from streamvid.cli.storage_flags import storage_flags
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command(url: str, deep: bool, fresh: bool, workers: int, as_json: bool, stor
     """Check the dataset at URL; nothing is changed."""
     from streamvid.dataset.upkeep.verify import verify_dataset
 
-    progress = Progress()
+    progress = ProgressBar()
     try:
         report = verify_dataset(url, deep=deep, storage=storage, workers=workers, fresh=fresh, progress=progress)
     finally:
