@@ -16,7 +16,7 @@ from streamvid.storage.store import FileState, Ranges, StoreStats, check_relativ
 
 @dataclass(frozen=True)
 class LocalStore:
-    """A folder on this machine. Puts are atomic: a temporary name in the same folder, synced, then renamed."""
+    """A folder on this machine. Writes are atomic: to a temporary name in the same folder, synced, then renamed."""
 
     root: Path
 
@@ -29,7 +29,7 @@ class LocalStore:
         return True
 
     def path(self, path: str) -> Path:
-        """The local file that a store path names."""
+        """Return the local file of a store path."""
         return self.root / check_relative(path)
 
     def state(self, path: str) -> FileState | None:
@@ -61,7 +61,7 @@ class LocalStore:
                 for offset, buffer in ranges:
                     self._fill(descriptor, path, offset, buffer)
                 if version and _state(path, os.fstat(descriptor)).version != version:
-                    raise StorageError(f"{self.url}: {path} has changed since it was looked at")
+                    raise StorageError(f"{self.url}: {path} has changed since its version was read")
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -74,12 +74,12 @@ class LocalStore:
             if count == 0:
                 raise StorageError(
                     f"{self.url}: {path} ends at byte {offset + done}, "
-                    f"{len(buffer) - done} bytes before what the index says; verify or copy the dataset again"
+                    f"{len(buffer) - done} bytes too early for the index; verify the dataset, or copy it again"
                 )
             done += count
 
     def forget(self, path: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no bytes are cached."""
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
@@ -102,10 +102,7 @@ class LocalStore:
                     os.fsync(file.fileno())
                 data.replace(target)
             else:
-                with temporary.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
+                _write(temporary, data)
                 temporary.replace(target)
             _sync_folder(target.parent)
         except OSError as error:
@@ -118,11 +115,8 @@ class LocalStore:
         temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            target.hardlink_to(temporary)  # a rename would replace what is there
+            _write(temporary, data)
+            target.hardlink_to(temporary)  # a rename would replace an existing file
             _sync_folder(target.parent)
         except FileExistsError:
             return False
@@ -153,8 +147,15 @@ def _state(path: str, status: os.stat_result) -> FileState:
     return FileState(path, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
 
 
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _sync_folder(folder: Path) -> None:
-    # A rename is durable only once the folder that holds the name is.
+    # A rename is durable only after its folder is synced.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

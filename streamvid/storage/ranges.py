@@ -1,4 +1,4 @@
-"""Ranges of one file ─► requests: near ones are read together, large ones in parts."""
+"""Ranges of one file to requests: near ranges are read together, large ones in parts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""A gap is read along where that costs less than a request: what lies between neighbouring clips of a tar, no clip."""
+"""Largest gap that is read along: more than lies between neighbouring clips of a tar, less than a clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """One request: bytes from `start` to `end`, and (place in its bytes, where they go) of what is wanted of them."""
+    """One request for the bytes from `start` to `end`. pieces: the wanted ones, as (offset in the request, buffer)."""
 
     start: int
     end: int
@@ -29,16 +29,16 @@ class RangeRequest:
         return sum(len(buffer) for _, buffer in self.pieces)
 
     def scatter(self, data: bytes | bytearray) -> None:
-        """Put what is wanted of the request's bytes where it goes."""
+        """Copy the wanted bytes of the request to their buffers."""
         view = memoryview(data)
         for offset, buffer in self.pieces:
             buffer[:] = view[offset : offset + len(buffer)]
 
 
 def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES) -> list[RangeRequest]:
-    """Requests of at most `max_bytes` that cover all ranges, whatever their order and overlaps; empty ranges need none.
+    """Return requests of at most `max_bytes` that cover all ranges, in any order and with any overlap.
 
-    Ranges end up in one request where no more than `gap_bytes` lie between them.
+    Ranges share a request if at most `gap_bytes` lie between them.
     """
     cut = [
         (offset + start, buffer[start : start + max_bytes])
@@ -52,8 +52,10 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
 def near_spans(
     spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
 ) -> list[list[int]]:
-    """Numbers of the (start, end)s that one request gets each, by rising starts: those between which no more than
-    `gap_bytes` lie and that reach over `max_bytes` together at most; a longer one stays alone."""
+    """Group the numbers of (start, end) spans, in order of their starts.
+
+    Within a group, gaps are at most `gap_bytes`, and all spans cover at most `max_bytes`; a longer span is alone.
+    """
     groups: list[list[int]] = []
     first = last = 0
     for number in sorted(range(len(spans)), key=lambda number: spans[number][0]):

@@ -1,4 +1,4 @@
-"""What a store can do, and which paths may be in one."""
+"""The interface of a store, and the paths that it accepts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Protocol, TypeAlias
 from streamvid.errors import StorageError
 
 Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
-"""(offset, where its bytes go) of parts of one file."""
+"""(offset, buffer for its bytes) of parts of one file."""
 
 
 class ShortFileError(StorageError):
-    """A file of an object store ends before the bytes that were asked for."""
+    """A file of an object store ends before the requested bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it is now: its size, and a text that is another one once the file is replaced ("" where unknown)."""
+    """A file as it is now. The version changes when the file is replaced; "" if unknown."""
 
     path: str
     num_bytes: int
@@ -28,12 +28,12 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What this process asked of a store so far; a local folder counts nothing.
+    """Requests of this process to a store so far; a local folder counts nothing.
 
-    num_requests: sent, the failed ones and the second ones of slow reads among them. num_retries: sent again after a
-    failure; num_hedged: sent a second time while the first was slow. num_bytes_read: bodies, gaps between ranges that
-    were read along among them; num_bytes_wanted: without these. p50_seconds, p99_seconds: of the last whole reads, 0.0
-    before the first. seconds_lost: from the first failure of whatever was asked until it succeeded, summed.
+    num_requests: all requests sent.   num_retries: those sent again after a failure.   num_hedged: second requests,
+    sent while the first was slow.   num_bytes_read: bodies, including gaps between ranges; num_bytes_wanted: without
+    gaps.   seconds_lost: time from the first failure of an operation until it succeeded, summed.   p50_seconds,
+    p99_seconds: latency of the last successful requests, 0.0 before the first.   by_error: failed requests by cause.
     """
 
     num_requests: int = 0
@@ -51,76 +51,74 @@ class StoreStats:
 class Store(Protocol):
     """A tree of immutable files under one URL. Paths are relative, with forward slashes.
 
-    Every method raises StorageError (naming store and path) for what cannot be done. Safe in several threads, and in a
-    process forked from the one that made it.
+    Every method raises StorageError, which names store and path. Safe in several threads and in forked children.
     """
 
     @property
     def url(self) -> str:
-        """Where the store is, without credentials: fit for logs."""
+        """URL without credentials, fit for logs."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether reads are those of a local disk: none is worth joining with its neighbour."""
+        """Whether the store is a local disk, where joining neighbouring reads gains nothing."""
         ...
 
     def state(self, path: str) -> FileState | None:
-        """Size and version of a file, None where there is none."""
+        """Return size and version of a file, None if there is none."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, None where there is none."""
+        """Return the size of a file in bytes, None if there is none."""
         ...
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
+        """Read a whole file."""
         ...
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`; a file that ends before that is an error, never a short read."""
+        """Fill `buffer` from `offset`. A file that ends too early is an error, never a short read."""
         ...
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill all buffers, near ones with one request. `version`, where given: of that version, or StorageError."""
+        """Fill all buffers, near ones with one request. With `version`, raise StorageError for any other version."""
         ...
 
     def forget(self, path: str) -> None:
-        """A file's bytes were found wrong: what is kept of them nearer by is not to be used again."""
+        """Drop cached bytes of a file, which turned out to be wrong."""
         ...
 
     def files(self, folder: str = "") -> Iterator[FileState]:
-        """All files below a folder, in the order of their paths, hidden ones too; none where it is not there."""
+        """List all files below a folder, including hidden ones, ordered by path; none if there is no such folder."""
         ...
 
     def put(self, path: str, data: bytes | Path) -> None:
-        """Make a file out of bytes, or of a local file, which is gone afterwards: whole or not at all, replacing what
-        was there."""
+        """Write a file atomically, replacing any other. A local file given as `data` is moved."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """`put` where there is no such file yet; False, and nothing is changed, where there is one."""
+        """Write a file atomically unless there is one; return False in that case."""
         ...
 
     def remove(self, path: str) -> None:
-        """Delete one file; none there is fine."""
+        """Delete a file, if there is one."""
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
-        """Give up what killed writers left half uploaded below a folder, which nobody sees but pays for; how many."""
+        """Abort unfinished uploads below a folder, which are invisible but billed; return how many."""
         ...
 
     def stats(self) -> StoreStats:
-        """What was asked of it."""
+        """Return the requests of this process so far."""
         ...
 
 
 def check_relative(path: str) -> str:
-    """`path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
+    """Return `path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise StorageError(f"path {path!r} is not allowed: it is no valid Unicode") from None
+        raise StorageError(f"path {path!r} is not allowed: it is not valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
         raise StorageError(f"path {path!r} is not allowed: paths in a dataset are relative and stay inside it")
     return path

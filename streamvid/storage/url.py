@@ -1,4 +1,4 @@
-"""How a URL becomes a store, and what of it may be shown."""
+"""URLs: opening a store, and hiding credentials."""
 
 from __future__ import annotations
 
@@ -19,31 +19,20 @@ from streamvid.storage.transport import Transport
 _log = logging.getLogger(__name__)
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "hf"}
 _REFUSED = {
-    "pipe",
-    "cmd",
-    "http",
-    "https",
-    "ftp",
-    "sftp",
-    "ssh",
-    "smb",
-    "zip",
-    "tar",
-    "local",
-    "reference",
-    "data",
-    "git",
+    *("pipe", "cmd"),  # these run programs
+    *("http", "https", "ftp", "sftp", "ssh", "smb", "git", "data"),  # these are not object stores
+    *("zip", "tar", "reference", "local"),  # these wrap another store
 }
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
-    """A URL without user, password and query: what may stand in a log, an error or a manifest."""
+    """Return a URL without user, password and query, fit for logs, errors and manifests."""
     scheme, colon, rest = url.partition("://")
     if not colon:
         return url
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    # A secret may have a slash in it: a user without a host goes on to the last "@". Only web servers have ports.
+    # A secret may contain a slash: a user without a host extends to the last "@". Only web servers have ports.
     port = r":(?!\d*$)" if scheme in ("http", "https") else ":"
     if "@" in path and ("::" in scheme or re.search(port, host) is not None):
         host, slash, path = path.rpartition("@")[2].partition("/")
@@ -51,11 +40,11 @@ def redact(url: str) -> str:
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """The store at a local path, or at a file://, s3:// or memory:// URL; `options` are those of object stores.
+    """Return the store at a local path, or at a file://, s3:// or memory:// URL; `options` apply to object stores.
 
-    Other schemes that fsspec has a package for open too, untested. Nothing is opened or created yet.
+    Other schemes open through their fsspec packages, untested. Nothing is connected or created yet.
 
-    Raises StorageError for what is no such URL, and for one with keys in it.
+    Raises StorageError for any other URL, and for one that contains keys.
     """
     if isinstance(url, Path):
         return LocalStore(url)
@@ -76,8 +65,8 @@ def _check_slashes(path: str) -> None:
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
-            f"{redact(path)!r} is no URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder of that name "
-            "write ./ before it"
+            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder of that name, "
+            "prefix ./"
         )
 
 
@@ -85,17 +74,17 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     rest = url.split(":", 1)[1]
     if not rest.startswith("//") or scheme in _REFUSED or "::" in url:
         raise StorageError(
-            f"url {redact(url)!r} has the scheme {scheme!r}; local paths, file://, s3:// and memory:// URLs are "
-            "opened, and those of object stores that fsspec has a package for, as gs://"
+            f"url {redact(url)!r} has the scheme {scheme!r}; allowed are local paths, file://, s3:// and memory:// "
+            "URLs, and object stores with an fsspec package, such as gs://"
         )
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
             f"url {redact(url)!r} has more than a bucket and a path; keys come from AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, from the files of AWS or from a role"
+            "AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):
-        raise StorageError(f"url {redact(url)!r} names no bucket and path, as s3://bucket/folder/dataset")
+        raise StorageError(f"url {redact(url)!r} must name a bucket and a path, such as s3://bucket/folder/dataset")
     prefix = f"{path}/" if path else ""
     if scheme in ("s3", "s3a"):
         return RemoteStore(f"s3://{bucket}/{path}".rstrip("/"), prefix, options, partial(_s3, bucket, options))
