@@ -297,5 +297,5 @@ def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_destination_that_cannot_be_made_is_one_clear_error(own: Path) -> None:
-    with pytest.raises(StorageError, match="cannot write to /proc/nope/x: No such file.*give a destination"):
+    with pytest.raises(StorageError, match="cannot write to /proc/nope/x: No such file.*choose a destination"):
         shard(own, "/proc/nope/x", options())

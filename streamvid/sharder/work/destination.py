@@ -1,4 +1,4 @@
-"""Where the dataset is to be: a folder, or a prefix of a bucket with a working folder on this machine."""
+"""Destination of a dataset: a folder, or a prefix of a bucket with a working folder on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """store: what the dataset's files go to. folder: on this machine, of all that is unfinished; may not be there."""
+    """store: receives the dataset's files.   folder: holds unfinished work on this machine; it need not exist."""
 
     store: Store
     folder: Path
@@ -34,46 +34,46 @@ class Destination:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a sharder has left something that is to be finished or removed."""
+        """Whether an earlier sharder left unfinished work."""
         return self.folder.is_dir() or (not self.store.is_local and any(True for _ in self.store.files(STAGING)))
 
     def check_free(self) -> None:
-        """DatasetError where there is something else than a dataset or the beginning of one."""
+        """Raise DatasetError if there is anything but a dataset or an unfinished one."""
         if self.is_sealed or self.is_begun:
             return
         if isinstance(self.store, LocalStore):
             is_free = not self.store.root.is_dir() or not any(self.store.root.iterdir())
-            free = "a folder that is empty or not there yet"
+            free = "an empty folder or a new one"
         else:
-            is_free, free = not any(True for _ in self.store.files()), "a prefix of the bucket where nothing is"
+            is_free, free = not any(True for _ in self.store.files()), "an empty prefix of the bucket"
         if not is_free:
-            raise DatasetError(f"dest {self.url} is not empty and holds no dataset; give {free}")
+            raise DatasetError(f"dest {self.url} is not empty and holds no dataset; choose {free}")
 
 
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
-    """The place that `dest` names. Raises ConfigError, DatasetError for a file, StorageError for no store."""
+    """Find the destination `dest`. Raises ConfigError, DatasetError for a file, StorageError for an unknown URL."""
     store = open_store(dest, options.own_storage)
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
-            raise ConfigError(f"dest {store.url} is in this process alone, and workers are others; give another place")
+            raise ConfigError(f"dest {store.url}: workers cannot see the memory of this process; choose another place")
         return Destination(store, _work_folder(store.url, options))
     if options.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work_dir)!r} is for a dataset in a bucket; one in a folder is finished in that "
-            "folder: leave work_dir out"
+            f"work_dir={str(options.work_dir)!r} is for datasets in a bucket; leave it out for a dataset in a folder, "
+            "which holds its own unfinished work"
         )
-    root = Path(os.path.abspath(store.root))  # noqa: PTH100 — links stay as the user wrote them
+    root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
-        raise DatasetError(f"dest {root} is a file; give a folder that is empty or not there yet")
+        raise DatasetError(f"dest {root} is a file; choose an empty folder or a new one")
     return Destination(LocalStore(root), root / STAGING)
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """The same for the same bucket of the same server, so that the next run finds what this one leaves."""
+    """Return the same folder for the same bucket of the same server, so that the next run finds unfinished work."""
     endpoint = options.own_storage.endpoint_url or next(
         (os.environ[name] for name in _ENDPOINTS if name in os.environ), ""
     )
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work_dir is None:
         return user_cache("shard") / name
-    return Path(os.path.abspath(Path(options.work_dir).expanduser())) / name  # noqa: PTH100 — as above
+    return Path(os.path.abspath(Path(options.work_dir).expanduser())) / name  # noqa: PTH100 - as above

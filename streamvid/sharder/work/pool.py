@@ -1,7 +1,6 @@
-"""The local engine: independent tasks on worker processes, where a task that kills its worker costs nobody else's.
+"""The local engine: independent tasks on worker processes. A task that kills its worker costs no other task.
 
-A worker is a fresh interpreter, so that nothing of the caller's (threads, locks, an unguarded `__main__`) is in it.
-Each has one task at a time, and messages are JSON, so that what a decoder may have been talked into stays there.
+Each worker has one task at a time. Messages are JSON, so that a compromised decoder cannot reach the caller.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -29,7 +28,7 @@ _READY = object()
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A task took its worker with it, twice: the second time with no other task running."""
+    """A task killed its worker twice, the second time with no other task running."""
 
     signal_number: int
 
@@ -39,7 +38,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one task may take; 0 is no limit."""
+    """Limits of one task; 0 means none."""
 
     timeout_seconds: float = 0.0
     memory_bytes: int = 0
@@ -54,11 +53,10 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes for one kind of task. Use it in `with`: leaving ends them all.
+    """Worker processes for one kind of task, which end when the `with` block does.
 
-    `handler` is "module:function": what workers call with a task's JSON value, for a result that is one too.
-
-    `held_fd` is kept open by every worker: a lock on it lasts until the last of them is gone.
+    handler: "module:function"; workers call it with a task's JSON value, and it returns another one.
+    held_fd: kept open by every worker, so that a lock on it lasts until the last worker has ended.
     """
 
     def __init__(self, handler: str, num_workers: int, limits: WorkerLimits, held_fd: int) -> None:
@@ -77,10 +75,10 @@ class Pool:
         self._workers.clear()
 
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
-        """(task number, result) in the order of finishing; the result is a Crash where the task kills its worker.
+        """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` gives a task as JSON values, when its turn comes. A StreamvidError that a task raises is
-        raised here, and ends the run.
+        `make_task(number)` returns a task as a JSON value, when its turn comes. A StreamvidError that a task raises is
+        raised here and ends the run.
         """
         suspects: list[int] = []
         for number, result in self._run(deque(range(num_tasks)), make_task, self._num_workers):
@@ -89,7 +87,7 @@ class Pool:
             else:
                 yield number, result
         for number in sorted(suspects):
-            # Its worker died, but perhaps of what another one did to the machine's memory or time: once more, alone.
+            # Another task may have caused the death, through the machine's memory or load: try once more, alone.
             yield from self._run(deque([number]), make_task, 1)
 
     def _run(self, queue: deque[int], make_task: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
@@ -99,7 +97,7 @@ class Pool:
                 worker = self._idle_worker()
                 worker.task = queue.popleft()
                 busy[worker.connection] = worker
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: its end of file is read next
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the end of file is read next
                     worker.connection.send_bytes(json.dumps(make_task(worker.task)).encode())
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
@@ -112,7 +110,7 @@ class Pool:
                     yield number, message
 
     def _receive(self, worker: _Worker) -> Any:
-        """The result of the worker's task, a Crash where it died of it, or _READY."""
+        """Return the result of the worker's task, a Crash if the worker died, or _READY."""
         try:
             answer = json.loads(worker.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
@@ -121,8 +119,8 @@ class Pool:
             code = worker.process.wait()
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
-                    f"a worker process ended with exit code {code} before it could work; what it wrote on the error "
-                    "stream says why. Is worker_memory_bytes too low?"
+                    f"a worker process ended with exit code {code} before it could work; see its messages on the error "
+                    "stream. Is worker_memory_bytes too low?"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:
@@ -146,7 +144,7 @@ class Pool:
         return _Worker(process, Connection(ours.detach()))
 
 
-def _result(answer: dict[str, Any]) -> Any:
+def _result(answer: Mapping[str, Any]) -> Any:
     if "error" not in answer:
         return answer["result"]
     kind = getattr(errors, answer["error"], None)
@@ -154,5 +152,5 @@ def _result(answer: dict[str, Any]) -> Any:
 
 
 def timed_out(crash: Crash) -> bool:
-    """Whether the worker was ended by its own clock."""
+    """Return whether the task ran into its time limit."""
     return crash.signal_number == signal.SIGALRM

@@ -1,7 +1,7 @@
-"""An unfinished dataset: who works on it, what was found, what is built, what may have to go.
+"""The staging folder of an unfinished dataset: its lock, findings, markers of finished shards, and names of its files.
 
-All of it is in one folder on this machine. For a dataset in a bucket, what other machines and later runs must know is
-below `.staging/` of the bucket too: who builds, which files are whose, and the markers of finished shards.
+The folder is on this machine. For a dataset in a bucket, what other machines and later runs must know is below
+`.staging/` of the bucket too: who builds, which files belong to which plan, and the markers of finished shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Keep what a plan's folder is to hold: in the bucket first, where there is one, so that both have it or none."""
+    """Write a note into a plan's folder: to the bucket first, if there is one, so that both have it or none."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -44,8 +44,7 @@ def put_note(store: Store, file: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Staging:
-    """What is unfinished of the dataset in `store`, in a locked folder: `lock_fd` keeps other sharders of this machine
-    out."""
+    """Unfinished work on the dataset in `store`, in a folder that `lock_fd` locks on this machine."""
 
     store: Store
     folder: Path
@@ -61,19 +60,19 @@ class Staging:
 
     @property
     def clips(self) -> Path:
-        """Where encoded clips wait for their shard."""
+        """Folder of encoded clips that are not in a shard yet."""
         return self.folder / CLIPS_FOLDER
 
     def plan_folder(self, plan_sha256: str) -> Path:
-        """Where one plan keeps its markers and temporary files."""
+        """Return the folder of one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
     def announce(self, build: dict[str, Any], plan_sha256: str = "") -> None:
-        """Say in the bucket what this machine builds there, then look who else does. Nothing for a local folder.
+        """Announce in the bucket what this machine builds, then look for others. Do nothing for a local folder.
 
-        Machines that build the same write the same bytes, and need no lock between them. DatasetError where another
-        one builds something else, or did and was not finished: nobody can tell a dead machine from a slow one. Each
-        writes before it looks, so that of two that begin at once one is refused at least.
+        Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
+        machine builds something else, or has begun to: a dead machine looks like a slow one. Each machine writes before
+        it looks, so that of two that start together at least one is refused.
         """
         if self.store.is_local:
             return
@@ -86,20 +85,20 @@ class Staging:
             if other and (other.get("build") != mine["build"] or len(plans) > 1):
                 self.store.remove(own)
                 raise DatasetError(
-                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has begun to "
-                    "and was not finished. Wait for it, run its command again, or, once none is at work, add --abandon "
-                    "(streamvid.sharder.abandon) to remove what is unfinished there"
+                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has not finished "
+                    "it. Wait for it, run its command again, or, once no sharder is running, add --abandon "
+                    "(streamvid.sharder.abandon) to remove the unfinished work there"
                 )
 
     def _owner_path(self) -> str:
-        """This folder's own: a build that goes on is the one that was begun."""
+        """Return the note of this folder, the same for a build that is resumed."""
         file = self.folder / "owner"
         if not file.exists():
             LocalStore(self.folder).put(file.name, uuid.uuid4().hex.encode())
         return f"{STAGING}/{_OWNERS}/{file.read_text()}.json"
 
     def open_plan(self, plan_sha256: str, paths: Iterable[str]) -> Path:
-        """Remove what other plans left here, then name what this one may write. Gives the plan's folder."""
+        """Remove the files of other plans, then record those of this one. Return the plan's folder."""
         folder = self.plan_folder(plan_sha256)
         for name in self._plan_names() - {folder.name}:
             self._discard(name)
@@ -116,11 +115,11 @@ class Staging:
         return names - {_OWNERS}
 
     def name_files(self, folder: Path, paths: Iterable[str]) -> None:
-        """Keep which files of the dataset `folder` answers for, before the first of them is written."""
+        """Record which files of the dataset belong to `folder`, before the first of them is written."""
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
-        """Bring what other machines noted of a plan's finished shards into its folder."""
+        """Copy the markers of shards that other machines have finished into the plan's folder."""
         if self.store.is_local:
             return
         prefix = f"{STAGING}/{folder.name}"
@@ -132,7 +131,7 @@ class Staging:
                 LocalStore(folder).put(name, data)
 
     def condemn(self, paths: Iterable[str]) -> None:
-        """Name an old dataset's files for removal, then remove its manifest: from here on it is gone."""
+        """Record an old dataset's files for removal, then remove its manifest: the dataset is gone from here on."""
         folder = self.folder / _OVERWRITTEN
         folder.mkdir(exist_ok=True)
         self.name_files(folder, paths)
@@ -148,45 +147,44 @@ class Staging:
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
-            # The names last: as long as something is left, they say what.
+            # The list of files goes last: as long as something is left, it says what.
             _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)
 
     def abandon(self) -> None:
-        """Remove all that an unfinished build left; a sealed dataset stays."""
+        """Remove all unfinished work; a sealed dataset stays."""
         for name in self._plan_names():
             self._discard(name)
         self.remove()
 
     def remove(self) -> None:
-        """Nothing that is unfinished is needed any more."""
+        """Remove the staging folder, here and in the bucket."""
         if not self.store.is_local:
             for folder in (*LARGE_FOLDERS, STAGING):
                 self.store.abort_uploads(folder)
             notes = [state.path for state in self.store.files(STAGING)]
-            # An owner last: as long as something is left, the place is known as one of ours.
+            # The owners go last: as long as something is left, the place is known as a dataset's.
             _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
         shutil.rmtree(self.folder)
 
 
 @contextmanager
 def locked_staging(dest: Destination) -> Iterator[Staging]:
-    """The unfinished build at `dest`, begun where there is none. DatasetError while another sharder holds it.
+    """Open the unfinished build at `dest`, or begin one. Raises DatasetError while another sharder holds its lock.
 
-    The lock is the kernel's: it ends with the last process that holds it, however that ends. Workers of a sharder that
-    was just killed are waited for.
+    Workers hold the lock too: those of a sharder that was just killed are waited for.
     """
     try:
         lock = _lock(dest.folder)
     except TimeoutError:
         raise DatasetError(
-            f"another sharder is at work on {dest.url}; wait for it, or give another destination"
+            f"another sharder is at work on {dest.url}; wait for it, or choose another destination"
         ) from None
     except OSError as error:
         raise StorageError(
-            f"cannot write to {dest.folder.parent}: {error.strerror}; give a destination (or a work_dir) that you may "
-            "write to"
+            f"cannot write to {dest.folder.parent}: {error.strerror}; choose a destination (or a work_dir) that "
+            "you may write to"
         ) from error
     with lock:
         yield Staging(dest.store, dest.folder, lock.descriptor)
@@ -209,7 +207,7 @@ def _read_names(store: Store, path: str) -> bytes:
 
 
 def _owner(store: Store, path: str) -> dict[str, Any]:
-    """What another machine announced; nothing where it has just finished."""
+    """Return what another machine announced; nothing if it has just finished."""
     try:
         value = json.loads(store.read(path))
     except ValueError:
@@ -228,7 +226,7 @@ def _remove_all(store: Store, paths: Sequence[str]) -> None:
             with contextlib.suppress(OSError):
                 store.path(path).parent.rmdir()
         return
-    # What comes last is removed last.
+    # In parallel, but for the last one.
     with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
         list(threads.map(store.remove, paths[:-1]))
     for path in paths[-1:]:

@@ -39,7 +39,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Inside, the task's time does not run: for waits that have a deadline of their own and are no file's fault."""
+    """Stop the task's clock: for waits that have their own deadline and are not the file's fault."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -52,5 +52,5 @@ def _answer(handle: Callable[[Any], Any], task: Any) -> dict[str, Any]:
         return {"result": handle(task)}
     except StreamvidError as error:
         return {"error": type(error).__name__, "message": str(error)}
-    except Exception:  # noqa: BLE001 — a fault of ours must reach the caller whole, and must not look like a dead worker
+    except Exception:  # noqa: BLE001 - a bug must reach the caller whole, and must not look like a dead worker
         return {"error": "RuntimeError", "message": traceback.format_exc()}
