@@ -85,8 +85,8 @@ class Staging:
             if other and (other.get("build") != mine["build"] or len(plans) > 1):
                 self.store.remove(own)
                 raise DatasetError(
-                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has not finished "
-                    "it. Wait for it, run its command again, or, once no sharder is running, add --abandon "
+                    f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has not "
+                    "finished it. Wait for it, run its command again, or, once no sharder is running, add --abandon "
                     "(streamvid.sharder.abandon) to remove the unfinished work there"
                 )
 
