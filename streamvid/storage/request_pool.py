@@ -1,6 +1,6 @@
-"""The threads that requests run in: how many at the same time, of how many bytes together, first come first served.
+"""Threads for requests, with limits on their number and on their bytes; first come, first served.
 
-Threads are started as they are needed and end when nothing is left to do for a while, so nobody has to close them.
+Threads start when needed and end after a second without work, so that no pool has to be closed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from streamvid.storage.options import StorageOptions
 
 _FIRST_LIMIT = 16
 _IDLE_SECONDS = 1.0
-_LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: one burst of refusals is one answer
+_LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: a burst of refusals counts once
 
 
 def shared_pool(options: StorageOptions) -> RequestPool:
-    """The pool of all of this process' stores with these options: its limits are theirs together."""
+    """Return the pool that all stores of this process with these options share."""
     with _lock:
         return _pools.setdefault(options, RequestPool(options.max_requests, options.max_bytes_in_flight))
 
@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestPool:
-    """At most `max_requests` at a time; fewer once a store has asked for fewer, and slowly more again."""
+    """At most `max_requests` at a time: fewer after a store has asked for fewer, then slowly more again."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -50,11 +50,11 @@ class RequestPool:
 
     @property
     def limit(self) -> int:
-        """Requests at a time, for now."""
+        """Current limit on concurrent requests."""
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise and has a body of so many bytes, as soon as there is room."""
+        """Run `job`, which must not raise and has a body of `num_bytes`, as soon as the limits allow."""
         with self._condition:
             self._queue.append((num_bytes, job))
             if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
@@ -69,14 +69,14 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """A request went well: one more may run beside the others; after a cut only one more for each round."""
+        """Raise the limit by one; after a cut, by one per round of requests."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)
             self._condition.notify()
 
     def slow_down(self) -> None:
-        """The store asks for fewer requests: half as many from now on."""
+        """Halve the limit, because the store asks for fewer requests."""
         with self._condition:
             now = time.monotonic()
             if now - self._cut_at >= _LEAST_PAUSE_SECONDS:
@@ -100,7 +100,7 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
-                # Who begins wakes the next, and who has ended goes on by itself: none is woken for nothing.
+                # A starting job wakes the next thread; one that ends looks for work itself. None wakes in vain.
                 if self._may_begin():
                     self._condition.notify()
             try:

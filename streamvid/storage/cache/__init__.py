@@ -1,1 +1,1 @@
-"""The local disk cache for objects of remote stores."""
+"""The local disk cache in front of object stores: store.py on top of blocks.py on top of files.py."""

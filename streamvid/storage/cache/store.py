@@ -1,4 +1,4 @@
-"""A store whose files are kept on the local disk as they are read, by their content."""
+"""A store whose files are cached on the local disk, by their content, as they are read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from streamvid.storage.cache.blocks import BlockCache
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats
 
 Content = tuple[str, int]
-"""(SHA-256 as hex, bytes) of a whole file: what the cache knows it by."""
+"""(SHA-256 as hex, bytes) of a whole file: its name in the cache."""
 
 
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
-    """`store.read_ranges` of a file whose content is known, from the cache if there is one; `is_again`: what came of
-    these ranges before was wrong."""
+    """Read ranges of a file with known content, through the cache if there is one.
+
+    is_again: the bytes of an earlier read were wrong.
+    """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)
         return
@@ -25,10 +27,9 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 
 
 class CachedStore:
-    """`store`, read by way of `cache` where the content of a file is known; what the cache has may be wrong, and is to
-    be proved as what a store gives is. Without that it only passes on.
+    """`store`, read through `cache` where the content of a file is known (`known`: by path), else directly.
 
-    known: of files by path.
+    Cached bytes may be wrong: readers verify them as they verify a store's.
     """
 
     is_local = False
@@ -44,7 +45,7 @@ class CachedStore:
         return self._store.state(path)
 
     def size(self, path: str) -> int | None:
-        # What is in the cache may be asked for where the store is far, or gone: its content says its size.
+        # Without a request: cached files are readable while the store is not.
         return self._known[path][1] if path in self._known else self._store.size(path)
 
     def read(self, path: str) -> bytes:
@@ -64,10 +65,10 @@ class CachedStore:
             self.read_content(path, self._known[path], ranges)
 
     def read_content(self, path: str, content: Content, ranges: Ranges) -> None:
-        """`read_ranges` of a file whose content is known to whoever reads it."""
+        """Read ranges of a file whose content the caller knows."""
         try:
             self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
-        except ShortFileError:  # a block that is not whole is not kept, but what was asked for may be there
+        except ShortFileError:  # no whole block, but the wanted bytes may be there
             self._store.read_ranges(path, ranges)
 
     def forget(self, path: str) -> None:

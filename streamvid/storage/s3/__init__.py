@@ -1,1 +1,1 @@
-"""S3 and servers that speak its protocol."""
+"""S3: transport.py sends the requests, http.py the reads among them, errors.py explains refusals."""
