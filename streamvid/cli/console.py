@@ -100,12 +100,9 @@ def printable(text: str) -> str:
 
 def size(num_bytes: int) -> str:
     """Format bytes as 12.3 MB, in powers of ten as disks and --shard-size count."""
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    from rich.filesize import decimal
+
+    return decimal(int(num_bytes))
 
 
 def print_json(value: object) -> None:

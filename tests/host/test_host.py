@@ -1,0 +1,114 @@
+"""Locks, journals and worker processes, which several rooms build on."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from streamvid.host.journal import Journal
+from streamvid.host.lock import try_lock, wait_for_lock
+from streamvid.host.processes import describe_exit, end_workers, start_worker
+
+
+def test_a_lock_excludes_until_it_is_released(tmp_path: Path) -> None:
+    path, waits = tmp_path / "lock", list[float]()
+    with wait_for_lock(path):
+        assert try_lock(path) is None
+        with pytest.raises(TimeoutError, match="another process holds it"):
+            wait_for_lock(path, 0.1, on_wait=lambda: waits.append(time.monotonic()))
+    assert len(waits) > 1
+    lock = try_lock(path)
+    assert lock is not None
+    path.unlink()
+    assert not lock.is_at(path)
+    with wait_for_lock(path) as other:  # a lock on a removed file excludes nobody
+        assert other.is_at(path)
+    lock.release()
+
+
+def test_a_lock_does_not_follow_links(tmp_path: Path) -> None:
+    """SAFE-1"""
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="lock"):
+        wait_for_lock(tmp_path / "lock")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_ends_with_its_process_but_not_with_its_children(tmp_path: Path) -> None:
+    """STOP-1: a forked child holds no lock of its killed parent."""
+    code = """
+import os, sys, time
+from streamvid.host.lock import wait_for_lock
+lock = wait_for_lock(sys.argv[1])
+child = os.fork()
+if child == 0:
+    print(os.getpid(), lock.descriptor, flush=True)
+time.sleep(1000)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child, descriptor = map(int, parent.stdout.readline().split())
+        try:
+            assert descriptor == -1 and try_lock(tmp_path / "lock") is None
+            parent.kill()
+            parent.wait()
+            wait_for_lock(tmp_path / "lock", 10).release()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_journal_keeps_whole_lines_of_the_same_rules(tmp_path: Path) -> None:
+    path, key = tmp_path / "journal", ("a.mp4", 7, "v1")
+    with Journal(path, {"rules": 1}) as journal:
+        journal.add(key, {"width": 16})
+        journal.add(("b", 1), [1, 2])
+    data = path.read_bytes()
+    path.write_bytes(data[:-3])
+    assert Journal(path, {"rules": 1}).findings == {key: {"width": 16}}
+    path.write_bytes(data.replace(b': 16}', b': 61}'))
+    assert Journal(path, {"rules": 1}).findings == {("b", 1): [1, 2]}
+    with Journal(path, {"rules": 1}) as journal:
+        journal.add(key, {"width": 32})
+    assert Journal(path, {"rules": 1}).findings == {key: {"width": 32}, ("b", 1): [1, 2]}
+    with Journal(path, {"rules": 2}, writable=False) as journal:
+        journal.add(key, {})
+    assert len(Journal(path, {"rules": 1}).findings) == 2
+    with Journal(path, {"rules": 1}) as journal:
+        journal.clear()
+    assert not Journal(path, {"rules": 1}).findings
+    assert not Journal(path, {"rules": 2}).findings
+
+
+def serve(socket_fd: str, other_fd: str, word: str) -> None:
+    """A worker of the tests: says what it was given, then hangs."""
+    socket.socket(fileno=int(socket_fd)).sendall(f"{word} {os.fstat(int(other_fd)).st_size}".encode())
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("how", ["socket", "kill", "signals"])
+def test_a_worker_ends_with_its_socket_and_ignores_what_its_parent_is_sent(how: str, tmp_path: Path) -> None:
+    """STOP-1"""
+    (tmp_path / "file").write_bytes(b"12345")
+    ours, theirs = socket.socketpair()
+    with (tmp_path / "file").open("rb") as file, ours:
+        worker = start_worker("tests.host.test_host:serve", (theirs.fileno(), file.fileno()), ("word",))
+        theirs.close()
+        assert ours.recv(100) == b"word 5"
+        if how == "signals":
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+                worker.send_signal(number)
+            assert not select.select([ours], [], [], 0.2)[0] and worker.poll() is None
+        if how != "socket":
+            end_workers([worker])
+            assert describe_exit(worker.returncode) == "was killed by SIGKILL"
+    end_workers([worker], grace_seconds=20.0)
+    assert how != "socket" or describe_exit(worker.returncode) == "ended with exit code 1"
