@@ -74,7 +74,7 @@ def test_a_journal_keeps_whole_lines_of_the_same_rules(tmp_path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-3])
     assert Journal(path, {"rules": 1}).findings == {key: {"width": 16}}
-    path.write_bytes(data.replace(b': 16}', b': 61}'))
+    path.write_bytes(data.replace(b": 16}", b": 61}"))
     assert Journal(path, {"rules": 1}).findings == {("b", 1): [1, 2]}
     with Journal(path, {"rules": 1}) as journal:
         journal.add(key, {"width": 32})
