@@ -365,7 +365,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
     ):
         with pytest.raises(error, match=message):
             native(path, **options)
-    with pytest.raises(ConfigError, match="width is 129, a native clip's must be even, from 16 to 8192"):
+    with pytest.raises(ConfigError, match="width=129: must be an even number from 16 to 8192"):
         encode_clip(path, height=96, width=129, encoding=H264)
 
 
