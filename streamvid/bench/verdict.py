@@ -163,7 +163,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a rank needs to have a batch ready every `step_seconds`, on average over the steps of an epoch.
+    """Needs of a rank that has a batch ready every `step_seconds`, on average over the steps of an epoch.
 
     num_workers: per rank, with `margin` on top of the mean.   heaviest_workers: if all steps were of that bucket.
     num_cores: for all ranks of the machine, their workers and their main processes' work on data, with the margin.

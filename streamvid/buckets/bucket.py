@@ -83,12 +83,12 @@ class Bucket:
 
     @property
     def is_image(self) -> bool:
-        """Whether it takes still images, which only one-frame buckets do."""
+        """True if the bucket takes still images, as one-frame buckets do."""
         return self.num_frames == 1
 
     @property
     def is_text(self) -> bool:
-        """Whether its samples have no picture at all, but texts and columns."""
+        """True if its samples have no picture, only texts and columns."""
         return self.shape == (0, 0, 0)
 
     @property
@@ -106,7 +106,7 @@ class Bucket:
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields, for a manifest; `from_json` reads them back."""
+        """Return plain fields, for a manifest; `from_json` reads them back."""
         fields: dict[str, Any] = {"num_frames": self.num_frames, "height": self.height, "width": self.width}
         if self.resolution is not None:
             fields |= {"resolution": self.resolution, "aspect_ratio": self.aspect_ratio}
@@ -114,7 +114,7 @@ class Bucket:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Bucket:
-        """Bucket of what `to_json` gave; unknown fields are passed over, anything unfit is a ConfigError."""
+        """Build a bucket from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
         if not isinstance(fields, Mapping):
             raise ConfigError(f"bucket={fields!r}: expected an object with num_frames, height and width")
         missing = [name for name in ("num_frames", "height", "width") if name not in fields]
@@ -127,11 +127,11 @@ class Bucket:
 
 
 TEXT_BUCKET = Bucket(0, 0, 0)
-"""Of samples without pictures; its id is ``text``."""
+"""Bucket of samples without pictures; its id is ``text``."""
 
 
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
-    """The bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
+    """Return the bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
 
     `multiple` is the spatial multiple that explicit sizes must keep and that named resolutions are generated with.
     ConfigError says what is wrong with the name.
@@ -161,7 +161,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 
 
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
-    """The buckets of a comma-separated list, in its order.
+    """Return the buckets of a comma-separated list, in its order.
 
     ConfigError for an empty list, a bad name or a bucket named twice.
     """
@@ -177,7 +177,7 @@ def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, 
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """The buckets that an id, a WxH@F or a glob over either names, in the order of `buckets`.
+    """Return the buckets that an id, a WxH@F or a glob over either names, in the order of `buckets`.
 
     ConfigError with the nearest names if there is none.
     """
@@ -191,7 +191,7 @@ def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]
 
 
 def is_named_by(bucket: Bucket, pattern: str) -> bool:
-    """Whether `pattern` is the bucket's id, its WxH@F or a glob that matches one of them."""
+    """Return whether `pattern` is the bucket's id, its WxH@F or a glob that matches one of them."""
     return any(name == pattern or fnmatchcase(name, pattern) for name in (bucket.id, bucket.size_at_frames))
 
 
@@ -206,7 +206,7 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
 
 
 def _refuse_triple(text: str, multiple: int) -> None:
-    """ConfigError for three numbers, which LTX writes as WxHxF and finetrainers as FxHxW: with what they may mean."""
+    """Raise ConfigError for three numbers, which LTX writes as WxHxF and finetrainers as FxHxW, with both readings."""
     match = _TRIPLE.fullmatch(text)
     if match is None:
         return

@@ -1,8 +1,8 @@
-"""Sizes that compete for a clip: by area from the largest down, and within an area by ratio.
+"""Sizes that compete for a clip, by area from the largest down and within an area by ratio; and a clip's choices.
 
 class  "512px"   area 262144 ── size 16:9 ── 32 frames, 16 frames
   │                          └─ size 1:1  ── 32 frames, 16 frames
-  ▼ too large for the clip, too many frames, a limit broken, or drawn to go on
+  ▼ too large for the clip, too many frames, a limit broken, or passed on by a draw
 class  "256px"   area 65536 ── …
 """
 
@@ -21,8 +21,11 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Of the clips that could fill a bucket: `skip` of them go on to the next shorter one of its class (None: no such
-    draw is made), and of the others `accept` are taken, the rest going on to the next class."""
+    """Shares of the clips that could fill a bucket.
+
+    skip: pass to the next shorter bucket of the class; None: without a draw.   accept: share of the others that the
+    bucket takes; the remainder passes to the next class.
+    """
 
     accept: Fraction = Fraction(1)
     skip: Fraction | None = None
@@ -31,7 +34,7 @@ class Keep:
 ALWAYS = Keep()
 
 Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
-"""(resolution, shape) → the bucket that stands for all such, under whichever ratio they are named."""
+"""(resolution, shape) → the bucket that represents all such, whatever ratio names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Size:
     buckets: tuple[Bucket, ...]
 
     def fitting(self, clip: Shape, num_frames: int | None = None) -> tuple[Bucket, ...]:
-        """The buckets that the clip can fill; with `num_frames` only those of so many."""
+        """Return the buckets that the clip can fill; with `num_frames` only those of so many."""
         if clip.is_image:
             return tuple(bucket for bucket in self.buckets if bucket.is_image)
         return tuple(
@@ -55,7 +58,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeClass:
-    """Sizes that compete by ratio. keep: of buckets, by frame count; those that are not there take every clip."""
+    """Sizes that compete by ratio. keep: by frame count of buckets; buckets without an entry take every clip."""
 
     sizes: tuple[Size, ...]
     ratio_unit: int
@@ -68,7 +71,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a clip decides: frames at the target rate, pixels after rotation. An image's `num_frames` is not used."""
+    """The facts of a clip that decide: frames at the target rate, pixels after rotation; images ignore `num_frames`."""
 
     num_frames: int
     height: int
@@ -88,7 +91,7 @@ class Candidates:
 
 
 def candidates(classes: Iterable[SizeClass], clip: Shape, policy: Policy) -> Iterator[Candidates]:
-    """In the order in which they are asked. `classes` are given from the largest area down."""
+    """Yield candidates in the order in which they are asked. `classes` are sorted from the largest area down."""
     classes = tuple(classes)
     if policy.frames == "resolution-first" or clip.is_image:
         yield from _by_class(classes, clip, policy, None)
@@ -108,7 +111,7 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """What the clip can fill of the size of the nearest ratio; of equally near ones the most frames, then pixels."""
+    """Return what the clip can fill of the size of the nearest ratio; ties go to most frames, then most pixels."""
     fitting = [
         (
             _distance(size, group.ratio_unit, clip, policy),
@@ -132,13 +135,13 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Whether the clip has `min_area` of an area: one slightly smaller than a bucket may be scaled up to it."""
+    """Return whether the clip has `min_area` of an area; a slightly smaller clip may be scaled up."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
 
 def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
-    """Which of the policy's limits a clip would break in the bucket: max-upscale, max-crop or None."""
+    """Return the policy's limit that a clip would break in the bucket: max-upscale, max-crop or None."""
     shapes = (clip.height, clip.width, bucket.height, bucket.width)
     if policy.max_upscale is not None and cover_scale(*shapes) > policy.max_upscale:
         return "max-upscale"
@@ -148,7 +151,7 @@ def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
 
 
 def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
-    """Classes of listed buckets: one a named resolution, one for explicit sizes of about one area."""
+    """Return classes of listed buckets: one per named resolution, one per group of explicit sizes of similar area."""
     named: dict[str, list[Bucket]] = {}
     for bucket in buckets:
         if bucket.resolution is not None:
@@ -164,16 +167,16 @@ def classes_of(buckets: Sequence[Bucket]) -> tuple[SizeClass, ...]:
 
 
 def by_area(groups: Iterable[SizeClass]) -> tuple[SizeClass, ...]:
-    """From the largest area down; of equal areas the one listed first."""
+    """Sort classes from the largest area down; equal areas keep their order."""
     return tuple(sorted(groups, key=lambda group: group.area, reverse=True))
 
 
 def size_class(
     buckets: Sequence[Bucket], shared: Sharing, area: int | None = None, keep: Mapping[int, Keep] | None = None
 ) -> SizeClass:
-    """The class of some buckets; `area` in place of what their resolution's name, or their size, stands for.
+    """Return the class of some buckets. area: replaces the area of their resolution's name, or of their size.
 
-    Of buckets of one shape, under several ratios, the first in `shared`, which it adds to, stands for all.
+    Of buckets of one shape under several ratios, the first in `shared` represents all; new ones are added to it.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
     by_size: dict[tuple[str | None, int, int], list[Bucket]] = {}
@@ -190,12 +193,99 @@ def size_class(
 
 
 def nominal_ratio(bucket: Bucket) -> Fraction:
-    """Height over width that the bucket stands for."""
+    """Return the nominal height / width of the bucket."""
     if bucket.aspect_ratio is None:
         return Fraction(bucket.height, bucket.width)
     return 1 / ratio_fraction(bucket.aspect_ratio)
 
 
 def area_of(bucket: Bucket) -> int:
-    """Nominal pixels of a frame of it."""
+    """Return the nominal pixels of its frames."""
     return bucket.height * bucket.width if bucket.resolution is None else resolution_pixels(bucket.resolution)
+
+
+# Choices of a clip among the candidates of all classes.
+
+
+@dataclass(frozen=True, slots=True)
+class ClipFacts:
+    """Facts about a source, or about a window of it.
+
+    num_frames: as stored, before a frame rate rule selects some.   height, width: pixels after rotation.
+    fps: average rate, None if unknown.   seconds: from the first frame to the end of the last, None if unknown.
+    """
+
+    num_frames: int
+    height: int
+    width: int
+    fps: float | None = None
+    seconds: Fraction | None = None
+    is_image: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The buckets that a clip may go to, each with its probability, in the order in which they are asked.
+
+    The probabilities sum to at most 1; the missing part is the probability of no bucket. `reason` says why, and `kind`
+    is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket, max-upscale,
+    max-crop or probability. Both are empty if every clip gets a bucket.
+    """
+
+    options: tuple[tuple[Bucket, Fraction], ...]
+    reason: str = ""
+    kind: str = ""
+
+    def draw(self, u: Fraction | float) -> Bucket | None:
+        """Return the bucket that a number, uniform from 0 to below 1, falls on; None for no bucket."""
+        end = Fraction(0)
+        for bucket, probability in self.options:
+            end += probability
+            if u < end:
+                return bucket
+        return None
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """All buckets of a probability above 0."""
+        return tuple(bucket for bucket, _ in self.options)
+
+    @property
+    def rest(self) -> Fraction:
+        """The probability of no bucket."""
+        return 1 - sum((probability for _, probability in self.options), Fraction(0))
+
+
+def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
+    """Return each bucket's probability, without those of 0. Stops as soon as every clip has a bucket."""
+    found: dict[Bucket, Fraction] = {}
+    arriving = Fraction(1)
+    for group in groups:
+        here, leaving = arriving, Fraction(0)
+        for bucket in group.buckets:
+            keep = group.keep_of(bucket)
+            tried = here * (1 - (keep.skip or 0))
+            here -= tried
+            if taken := tried * keep.accept:
+                found[bucket] = found.get(bucket, Fraction(0)) + taken
+            leaving += tried - taken
+            if not here:  # nothing is left for shorter ones
+                break
+        arriving = here + leaving
+        if not arriving:
+            break
+    return found
+
+
+def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
+    """Return the bucket that Open-Sora 2 gives a clip whose draws are `uniforms`; as many are consumed as there."""
+    for group in groups:
+        for bucket in group.buckets:
+            keep = group.keep_of(bucket)
+            if keep.skip is not None and (keep.skip >= 1 or next(uniforms) <= float(keep.skip)):
+                continue
+            # An image consumes a draw even where all are taken.
+            if (keep.accept >= 1 and not is_image) or next(uniforms) <= float(keep.accept):
+                return bucket
+            break
+    return None

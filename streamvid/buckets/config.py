@@ -17,16 +17,24 @@ from typing import Any
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.checks import check_buckets, check_fields
-from streamvid.buckets.choices import Choices, ClipFacts, exact_choices, walk
-from streamvid.buckets.classes import Candidates, Shape, SizeClass, candidates, size_class
+from streamvid.buckets.classes import (
+    Candidates,
+    Choices,
+    ClipFacts,
+    Shape,
+    SizeClass,
+    candidates,
+    exact_choices,
+    size_class,
+    walk,
+)
 from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.geometry import dynamic_size
 from streamvid.buckets.model import ModelRule
 from streamvid.buckets.opensora import Form, OpenSora, read_form
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
-from streamvid.buckets.reasons import why_none
-from streamvid.buckets.sizes import dynamic_size
-from streamvid.buckets.table import BucketTable
+from streamvid.buckets.table import BucketTable, why_none
 from streamvid.errors import ConfigError
 
 _DIFFSYNTH_RULE = FrameRule(4, 1)

@@ -33,7 +33,7 @@ class FrameRule:
 
     @classmethod
     def parse(cls, text: str) -> FrameRule:
-        """The rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
+        """Return the rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", ""))
         if match is None:
             raise ConfigError(f"frame_rule={text!r} is no rule for frame counts; write it as '4k+1', '8k+1' or '1k'")
@@ -43,11 +43,11 @@ class FrameRule:
         return f"{self.factor}k+{self.remainder}" if self.remainder else f"{self.factor}k"
 
     def allows(self, num_frames: int) -> bool:
-        """Whether it is such a count; 1 always is where the remainder is 1."""
+        """Return whether the rule allows this count; it always allows 1 if the remainder is 1."""
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """The largest such count up to `num_frames`; 1 where there is none."""
+        """Return the largest allowed count up to `num_frames`; 1 if there is none."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
@@ -62,7 +62,7 @@ class FrameRule:
 
 @dataclass(frozen=True, slots=True)
 class FrameRate:
-    """At which rate a clip's frames are taken, and how many it has then.
+    """Rate at which a clip's frames are taken.
 
     native: every frame.
     cap: every n-th, n = ceil(fps / max), so that the rate is at most `fps` (Open-Sora 2); every one where the clip's
@@ -94,7 +94,7 @@ class FrameRate:
 
     @property
     def needs_timing(self) -> bool:
-        """Whether it matters when each frame is shown, besides how many there are."""
+        """True if the rule depends on the time of each frame."""
         return self.rule == "resample"
 
     def interval(self, fps: float | None) -> int:
@@ -104,7 +104,7 @@ class FrameRate:
         return math.ceil(Fraction(fps) / self.fps)
 
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
-        """How many frames a clip of so many has, 0 where it is too short for one.
+        """Return the number of a clip's frames at this rate; 0 if it is too short for one.
 
         fps: its average rate, None where unknown. seconds: from its first frame to the end of its last; needed by
         resample and fix_frame_rate only.
@@ -118,12 +118,12 @@ class FrameRate:
         return math.floor(Fraction(seconds) * self.fps)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields; `from_json` reads them back."""
+        """Return plain fields; `from_json` reads them back."""
         return {"rule": self.rule} if self.fps is None else {"rule": self.rule, "fps": str(self.fps)}
 
     @classmethod
     def from_json(cls, fields: Any) -> FrameRate:
-        """FrameRate of what `to_json` gave, or of nothing; ConfigError for anything unfit."""
+        """Build a FrameRate from what `to_json` gave, or of nothing; ConfigError for anything unfit."""
         if fields is None:
             return cls()
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt
+from math import isqrt, sqrt
 
 from streamvid.errors import ConfigError
 
@@ -50,7 +50,7 @@ def ratio_fraction(name: str) -> Fraction:
 
 
 def validate_multiple(multiple: int) -> None:
-    """ConfigError unless `multiple` can be a spatial multiple."""
+    """Raise ConfigError unless `multiple` can be a spatial multiple."""
     if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 <= multiple <= 1024:
         raise ConfigError(
             f"multiple={multiple!r} is no spatial multiple; allowed are the integers 1 to 1024, usually 16 or 32"
@@ -88,10 +88,28 @@ def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple
 
 
 def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
-    """(height, width): the ratio's size rounded down, or the neighbour one step away that is nearer to `pixels`."""
+    """Return (height, width): the ratio's size rounded down, or a neighbour one step away nearer to `pixels`."""
     # floor(sqrt(pixels * ratio) / multiple) without a float.
     width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple
     height = max(1, pixels // width // multiple) * multiple
     sizes = [(height, width), (height - multiple, width), (height + multiple, width)]
     sizes += [(height, width - multiple), (height, width + multiple)]
     return min((size for size in sizes if min(size) > 0), key=lambda size: abs(size[0] * size[1] - pixels))
+
+
+def dynamic_size(
+    height: int, width: int, max_pixels: int, multiple: int, fixed_height: int | None, fixed_width: int | None
+) -> tuple[int, int]:
+    """Return the (height, width) that DiffSynth-Studio gives a picture; a side below `multiple` becomes 0.
+
+    A fixed height and width are taken as they are. Where either is None the picture keeps its shape: scaled down to
+    `max_pixels` where it has more, then each side rounded down to the multiple, even where it has fewer.
+    """
+    if fixed_height is not None and fixed_width is not None:
+        return fixed_height, fixed_width
+    if height * width > max_pixels:
+        # In floats, like theirs: 1120x1120 at 921600 pixels is 959.99 and so 944, where exact numbers give 960. Square
+        # roots and quotients of floats are the same on every machine.
+        scale = sqrt(height * width / max_pixels)
+        height, width = int(height / scale), int(width / scale)
+    return height // multiple * multiple, width // multiple * multiple

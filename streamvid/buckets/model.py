@@ -1,4 +1,4 @@
-"""What a model asks of its input: frame counts, sides, frame rate, and how many tokens a clip becomes."""
+"""Requirements of a model on its input: frame counts, sides, frame rate; and the tokens of a clip."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ModelRule:
             self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:
-        """Tokens of one sample: latents are ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
+        """Return tokens per sample; latents: ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
         if bucket.is_text:
             return bucket.tokens
         latent_frames = -(-(bucket.num_frames - 1) // self.vae_time) + 1
@@ -110,18 +110,18 @@ class ModelRule:
 
     @property
     def factors(self) -> tuple[int, int, int, int]:
-        """What tokens depend on: two models of equal factors make as many of every clip."""
+        """Factors of the number of tokens: models of equal factors make equally many of every clip."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain fields, for a manifest; `from_json` reads them back."""
+        """Return plain fields, for a manifest; `from_json` reads them back."""
         value: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
         rates = {name: None if value[name] is None else str(value[name]) for name in ("fps", "max_fps")}
         return {**value, "frame_rule": str(self.frame_rule), **rates}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ModelRule:
-        """ModelRule of what `to_json` gave; unknown fields are passed over, anything unfit is a ConfigError."""
+        """Build a rule from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
         try:
             known = {name: fields[name] for name in cls.__slots__ if name in fields}
             rule = FrameRule.parse(known["frame_rule"])

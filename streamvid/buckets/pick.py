@@ -1,4 +1,4 @@
-"""Which frames of a clip a delivery shows: exact integers, nothing decoded."""
+"""Frames of a clip that a delivery shows: exact integers, nothing is decoded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pick:
       and stride; shown are the frames nearest in time.
     - linspace: frames from `start` to `start + count * stride - 1` at even distances, rounded down (Open-Sora's way).
 
-    clip_fps: the clip's average rate. Raises ConfigError for what cannot be.
+    clip_fps: the clip's average rate. Raises ConfigError for invalid values.
     """
 
     count: int
@@ -48,17 +48,17 @@ class Pick:
 
     def __post_init__(self) -> None:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
-            raise ConfigError(f"no such choice of frames: {self}; count and stride are 1 or more, start 0 or more")
+            raise ConfigError(f"invalid choice of frames {self}: count and stride must be at least 1, start at least 0")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
             raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, got {self.fps}")
 
     @property
     def needs_times(self) -> bool:
-        """Whether it matters when each frame of the clip is shown."""
+        """True if the choice depends on the time of each frame."""
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """The frames' numbers in a clip of so many; above its rate some repeat.
+        """Return the frames' numbers in a clip of so many; above its rate some repeat.
 
         times: the frames' timestamps, ascending; needed where `needs_times`. time_base: seconds a tick; None: what
         follows from `clip_fps`. Raises ConfigError for frames that the clip does not have.
@@ -92,20 +92,20 @@ class Pick:
 
     @property
     def delivered_fps(self) -> float:
-        """How many of the frames shown make a second, on average; 0.0 for images."""
+        """Average frame rate of the delivered frames; 0.0 for images."""
         if self.way in ("time", "number"):
             assert self.fps is not None
             return float(self.fps / self.stride)
         return self.clip_fps / self.stride
 
     def to_json(self) -> list[Any]:
-        """Plain fields, for `from_json`."""
+        """Return plain fields, for `from_json`."""
         fps = None if self.fps is None else str(self.fps)
         return [self.count, self.start, self.stride, self.way, fps, self.clip_fps]
 
     @staticmethod
     def from_json(fields: Sequence[Any]) -> Pick:
-        """Of what `to_json` gave."""
+        """Build a pick from what `to_json` returned."""
         count, start, stride, way, fps, clip_fps = fields
         return Pick(count, start, stride, way, None if fps is None else Fraction(fps), clip_fps)
 
@@ -125,14 +125,14 @@ def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
 
 
 def linspace(first: int, last: int, count: int) -> list[int]:
-    """`count` numbers at even distances from `first` to `last`, rounded down in float64 as numpy.linspace does it."""
+    """Return `count` evenly spaced numbers from `first` to `last`, rounded down in float64 as numpy.linspace does."""
     import numpy as np
 
     return [int(number) for number in np.linspace(first, last, count, dtype=np.int64)]
 
 
 def time_base_of(times: Times, fps: float) -> Fraction:
-    """Seconds a tick of timestamps whose frames come at `fps` on average: exact, if the rate was made of them."""
+    """Return seconds per tick of timestamps with `fps` on average: exact, if the rate was computed from them."""
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:
         return Fraction(1)
@@ -141,7 +141,7 @@ def time_base_of(times: Times, fps: float) -> Fraction:
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
-    """How many frames a clip has at a rate, `FrameRate.num_frames` of what an index says of it.
+    """Return the number of frames of a clip at a rate, from what an index says about it.
 
     fps: 0.0 for images, which have their one frame at any rate.
     """
@@ -149,5 +149,5 @@ def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: f
 
 
 def exact_seconds(seconds: float) -> Fraction:
-    """A duration as the fraction that it was before it became a float64."""
+    """Return a duration as the fraction that it was before it became a float64."""
     return Fraction(seconds).limit_denominator(10**6)

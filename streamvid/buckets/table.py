@@ -1,8 +1,9 @@
-"""Which bucket takes a clip.
+"""Assignment of clips to a list of buckets, and the reasons where no bucket takes one.
 
-Buckets compete in classes, one for a named resolution and one for explicit sizes of about one area, from the largest
-area down. A class passes over a source much smaller than itself; else the ratio nearest to the source's wins, and of
-that size the most frames that the clip can fill. With every frame count in every size this is the order of Open-Sora 2.
+Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
+largest area down. A class skips a source much smaller than itself; otherwise the ratio nearest to the source's wins,
+and of that size the most frames that the clip can fill. With every frame count in every size this is the order of
+Open-Sora 2.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.buckets.classes import Shape, SizeClass, candidates, classes_of
+from streamvid.buckets.classes import Shape, SizeClass, broken_limit, candidates, classes_of, is_large_enough
 from streamvid.buckets.geometry import DEFAULT_MULTIPLE, aspect_table
-from streamvid.buckets.policy import Policy
-from streamvid.buckets.reasons import why_none
+from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cropped_share
 from streamvid.errors import ConfigError, NoBucketError
 
 _DEFAULT_POLICY = Policy()
@@ -23,10 +23,11 @@ _DEFAULT_POLICY = Policy()
 
 @dataclass(frozen=True)
 class BucketTable:
-    """The buckets that a dataset is cut into, and the rule that assigns clips to them.
+    """The buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may name one (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do: the first
-    stands for all in `buckets`, and every ratio takes part in the assignment. ConfigError for none or a repeated one.
+    represents all in `buckets`, and every ratio takes part in the assignment. Raises ConfigError for none, and for
+    duplicates.
     """
 
     candidates: tuple[Bucket, ...]
@@ -47,7 +48,7 @@ class BucketTable:
     def from_resolutions(
         cls, resolutions: Sequence[str], num_frames: Sequence[int], multiple: int = DEFAULT_MULTIPLE
     ) -> BucketTable:
-        """Every ratio of every resolution with every frame count; 1 among `num_frames` makes buckets for images."""
+        """Make every ratio of every resolution with every frame count; a count of 1 makes buckets for images."""
         return cls(
             Bucket(frames, height, width, resolution, ratio)
             for resolution in resolutions
@@ -64,25 +65,83 @@ class BucketTable:
         return tuple(first.values())
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain list of all candidates, from which `from_json` makes a table that assigns alike."""
+        """Return a plain list of all candidates, from which `from_json` makes an equal table."""
         return [bucket.to_json() for bucket in self.candidates]
 
     @classmethod
     def from_json(cls, rows: Iterable[dict[str, Any]]) -> BucketTable:
-        """Table of what `to_json` gave; ConfigError for anything unfit."""
+        """Build a table from what `to_json` returned; ConfigError for anything else."""
         return cls(Bucket.from_json(row) for row in rows)
 
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
-        """The bucket for a clip of `num_frames` frames (at the target fps) of height x width pixels (after rotation).
+        """Return the bucket for a clip of `num_frames` (at the target fps) of height x width pixels (after rotation).
 
-        Images take one-frame buckets and nothing else does; an image's `num_frames` is not looked at. NoBucketError
-        says why there is none; ConfigError if a number is less than 1.
+        Images take one-frame buckets, and nothing else does; an image's `num_frames` is ignored. Raises NoBucketError
+        with a reason, and ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
             if value < 1:
-                raise ConfigError(f"{name}={value}: a clip has at least 1")
+                raise ConfigError(f"{name}={value}: must be at least 1")
         clip = Shape(num_frames, height, width, is_image)
         for found in candidates(self.classes, clip, _DEFAULT_POLICY):
             return found.buckets[0]
         kind, reason = why_none(self.classes, clip, _DEFAULT_POLICY)
         raise NoBucketError(reason, kind=kind)
+
+
+# Reasons for no bucket.
+
+
+def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple[str, str]:
+    """Return (kind, reason) for a clip that no class has a bucket for."""
+    of_kind = [
+        (size.area, bucket)
+        for group in classes
+        for size in group.sizes
+        for bucket in size.buckets
+        if bucket.is_image == clip.is_image
+    ]
+    if not of_kind and clip.is_image:
+        return "no-image-bucket", "is an image, and no bucket takes 1 frame; add 1 to the frame counts to keep images"
+    if not of_kind:
+        return "no-video-bucket", "is a video, and every bucket takes 1 frame; add longer frame counts to keep videos"
+    size = f"{clip.width}x{clip.height}"
+    share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
+    large_enough = [bucket for area, bucket in of_kind if is_large_enough(clip, area, policy)]
+    if not large_enough:
+        area, smallest = min(of_kind, key=lambda found: found[0])
+        named = f"{area} pixels of {smallest.resolution or f'{smallest.width}x{smallest.height}'}"
+        return "too-small", f"{size} is under {float(share):g} of the smallest bucket area that could take it, {named}"
+    shortest = min(bucket.num_frames for _, bucket in of_kind)
+    frames = "1 frame" if clip.num_frames == 1 else f"{clip.num_frames} frames"
+    if clip.num_frames < shortest and not clip.is_image:
+        return "too-few-frames", f"has {frames}, the shortest bucket takes {shortest}"
+    # Without limits it has candidates, unless those that are short enough are too large.
+    loose = Policy(policy.ratio, policy.frames, min_area=policy.min_area)
+    refused = [found.buckets[0] for found in candidates(classes, clip, loose)]
+    if refused:
+        return _limit(refused, clip, policy)
+    shortest = min(bucket.num_frames for bucket in large_enough)
+    return "too-short-for-its-size", (
+        f"has {frames} of {size}: buckets short enough for it are too large (a source must have {float(share):g} of "
+        f"their area), and the shortest bucket that is small enough takes {shortest} frames"
+    )
+
+
+def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
+    """Return (kind, reason) for the bucket that comes nearest to keeping the limit."""
+    size = f"{clip.width}x{clip.height}"
+    scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
+    crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
+    scaled = [bucket for bucket in refused if broken_limit(bucket, clip, policy) == "max-upscale"]
+    if scaled:
+        nearest = min(scaled, key=lambda bucket: scales[bucket])
+        return "max-upscale", (
+            f"{size} would be scaled up {float(scales[nearest]):.3g} times for {nearest.id}, "
+            f"max_upscale={float(policy.max_upscale or 0):g} is allowed"
+        )
+    nearest = min(refused, key=lambda bucket: crops[bucket])
+    return "max-crop", (
+        f"{size} would lose {float(crops[nearest]):.3g} of its picture in {nearest.id}, "
+        f"max_crop={float(policy.max_crop or 0):g} is allowed"
+    )

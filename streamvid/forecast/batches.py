@@ -1,4 +1,4 @@
-"""What a loader would hand out and read, taken from index rows and packet tables before any clip is read."""
+"""Batches that a loader would deliver and their reads, from index rows and packet tables alone."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _SUMMED = ("num_steps", "num_delivered", "num_dropped", "num_repeated")
 
 @dataclass(frozen=True, slots=True)
 class TailCounts:
-    """What a tail policy makes of all buckets together."""
+    """Counts of all buckets together under one tail policy."""
 
     tail: Tail
     num_steps: int

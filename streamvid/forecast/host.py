@@ -1,4 +1,4 @@
-"""What a host and a store would take for an epoch: memory by the loader's own arithmetic, time as an estimate."""
+"""Memory of a host, by the loader's own arithmetic, and the estimated time of an epoch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """What the busiest rank does in an epoch. gpu_seconds: None where the costs of steps were not measured."""
+    """Work of the busiest rank in an epoch. gpu_seconds: None where the costs of steps were not measured."""
 
     decode_cpu_seconds: float
     num_requests: float

@@ -45,7 +45,7 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """What ranks take at the steps that were looked at: all of an epoch, or slices spread evenly over it.
+    """Loads of ranks at the steps that were looked at: all of an epoch, or slices spread evenly over it.
 
     num_steps: of the epoch.   samples, tokens, costs: int64 (steps looked at, ranks), costs in the unit of the plan's
     costs.   num_bytes: int64 (ranks,), of the clips of these steps; None where sizes are not known.

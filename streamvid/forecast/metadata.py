@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.batch_size import batch_sizes
-from streamvid.buckets.choices import Choices
+from streamvid.buckets.classes import Choices
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.policy import cover_scale, cropped_share

@@ -42,7 +42,7 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class BucketShape:
-    """What fitting clips into one bucket costs, as means over the samples that were looked at.
+    """Loss from fitting clips into one bucket, as means over the samples that were looked at.
 
     The shares are None where the index does not record them. `crop_mean` and `crop_max` are shares of the picture,
     `upscale_mean` is a factor, `frames_unused_share` is the share of the clips' frames that one pass does not deliver.
@@ -107,7 +107,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """What the first epoch takes. estimates: None for metadata, whose bytes are not known before there are shards."""
+    """Needs of the first epoch. estimates: None for metadata, whose bytes are not known before there are shards."""
 
     loads: LoadSummary
     memory: HostMemory
@@ -116,7 +116,7 @@ class RunDetails:
 
 @dataclass(frozen=True, slots=True)
 class RunForecast:
-    """What a run would deliver and cost.
+    """Forecast of a run.
 
     about: the source.   shapes: by bucket id; empty where only counts were asked for.
     details: None where only counts were asked for, and for a run without a step.

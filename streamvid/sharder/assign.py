@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from streamvid.buckets import Bucket
-from streamvid.buckets.choices import Choices
+from streamvid.buckets.classes import Choices
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.host.journal import FileState
 from streamvid.sharder.clip import Clip

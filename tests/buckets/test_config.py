@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket, aspect_table, match_buckets, parse_bucket, parse_buckets
-from streamvid.buckets.choices import ClipFacts
+from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.policy import Policy

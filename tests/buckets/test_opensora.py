@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from streamvid.buckets import Bucket
-from streamvid.buckets.choices import Choices, ClipFacts
+from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.policy import Policy

@@ -11,15 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket
-from streamvid.buckets.choices import ClipFacts
+from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.geometry import dynamic_size
 from streamvid.buckets.ratios import Ratios
-from streamvid.buckets.sizes import dynamic_size, taken_frames
 
 DATA = Path(__file__).parents[1] / "data"
 SIZES = json.loads((DATA / "diffsynth_sizes.json").read_text())["sizes"]
 FRAMES = json.loads((DATA / "diffsynth_frames.json").read_text())["frames"]
+
+
+def taken_frames(available: int, max_frames: int, rule: FrameRule) -> int:
+    """DiffSynth-Studio's rule: `max_frames`, or of a shorter clip what the rule allows."""
+    return max_frames if available >= max_frames else rule.floor(available)
 
 
 def test_sizes_equal_diffsynths() -> None:

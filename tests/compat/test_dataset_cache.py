@@ -17,7 +17,7 @@ import pytest
 
 from streamvid import open_dataset
 from streamvid.buckets.frames import FrameRule
-from streamvid.buckets.sizes import dynamic_size, taken_frames
+from streamvid.buckets.geometry import dynamic_size
 from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_dataset, content_key
 from streamvid.compat.diffsynth_data import DataFlags, shard_options
 from streamvid.errors import ConfigError, StorageError
@@ -88,7 +88,7 @@ def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
     dataset = open_dataset(whole)
     found = {(bucket.num_frames, bucket.height, bucket.width) for bucket in dataset.manifest.buckets}
     expected = {
-        (taken_frames(count, NUM_FRAMES, FrameRule(4)), *dynamic_size(height, width, MAX_PIXELS, 16, None, None))
+        (min(NUM_FRAMES, FrameRule(4).floor(count)), *dynamic_size(height, width, MAX_PIXELS, 16, None, None))
         for width, height, count in CLIPS.values()
     }
     assert found == expected

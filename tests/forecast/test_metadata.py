@@ -17,7 +17,7 @@ import pytest
 
 import streamvid
 from streamvid.buckets.bucket import Bucket
-from streamvid.buckets.choices import ClipFacts
+from streamvid.buckets.classes import ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.errors import SourceError

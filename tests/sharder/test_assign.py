@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamvid import VideoLoader, World, open_dataset
 from streamvid.buckets import Bucket
-from streamvid.buckets.choices import Choices, ClipFacts
+from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig, load_bucket_config
 from streamvid.dataset.draws import UNIT
 from streamvid.errors import ConfigError
