@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamvid.bench.batch_search import BatchSizeSearch, search_batch_sizes
     from streamvid.buckets.bucket import Bucket
-    from streamvid.buckets.config import BucketConfig, load_bucket_config
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.buckets.document import load_bucket_config
     from streamvid.buckets.model import ModelRule
     from streamvid.buckets.table import BucketTable
     from streamvid.config import load_config
@@ -64,7 +65,7 @@ _HOMES = {
     "detect_world": "streamvid.loader.world",
     "dry_run": "streamvid.sharder.sharder",
     "fit_costs": "streamvid.plan.cost",
-    "load_bucket_config": "streamvid.buckets.config",
+    "load_bucket_config": "streamvid.buckets.document",
     "load_config": "streamvid.config",
     "open_dataset": "streamvid.dataset.reader",
     "probe": "streamvid.video",

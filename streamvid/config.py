@@ -277,7 +277,7 @@ class OptionInfo:
 
     shown_default: text in place of the default, for defaults that depend on something.
     flag: name of the command-line flag; None: that of the field; "": no flag.
-    minimum, maximum: bounds of a number, both allowed.
+    minimum, maximum: bounds of a number, both allowed.   above: lower bound that is not allowed itself.
     """
 
     help: str
@@ -287,6 +287,7 @@ class OptionInfo:
     flag: str | None = None
     shown_default: str | None = None
     minimum: float | None = None
+    above: float | None = None
     maximum: float | None = None
 
 
@@ -301,10 +302,11 @@ def option(
     flag: str | None = None,
     shown_default: str | None = None,
     minimum: float | None = None,
+    above: float | None = None,
     maximum: float | None = None,
 ) -> Any:
     """Declare a field of an option dataclass together with its documentation."""
-    info = OptionInfo(help, metavar, tuple(choices), group, flag, shown_default, minimum, maximum)
+    info = OptionInfo(help, metavar, tuple(choices), group, flag, shown_default, minimum, above, maximum)
     return dataclasses.field(default=default, default_factory=default_factory, metadata={"option": info})
 
 
@@ -322,7 +324,10 @@ def option_types(cls: type) -> dict[str, tuple[Any, ...]]:
 
 def nested_options(members: Sequence[Any]) -> type | None:
     """Return the option dataclass among the types of a field, if there is one."""
-    return next((kind for kind in members if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+    for kind in members:
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind if any(option_info(field) for field in dataclasses.fields(kind)) else None
+    return None
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -370,11 +375,11 @@ def check_options(instance: Any) -> None:
     """
     members_of = option_types(type(instance))
     for field in dataclasses.fields(instance):
-        info = option_info(field)
-        members = members_of[field.name]
-        nested = nested_options(members)
-        value = getattr(instance, field.name)
-        if info is None or (value is None and type(None) in members):
+        info, members = option_info(field), members_of[field.name]
+        if info is None:
+            continue
+        nested, value = nested_options(members), getattr(instance, field.name)
+        if value is None and type(None) in members:
             continue
         if nested is not None and set(members) <= {nested, type(None)}:
             object.__setattr__(instance, field.name, options_of(nested, value, field.name))
@@ -403,16 +408,17 @@ def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
 def _is_within(value: Any, info: OptionInfo) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return True
-    return (info.minimum is None or value >= info.minimum) and (info.maximum is None or value <= info.maximum)
+    is_large_enough = (info.minimum is None or value >= info.minimum) and (info.above is None or value > info.above)
+    return is_large_enough and (info.maximum is None or value <= info.maximum)
 
 
 def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -> str:
-    words = [repr(word) for word in choices] or [_SIMPLE[member] for member in members if member in _SIMPLE]
-    ends = (("from", info.minimum), ("to", info.maximum))
-    bounds = " ".join(f"{word} {bound:.17g}" for word, bound in ends if bound is not None)
-    own = [word for word in words if word != "None"] + ["None"] * (type(None) in members)
-    text = " or ".join([", ".join(own[:-1]), own[-1]]) if len(own) > 1 else own[0]
-    return f"{text} {bounds}".strip()
+    kinds = [member for member in members if member is not type(None)]
+    words = [repr(word) for word in choices] or [_SIMPLE[kind] for kind in kinds if kind in _SIMPLE]
+    ends = (("from", info.minimum), ("above", info.above), ("to", info.maximum))
+    bounds = " ".join(f"{word} {bound}" for word, bound in ends if bound is not None)
+    text = " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+    return f"{text} {bounds}".strip() + (", or None" if type(None) in members else "")
 
 
 # Checks that config dataclasses run on themselves.

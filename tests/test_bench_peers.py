@@ -20,6 +20,7 @@ import pytest
 import streamvid
 from streamvid.video import decode_into
 from tests.clips import encode, frames_of
+from tests.shard_options import shard_options
 from tools.peers.client import DecodePeers, PeerFailure, convert, decode_peers, missing, run_loader
 from tools.peers.install import link_ffmpeg
 
@@ -47,7 +48,7 @@ def peers() -> Iterator[DecodePeers]:
 @pytest.fixture(scope="module")
 def converted(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("converted")
-    options = streamvid.ShardOptions(resolution=("128px",), num_frames=(5,), shard_size_bytes=40_000)
+    options = shard_options(resolution=("128px",), num_frames=(5,), shard_size_bytes=40_000)
     streamvid.shard(clips, root / "dataset", options)
     found = convert(root / "dataset", root / "out", python=PYTHON)
     assert found["num_samples"] == NUM_CLIPS

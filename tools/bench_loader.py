@@ -42,7 +42,9 @@ from typing import Any
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.manifest import MANIFEST, manifest_to_json
+from streamvid.sharder.options import CaptionOptions, ClipOptions, SourceOptions
 from tools.bench_memory import watching
 from tools.peers import client
 from tools.peers.loader import METHODS as PEERS
@@ -255,12 +257,12 @@ def make_dataset(folder: Path, options: argparse.Namespace) -> Path:
         rows.writerows([str(path)] for _ in range(options.copies) for path in found)
     width, height = map(int, options.size.split("x"))
     shard_options = streamvid.ShardOptions(
-        metadata=table,
-        caption_column="",
-        buckets=parse_buckets(f"{width}x{height}@{options.num_frames}"),
+        source=SourceOptions(metadata=table, captions=CaptionOptions(column="")),
+        buckets=BucketConfig(buckets=parse_buckets(f"{width}x{height}@{options.num_frames}")),
         shard_size_bytes=options.shard_bytes,
-        clips=options.kind,
-        max_clip_seconds=options.max_clip_seconds if options.kind == "native" else None,
+        clips=ClipOptions(
+            options.kind, max_clip_seconds=options.max_clip_seconds if options.kind == "native" else None
+        ),
     )
     report = streamvid.shard(clips, folder / "dataset", shard_options)
     print(report.summary(max_rejections=3), file=sys.stderr)

@@ -39,6 +39,7 @@ import numpy as np
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.buckets.config import BucketConfig
 from streamvid.loader.view.sampling import window_start
 
 WIDTH, HEIGHT, FPS, KEY_FRAME_INTERVAL = 1920, 1080, 24, 48
@@ -322,7 +323,7 @@ def make_dataset(root: Path, num_clips: int, num_frames: int) -> Path:
         first = number * len(frames) // num_clips
         chosen = [frames[(first + i) % len(frames)] for i in range(num_frames)]
         _encode(chosen, videos / f"clip-{number}.mp4")
-    options = streamvid.ShardOptions(buckets=parse_buckets(BUCKET))
+    options = streamvid.ShardOptions(buckets=BucketConfig(buckets=parse_buckets(BUCKET)))
     streamvid.shard(videos, root / "dataset", options)
     return root / "dataset"
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -140,12 +140,17 @@ def print_row(row: dict[str, Any]) -> None:
     )
 
 
-def against(clips: Path, kind: str, folder: Path) -> dict[str, Any]:
+def against(clips: Path, kind: Literal["copy", "native"], folder: Path) -> dict[str, Any]:
     """Estimates of an epoch beside what streaming it took: by the defaults, then by its own decode times."""
     import streamvid
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
 
-    options = ShardOptions(resolution=("256px", "480p"), num_frames=(1, 17, 33), clips=kind, workers=2)
+    options = ShardOptions(
+        buckets=BucketConfig(resolution=("256px", "480p"), num_frames=(1, 17, 33)),
+        clips=ClipOptions(kind),
+        work=WorkOptions(workers=2),
+    )
     streamvid.shard(clips, folder / "ds", options)
     url = "memory://bench-plan-metadata"
     streamvid.copy_dataset(folder / "ds", url)

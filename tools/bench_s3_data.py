@@ -22,7 +22,9 @@ import numpy as np
 
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
+from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.manifest import MANIFEST
+from streamvid.sharder.options import CaptionOptions, SourceOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES, NUM_SOURCES = 16, 4
@@ -75,7 +77,9 @@ def make_dataset(folder: Path, kind: Kind) -> Path:
         rows.writerow(["path"])
         rows.writerows([str(paths[number % NUM_SOURCES])] for number in range(kind.num_samples))
     options = streamvid.ShardOptions(
-        metadata=table, caption_column="", buckets=parse_buckets(kind.bucket), shard_size_bytes=kind.shard_bytes
+        source=SourceOptions(metadata=table, captions=CaptionOptions(column="")),
+        buckets=BucketConfig(buckets=parse_buckets(kind.bucket)),
+        shard_size_bytes=kind.shard_bytes,
     )
     report = streamvid.shard(clips, dataset, options)
     print(report.summary(max_rejections=3), file=sys.stderr)

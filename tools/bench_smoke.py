@@ -39,6 +39,7 @@ import av
 import numpy as np
 
 from streamvid import ShardOptions, VideoLoader, shard
+from streamvid.buckets.config import BucketConfig
 from streamvid.errors import StreamvidError
 from streamvid.video.clip_index import index_clip
 from streamvid.video.encode.clip import encode_clip
@@ -166,7 +167,7 @@ def _windows(method: str, path: Path, count: int) -> Call:
 def _loader_pair(native: Path, target: Path) -> tuple[Call, Call]:
     for number in range(1, COPIES):
         (native.parent / f"{number}.mp4").write_bytes(native.read_bytes())
-    shard(native.parent, target, ShardOptions(resolution=("480p",), num_frames=(NUM_FRAMES,)))
+    shard(native.parent, target, ShardOptions(buckets=BucketConfig(resolution=("480p",), num_frames=(NUM_FRAMES,))))
     tars = sorted(target.rglob("*.tar"))
 
     def plain() -> None:

@@ -91,14 +91,19 @@ class Plan:
 
 def make_dataset(corpus: Path, dataset: Path) -> Path:
     """The corpus as native clips of a second, three of ten videos in split "val"; kept where it is there."""
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
     from streamvid.sharder.sharder import shard
 
     if not (dataset / "manifest.json").exists():
-        shard(corpus, dataset, ShardOptions(
-            resolution=("128px",), num_frames=(5,), clips="native", max_clip_seconds=1.0, val_fraction=0.3,
-            shard_size_bytes=4 * 10**6, overwrite=True,
-        ))  # fmt: skip
+        options = ShardOptions(
+            buckets=BucketConfig(resolution=("128px",), num_frames=(5,)),
+            clips=ClipOptions("native", max_clip_seconds=1.0),
+            val_fraction=0.3,
+            shard_size_bytes=4 * 10**6,
+            work=WorkOptions(overwrite=True),
+        )
+        shard(corpus, dataset, options)
     return dataset
 
 

@@ -48,16 +48,21 @@ FRAMES = (1, 5, 9, 17)
 
 def make_dataset(work: Path) -> Path:
     """The demo corpus as native clips of a second, a quarter of its videos in split "val"; kept where it is there."""
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.sharder.options import ClipOptions, ShardOptions, WorkOptions
     from streamvid.sharder.sharder import shard
 
     corpus, dataset = work / "corpus", work / "dataset"
     if not (dataset / "manifest.json").exists():
         make_corpus(corpus)
-        shard(corpus, dataset, ShardOptions(
-            resolution=("128px",), num_frames=(1, 17), clips="native", max_clip_seconds=1.0, val_fraction=0.25,
-            shard_size_bytes=4 * 10**6, overwrite=True,
-        ))  # fmt: skip
+        options = ShardOptions(
+            buckets=BucketConfig(resolution=("128px",), num_frames=(1, 17)),
+            clips=ClipOptions("native", max_clip_seconds=1.0),
+            val_fraction=0.25,
+            shard_size_bytes=4 * 10**6,
+            work=WorkOptions(overwrite=True),
+        )
+        shard(corpus, dataset, options)
     return dataset
 
 

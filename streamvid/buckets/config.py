@@ -1,22 +1,20 @@
 """A bucket configuration: which buckets there are, and by which rule clips go to them.
 
-buckets | bucket_config | resolution x num_frames | height, width | max_pixels     what there is
+buckets | opensora | resolution x num_frames | size (height, width or max_pixels)     what there is
     └─ ratios, multiple ─┴─► classes of sizes, largest area first
 ClipFacts ─ frame_rate ─► frames ─ policy, keep probabilities ─► Choices: buckets with exact probabilities
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import inf
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from streamvid.buckets.bucket import Bucket
-from streamvid.buckets.checks import check_buckets, check_fields
+from streamvid.buckets.bucket import MAX_NUM_FRAMES, Bucket, parse_bucket
 from streamvid.buckets.classes import (
     Candidates,
     Choices,
@@ -29,12 +27,13 @@ from streamvid.buckets.classes import (
     walk,
 )
 from streamvid.buckets.frames import FrameRate, FrameRule
-from streamvid.buckets.geometry import dynamic_size
+from streamvid.buckets.geometry import MAX_SIDE, dynamic_size
 from streamvid.buckets.model import ModelRule
-from streamvid.buckets.opensora import Form, OpenSora, read_form
+from streamvid.buckets.opensora import OpenSora, OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 from streamvid.buckets.table import BucketTable, why_none
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 
 _DIFFSYNTH_RULE = FrameRule(4, 1)
@@ -42,71 +41,121 @@ _MAX_KNOWN = 1 << 16
 
 
 @dataclass(frozen=True)
-class BucketConfig:
-    """Which buckets there are, in one of five ways, and how clips are assigned to them.
+class SizeRule:
+    """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
 
-    buckets: explicit ones.
-    bucket_config: Open-Sora's form (`opensora.py`); probabilities: opensora-v2 or opensora-v1.2, the meaning of pairs.
-    resolution, num_frames: every ratio of every named resolution, with every frame count.
-    height, width: one size, taken as it is; with max_frames or num_frames.
-    max_pixels: each clip's own size, scaled down to so many pixels and rounded down to the multiple (DiffSynth-Studio).
-        With max_frames a shorter clip takes as many of its frames as `frame_rule` allows (4k+1 where none is given).
-
-    ratios: how resolutions become sizes, and what every side is a multiple of.   frame_rate: which of a clip's frames
-    count.   frame_rule: what every frame count but 1 keeps.   model: which every bucket has to suit.
-    assign: "draw": a clip is stored in one bucket, drawn once; "all": in each that it may go to.
-    name, source, notes, own_choice: of a preset; they decide nothing.
-    Raises ConfigError, naming field and value, for what cannot be.
+    height, width: the one size.
+    max_pixels: each clip's own size, scaled down to at most this many pixels and rounded down to the multiple.
+    max_frames: a shorter clip takes as many of its frames as the frame rule allows (4k+1 where none is given).
     """
 
-    buckets: tuple[Bucket, ...] = ()
-    bucket_config: Form = field(default_factory=dict)
-    resolution: tuple[str, ...] = ()
-    num_frames: tuple[int, ...] = ()
-    max_pixels: int | None = None
-    height: int | None = None
-    width: int | None = None
-    max_frames: int | None = None
-    ratios: Ratios = field(default_factory=Ratios)
-    probabilities: str | None = None
-    frame_rate: FrameRate = field(default_factory=FrameRate)
-    frame_rule: FrameRule | None = None
-    model: ModelRule | None = None
-    policy: Policy = field(default_factory=Policy)
-    assign: str = "draw"
+    max_pixels: int | None = option(
+        None, help="Scale each clip down to at most this many pixels.", metavar="N", minimum=1, maximum=MAX_SIDE**2
+    )
+    height: int | None = option(
+        None, help="Height of one size for all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE
+    )
+    width: int | None = option(None, help="Width of one size for all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
+    max_frames: int | None = option(
+        None, help="Maximum frame count with one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if (self.height is None) != (self.width is None):
+            alone, missing = ("height", "width") if self.width is None else ("width", "height")
+            raise ConfigError(
+                f"{alone}={getattr(self, alone)} needs {missing}: give both for one fixed size, or max_pixels for "
+                "sizes that follow each clip's shape"
+            )
+
+
+@dataclass(frozen=True)
+class PresetInfo:
+    """Where a shipped configuration comes from. It decides nothing.
+
+    own_choice: buckets, as names or globs, that are our choice and not the source's.
+    """
+
     name: str = ""
     source: str = ""
     notes: str = ""
     own_choice: tuple[str, ...] = ()
 
+
+@dataclass(frozen=True)
+class BucketConfig:
+    """Which buckets there are, in one of five ways, and how clips are assigned to them.
+
+    buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
+    opensora: Open-Sora's form, with keep probabilities and batch sizes.
+    resolution, num_frames: every ratio of every named resolution, with every frame count.
+    size: one size (height and width), or each clip's own size up to max_pixels; with max_frames or num_frames.
+
+    ratios: how resolutions become sizes, and the multiple of every side.   frame_rate: which frames of a clip count.
+    frame_rule: the rule of every frame count but 1.   model: the model that every bucket has to suit.
+    assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket that it may go to.
+    Raises ConfigError that names field and value.
+    """
+
+    buckets: tuple[Bucket, ...] = option(
+        (), help="Explicit buckets, such as '832x480@81,480x832@81'.", metavar="WxH@F,...", group=""
+    )
+    opensora: OpenSoraConfig | None = None
+    resolution: tuple[str, ...] = option((), help="Named resolutions.", metavar="LIST", group="", shown_default="256px")
+    num_frames: tuple[int, ...] = option(
+        (), help="Frame counts; 1 accepts images.", metavar="LIST", group="", shown_default="1,17,33"
+    )
+    size: SizeRule = option(default_factory=SizeRule)
+    ratios: Ratios = option(default_factory=Ratios)
+    frame_rate: FrameRate = option(default_factory=FrameRate, flag="")
+    frame_rule: FrameRule | None = option(None, help="Rule of frame counts, such as 4k+1.", metavar="RULE")
+    model: ModelRule | None = None
+    policy: Policy = option(default_factory=Policy)
+    assign: Literal["draw", "all"] = option(
+        "draw", help="Store a clip with keep probabilities in one bucket, drawn once, or in all, drawn each epoch."
+    )
+    about: PresetInfo = option(default_factory=PresetInfo, flag="")
+
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_buckets(self)
+        check_options(self)
+        self._take_text()
+        _check_fields(self)
+        _check_buckets(self)
+
+    def _take_text(self) -> None:
+        """Parse what may be given as text, and make tuples of lists."""
+        if isinstance(self.frame_rule, str):
+            object.__setattr__(self, "frame_rule", FrameRule.parse(self.frame_rule))
+        given = [parse_bucket(b, self.multiple) if isinstance(b, str) else b for b in self.buckets]
+        object.__setattr__(self, "buckets", tuple(given))
+        for name in ("resolution", "num_frames"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def multiple(self) -> int:
-        """What every side is a multiple of, in pixels."""
+        """Multiple of every side, in pixels."""
         return self.ratios.multiple
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether sizes follow the clips, so that no list of buckets is known beforehand."""
-        return self.max_pixels is not None
+        """True if sizes follow the clips, so that no list of buckets is known beforehand."""
+        return self.size.max_pixels is not None
 
     @cached_property
     def table(self) -> BucketTable:
-        """The distinct buckets that may take clips. ConfigError under max_pixels, where sizes follow the clips."""
+        """Distinct buckets that may take clips. ConfigError with max_pixels, where sizes follow the clips."""
         if self.is_dynamic:
-            raise ConfigError(f"max_pixels={self.max_pixels} has no list of buckets: sizes follow the clips")
+            raise ConfigError(f"max_pixels={self.size.max_pixels} has no list of buckets: sizes follow the clips")
         return BucketTable(self._buckets)
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Bucket id → samples a rank and step, where bucket_config gives them."""
-        return dict(self._opensora.batch_sizes) if self.bucket_config else {}
+        """Samples per rank and step by bucket id, where bucket_config gives them."""
+        return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
-        """Where a clip may go, with exact probabilities."""
+        """Return the buckets that a clip may go to, with exact probabilities."""
         is_timed = self.frame_rate.rule not in ("native", "cap") and not facts.is_image
         if is_timed and _rate(facts) is None and facts.seconds is None:
             reason = f"has no known duration, which frame_rate rule {self.frame_rate.rule} needs"
@@ -114,7 +163,7 @@ class BucketConfig:
         return self.fit(self._num_frames(facts), facts.height, facts.width, facts.is_image)
 
     def fit(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Choices:
-        """`choices` of a clip that has so many frames at its target rate already."""
+        """Return the choices of a clip that has this many frames at its target rate."""
         clip = Shape(num_frames, height, width, is_image)
         if clip not in self._known:
             if len(self._known) >= _MAX_KNOWN:
@@ -124,7 +173,7 @@ class BucketConfig:
 
     @cached_property
     def _known(self) -> dict[Shape, Choices]:
-        """Most clips of a dataset are of a few shapes."""
+        """Choices by shape: most clips of a dataset have one of a few shapes."""
         return {}
 
     def _find(self, clip: Shape) -> Choices:
@@ -146,28 +195,23 @@ class BucketConfig:
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
-        """The bucket that Open-Sora 2 gives the clip where its draws are `uniforms`, taken as many as there."""
+        """Return the bucket that Open-Sora 2 gives the clip if its draws are `uniforms`."""
         clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image)
         return walk(self._candidates(clip), uniforms, facts.is_image)
 
     @property
     def keeps_all(self) -> bool:
-        """Whether no keep probability is below 1."""
+        """True if no keep probability is below 1."""
         keeps = [keep for group in self._classes for keep in group.keep.values()]
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain fields, as a YAML file has them, without what is at its default; `from_json` reads them back."""
-        from streamvid.buckets.document import to_fields
-
-        return to_fields(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> BucketConfig:
-        """BucketConfig of what `to_json` gave; ConfigError for anything unfit."""
-        from streamvid.buckets.document import from_fields
-
-        return from_fields(fields)
+    def check_rate(self, rate: FrameRate) -> None:
+        """ConfigError if the model does not accept the buckets, or clips at this rate."""
+        if self.model is not None and self.is_dynamic:
+            # Sizes and counts that follow the clips keep to the model by themselves.
+            self.model.check_rate(rate)
+        elif self.model is not None:
+            self.model.check_all(self.table.buckets, rate)
 
     def _num_frames(self, facts: ClipFacts) -> int:
         if facts.is_image:
@@ -182,26 +226,28 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Empty where the clip is smaller than any size may be."""
-        if self.max_pixels is None:
+        """Return the classes for a clip; none if it is smaller than any size may be."""
+        if self.size.max_pixels is None:
             return self._classes
-        height, width = dynamic_size(clip.height, clip.width, self.max_pixels, self.multiple, None, None)
+        height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple, None, None)
         return (_one_size(height, width, self.counts),) if min(height, width) else ()
 
     @cached_property
     def _classes(self) -> tuple[SizeClass, ...]:
-        return self._opensora.classes if self.bucket_config else self.table.classes
+        return self.table.classes if self._opensora is None else self._opensora.classes
 
     @cached_property
-    def _opensora(self) -> OpenSora:
-        return read_form(self.bucket_config, self.probabilities, self.ratios)
+    def _opensora(self) -> OpenSora | None:
+        return None if self.opensora is None else self.opensora.read(self.ratios)
 
     @property
     def _buckets(self) -> tuple[Bucket, ...]:
-        if self.buckets or self.bucket_config:
-            return self.buckets or self._opensora.buckets
-        if self.height is not None and self.width is not None:
-            return tuple(Bucket(count, self.height, self.width) for count in self.counts)
+        if self.buckets:
+            return self.buckets
+        if self._opensora is not None:
+            return self._opensora.buckets
+        if self.size.height is not None and self.size.width is not None:
+            return tuple(Bucket(count, self.size.height, self.size.width) for count in self.counts)
         return tuple(
             Bucket(count, height, width, resolution, ratio)
             for resolution in self.resolution
@@ -211,38 +257,121 @@ class BucketConfig:
 
     @property
     def short_clip_rule(self) -> FrameRule:
-        """What a clip shorter than max_frames is cut to."""
+        """Rule by which a clip shorter than max_frames is cut."""
         return self.frame_rule or (_DIFFSYNTH_RULE if self.model is None else self.model.frame_rule)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Frame counts where one size, or none, is given."""
-        if self.max_frames is None:
+        """Frame counts with one size, or with sizes that follow the clips."""
+        if self.size.max_frames is None:
             return self.num_frames
         rule = self.short_clip_rule
-        return tuple(count for count in range(1, self.max_frames + 1) if count == 1 or rule.allows(count))
+        return tuple(count for count in range(1, self.size.max_frames + 1) if count == 1 or rule.allows(count))
 
     @cached_property
     def _policy(self) -> Policy:
-        is_sized = self.is_dynamic or self.height is not None
+        is_sized = self.is_dynamic or self.size.height is not None
         return replace(self.policy, min_area=Fraction(0)) if is_sized and self.policy.min_area is None else self.policy
 
 
-def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
-    """The configuration in a YAML file, or the preset of that name; of Open-Sora's own `.py`, its `bucket_config`.
-
-    overrides: `field=value` each, the value in YAML. ConfigError names every mistake.
-    """
-    from streamvid.buckets.document import read_file  # which is built on this one
-
-    return read_file(path, overrides)
-
-
 def _rate(facts: ClipFacts) -> float | None:
-    """What is no rate, as metadata may have it, is not known."""
+    """Return the frame rate; None for a value that is not a rate, as metadata may have it."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
 @lru_cache(maxsize=4096)
 def _one_size(height: int, width: int, counts: tuple[int, ...]) -> SizeClass:
     return size_class([Bucket(count, height, width) for count in counts], {})
+
+
+def _check_fields(config: BucketConfig) -> None:
+    """ConfigError for a field that is missing, wrong or cannot be combined with another."""
+    form = _form(config)
+    _check_counts(config, form)
+    if form not in ("bucket_config", "resolution"):
+        for name in ("tables", "min_ar", "max_ar", "num_ar_buckets"):
+            if getattr(config.ratios, name):
+                shown = "ratios" if name == "tables" else name
+                raise ConfigError(f"{shown} cannot be combined with {form}; it is for resolution and bucket_config")
+    _check_numbers(config)
+
+
+def _check_buckets(config: BucketConfig) -> None:
+    """ConfigError for a bucket that its frame rule or its model does not accept."""
+    if config.is_dynamic:
+        _check_dynamic(config)
+        return
+    for bucket in config.table.buckets:
+        if config.frame_rule is not None and not bucket.is_image:
+            config.frame_rule.check(bucket.num_frames, f"bucket {bucket.id}")
+        if config.model is not None:
+            config.model.check(bucket)
+    if config.policy.frames == "longest" and not config.keeps_all:
+        raise ConfigError(
+            "policy frames='longest' cannot be combined with keep probabilities below 1, which pass clips on from one "
+            "resolution to the next; leave one of them out"
+        )
+
+
+def _form(config: BucketConfig) -> str:
+    """Return the one way in which buckets are given."""
+    ways = {
+        "buckets": bool(config.buckets),
+        "bucket_config": config.opensora is not None,
+        "resolution": bool(config.resolution),
+        "max_pixels": config.size.max_pixels is not None,
+        "height and width": config.size.height is not None,
+    }
+    given = [name for name, is_given in ways.items() if is_given]
+    if len(given) != 1:
+        found = f"{' and '.join(given)} cannot be combined" if given else "no buckets are given"
+        raise ConfigError(
+            f"{found}; give exactly one of buckets (832x480@81), bucket_config, resolution with num_frames, height "
+            "with width, or max_pixels"
+        )
+    return given[0]
+
+
+def _check_counts(config: BucketConfig, form: str) -> None:
+    counts = {"num_frames": config.num_frames or None, "max_frames": config.size.max_frames}
+    given = [name for name, value in counts.items() if value is not None]
+    if form in ("buckets", "bucket_config"):
+        if given:
+            raise ConfigError(
+                f"{given[0]}={counts[given[0]]!r} cannot be combined with {form}, which has frame counts of its own"
+            )
+        return
+    if form == "resolution" and given != ["num_frames"]:
+        raise ConfigError("resolution needs num_frames and no max_frames; give both, as ('256px',) and (1, 17, 33)")
+    if len(given) != 1:
+        raise ConfigError(
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: give one of the two; "
+            "max_frames=81 cuts shorter clips by frame_rule, num_frames=(17, 81) lists the counts"
+        )
+
+
+def _check_numbers(config: BucketConfig) -> None:
+    for count in config.num_frames:
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NUM_FRAMES:
+            raise ConfigError(f"num_frames={count!r}: must be an integer from 1 to {MAX_NUM_FRAMES}")
+    for name, side in (("height", config.size.height), ("width", config.size.width)):
+        if side is not None and side % config.multiple:
+            low = side // config.multiple * config.multiple
+            raise ConfigError(
+                f"{name}={side} is not a multiple of {config.multiple}; nearest allowed: "
+                f"{f'{low} and ' if low else ''}{low + config.multiple}"
+            )
+    if config.size.max_frames is not None:
+        config.short_clip_rule.check(config.size.max_frames, "max_frames")
+
+
+def _check_dynamic(config: BucketConfig) -> None:
+    for count in config.counts:
+        for rule in (config.frame_rule, None if config.model is None else config.model.frame_rule):
+            if rule is not None and count > 1:
+                rule.check(count, "num_frames")
+    if config.model is not None and config.multiple % config.model.multiple:
+        raise ConfigError(
+            f"multiple={config.multiple} with max_pixels: {config.model.name} needs sides that are multiples of "
+            f"{config.model.multiple}; set multiple to {config.model.multiple}"
+        )

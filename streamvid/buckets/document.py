@@ -1,4 +1,7 @@
-"""A bucket configuration as a file: plain YAML fields, or the `bucket_config` of one of Open-Sora's Python configs."""
+"""A bucket configuration as a file or a mapping: plain YAML fields, or the `bucket_config` of an Open-Sora config.
+
+The fields of the file are those of BucketConfig and of what it is made of, on one level.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.buckets.bucket import parse_bucket
-from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.config import BucketConfig, PresetInfo, SizeRule
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import DEFAULT_MULTIPLE
 from streamvid.buckets.model import ModelRule
-from streamvid.buckets.policy import Policy, exact
+from streamvid.buckets.opensora import OpenSoraConfig
+from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 from streamvid.config import load_config, read_yaml
 from streamvid.errors import ConfigError
 from streamvid.shipped import shipped_config
 
-_AS_THEY_ARE = ("max_pixels", "height", "width", "max_frames", "probabilities", "assign", "name", "source", "notes")
-_RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
-_TUPLES = ("resolution", "num_frames", "own_choice")
+_SIZE = ("max_pixels", "height", "width", "max_frames")
+_ABOUT = ("name", "source", "notes", "own_choice")
 _RATIOS = ("multiple", "min_ar", "max_ar", "num_ar_buckets")
+DEFAULT_BUCKETS: Mapping[str, Any] = {"resolution": ("256px",), "num_frames": (1, 17, 33)}
+"""Buckets where a user names none."""
+_RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
 
 
 @dataclass(frozen=True)
 class Document:
-    """The fields of the file; `BucketConfig` and what it is made of say what each means."""
+    """The fields of the file; `BucketConfig` and its parts document each."""
 
     name: str = ""
     source: str = ""
@@ -57,29 +63,35 @@ class Document:
     assign: str = "draw"
 
     def to_config(self) -> BucketConfig:
-        """ConfigError names the field that cannot be."""
-        plain: dict[str, Any] = {name: getattr(self, name) for name in _AS_THEY_ARE}
-        plain |= {name: tuple(getattr(self, name)) for name in _TUPLES}
+        """Build the configuration. Raises ConfigError that names the field."""
+        ratios: dict[str, Any] = {name: getattr(self, name) for name in _RATIOS}
         return BucketConfig(
-            **plain,
             buckets=tuple(parse_bucket(text, self.multiple) for text in self.buckets),
-            bucket_config={name: _by_frames(name, value) for name, value in self.bucket_config.items()},
-            ratios=Ratios(
-                self.multiple,
-                self.ratios,
-                None if self.min_ar is None else _ratio("min_ar", self.min_ar),
-                None if self.max_ar is None else _ratio("max_ar", self.max_ar),
-                self.num_ar_buckets,
-            ),
+            opensora=self._opensora(),
+            resolution=self.resolution,
+            num_frames=self.num_frames,
+            size=SizeRule(**{name: getattr(self, name) for name in _SIZE}),
+            ratios=Ratios(tables=self.ratios, **ratios),
             frame_rate=FrameRate.from_json(_known("frame_rate", self.frame_rate, ("rule", "fps"))),
             frame_rule=None if self.frame_rule is None else FrameRule.parse(self.frame_rule),
             model=_model(self.model),
             policy=Policy.from_json(self.policy),
+            assign=self.assign,  # type: ignore[arg-type]  # BucketConfig checks it
+            about=PresetInfo(self.name, self.source, self.notes, tuple(self.own_choice)),
         )
 
+    def _opensora(self) -> OpenSoraConfig | None:
+        form = {name: _by_frames(name, value) for name, value in self.bucket_config.items()}
+        if form or self.probabilities is not None:
+            return OpenSoraConfig(form, self.probabilities)
+        return None
 
-def read_file(path: str | Path, overrides: Sequence[str]) -> BucketConfig:
-    """`config.load_bucket_config`."""
+
+def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
+    """Load the configuration in a YAML file, the preset of that name, or `bucket_config` of an Open-Sora `.py`.
+
+    overrides: `field=value` each, the value in YAML. Raises ConfigError that names every mistake.
+    """
     if str(path).endswith(".py"):
         document = Document(bucket_config=_python_form(Path(path)))
         return document.to_config() if not overrides else _overridden(document, overrides)
@@ -91,34 +103,47 @@ def read_file(path: str | Path, overrides: Sequence[str]) -> BucketConfig:
         raise ConfigError(message if str(place) in message else f"{place}: {message}") from None
 
 
+def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> BucketConfig:
+    """Return the configuration that a caller gives: itself, a preset's name, a file, or a mapping of its fields."""
+    if isinstance(value, BucketConfig):
+        return value
+    return bucket_config_from_json(value) if isinstance(value, Mapping) else load_bucket_config(value)
+
+
 def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """What `load_config` takes: Open-Sora's mapping alone, without a field around it, is its `bucket_config`."""
+    """Return what `load_config` takes: Open-Sora's mapping without a field around it is its `bucket_config`."""
     tree = read_yaml(place)
     if not tree or not all(isinstance(name, str) and _RESOLUTION_NAME.fullmatch(name) for name in tree):
         return place, overrides
     return None, [f"bucket_config={json.dumps(tree)}", *overrides]
 
 
-def to_fields(config: BucketConfig) -> dict[str, Any]:
-    """The file's fields of a configuration, without those at their defaults, in types that JSON has."""
+def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
+    """Return the fields of a file, without those at their defaults, in types that JSON has."""
+    opensora = config.opensora
     document = Document(
-        **{name: getattr(config, name) for name in (*_AS_THEY_ARE, *_TUPLES)},
+        **{name: getattr(config.about, name) for name in _ABOUT},
+        **{name: getattr(config.size, name) for name in _SIZE},
         **{name: getattr(config.ratios, name) for name in _RATIOS},
         ratios=config.ratios.tables,
         buckets=tuple(bucket.id for bucket in config.buckets),
-        bucket_config=config.bucket_config,
+        bucket_config={} if opensora is None else opensora.bucket_config,
+        probabilities=None if opensora is None else opensora.probabilities,
+        resolution=config.resolution,
+        num_frames=config.num_frames,
         frame_rate=config.frame_rate.to_json() if config.frame_rate != FrameRate() else None,
         frame_rule=None if config.frame_rule is None else str(config.frame_rule),
         model=None if config.model is None else config.model.to_json(),
         policy=config.policy.to_json(),
+        assign=config.assign,
     )
     default = Document()
     values = {item.name: getattr(document, item.name) for item in fields(document)}
     return {name: _plain(value) for name, value in values.items() if value != getattr(default, name)}
 
 
-def from_fields(values: Mapping[str, Any]) -> BucketConfig:
-    """The configuration that `to_fields` gave the fields of."""
+def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
+    """Build a configuration from the fields of a file. Raises ConfigError."""
     known = [item.name for item in fields(Document)]
     unknown = [name for name in values if name not in known]
     if unknown:
@@ -139,15 +164,6 @@ def _count(name: str, frames: object) -> int:
     if isinstance(frames, bool) or not isinstance(frames, int):
         raise ConfigError(f"bucket_config[{name!r}] has the key {frames!r}: expected a frame count, as 33")
     return frames
-
-
-def _ratio(name: str, value: float | str) -> Fraction:
-    if isinstance(value, str):
-        try:
-            return Fraction(value.replace(":", "/"))
-        except (ValueError, ZeroDivisionError):
-            raise ConfigError(f"{name}={value!r}: expected width / height, as 0.5 or '9:16'") from None
-    return exact(name, value)
 
 
 def _model(values: Mapping[str, Any] | None) -> ModelRule | None:
@@ -180,7 +196,7 @@ def _overridden(document: Document, overrides: Sequence[str]) -> BucketConfig:
 
 
 def _python_form(path: Path) -> dict[str, Any]:
-    """The literal that a Python file assigns to bucket_config. Nothing of the file is run."""
+    """Return the literal that a Python file assigns to bucket_config, without running the file."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in reversed(tree.body):  # what is assigned last holds

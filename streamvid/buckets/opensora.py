@@ -48,8 +48,27 @@ class OpenSora:
     batch_sizes: Mapping[str, int]
 
 
-def read_form(form: Form, meaning: str | None, ratios: Ratios) -> OpenSora:
-    """ConfigError names the entry that cannot be."""
+@dataclass(frozen=True)
+class OpenSoraConfig:
+    """Open-Sora's form of buckets.
+
+    bucket_config: resolution → frames → [probability, batch size].
+    probabilities: "opensora-v2" or "opensora-v1.2", the meaning of pairs of probabilities.
+    """
+
+    bucket_config: Form
+    probabilities: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.probabilities is not None and self.probabilities not in MEANINGS:
+            raise ConfigError(f"probabilities={self.probabilities!r}: allowed are {', '.join(MEANINGS)}")
+
+    def read(self, ratios: Ratios) -> OpenSora:
+        """Build classes and buckets. Raises ConfigError that names the wrong entry."""
+        return _read_form(self.bucket_config, self.probabilities, ratios)
+
+
+def _read_form(form: Form, meaning: str | None, ratios: Ratios) -> OpenSora:
     shared: Sharing = {}
     listed: dict[str, Bucket] = {}
     groups: list[SizeClass] = []

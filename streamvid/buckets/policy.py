@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, Literal, get_args
 
+from streamvid.config import option
 from streamvid.errors import ConfigError
 
 RatioPolicy = Literal["nominal", "log"]
@@ -50,11 +51,21 @@ class Policy:
     The size of the nearest ratio stands for its resolution: where it breaks a limit, the next smaller one is asked.
     """
 
-    ratio: RatioPolicy = "nominal"
-    frames: FramesPolicy = "resolution-first"
-    max_upscale: Fraction | None = None
-    max_crop: Fraction | None = None
-    min_area: Fraction | None = None
+    ratio: RatioPolicy = option(
+        "nominal",
+        help="Choose the size with the nearest nominal ratio, as Open-Sora does, or the one that crops least.",
+        flag="--ratio-policy",
+    )
+    frames: FramesPolicy = option(
+        "resolution-first",
+        help="Prefer the largest resolution that a clip has, or the most frames.",
+        flag="--frames-policy",
+    )
+    max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X")
+    max_crop: Fraction | None = option(None, help="Maximum share of the picture that is cropped.", metavar="SHARE")
+    min_area: Fraction | None = option(
+        None, help="Share of a resolution's area that a clip must have.", metavar="SHARE", shown_default="0.8"
+    )
 
     def __post_init__(self) -> None:
         for name, allowed in (("ratio", get_args(RatioPolicy)), ("frames", get_args(FramesPolicy))):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from streamvid.buckets.batch_size import batch_sizes, host_bytes, tokens_of
 from streamvid.buckets.bucket import Bucket, match_buckets
-from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import load_bucket_config
 from streamvid.errors import ConfigError
 from streamvid.shipped import shipped, shipped_config
 
@@ -54,7 +55,7 @@ def load_preset(name: str | Path) -> BucketConfig:
     """`load_bucket_config`, with `own_choice` checked: each of its names and globs is of some bucket. ConfigError."""
     config = load_bucket_config(name)
     if not config.is_dynamic:
-        for pattern in config.own_choice:
+        for pattern in config.about.own_choice:
             match_buckets(pattern, config.table.buckets)
     return config
 
@@ -69,7 +70,7 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
     sizes: Mapping[str, int] = config.batch_sizes
     if max_tokens_per_batch is not None:
         sizes = batch_sizes(buckets, None, max_tokens_per_batch, config.model)
-    own = {bucket.id for pattern in config.own_choice for bucket in match_buckets(pattern, buckets)}
+    own = {bucket.id for pattern in config.about.own_choice for bucket in match_buckets(pattern, buckets)}
     return tuple(
         BucketCost(bucket, tokens_of(bucket, config.model), host_bytes(bucket), sizes.get(bucket.id), bucket.id in own)
         for bucket in buckets

@@ -17,6 +17,8 @@ from streamvid.buckets.geometry import (
     resolution_pixels,
     validate_multiple,
 )
+from streamvid.buckets.policy import exact
+from streamvid.config import option
 from streamvid.errors import ConfigError
 
 RatioTable: TypeAlias = dict[str, tuple[int, int]]
@@ -36,14 +38,19 @@ class Ratios:
         (0.5 and 2 where not given), each the same factor above the one before, in place of the listed ones.
     """
 
-    multiple: int = DEFAULT_MULTIPLE
+    multiple: int = option(DEFAULT_MULTIPLE, help="Multiple of every width and height.", metavar="PX")
     tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
-    min_ar: Fraction | None = None
-    max_ar: Fraction | None = None
-    num_ar_buckets: int | None = None
+    min_ar: Fraction | None = option(None, help="Minimum aspect ratio, width / height.", metavar="R")
+    max_ar: Fraction | None = option(None, help="Maximum aspect ratio, width / height.", metavar="R")
+    num_ar_buckets: int | None = option(
+        None, help="Use N aspect ratios between --min-ar and --max-ar in place of the listed ones.", metavar="N"
+    )
 
     def __post_init__(self) -> None:
         validate_multiple(self.multiple)
+        for name in ("min_ar", "max_ar"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _exact_ratio(name, getattr(self, name)))
         for name in ("min_ar", "max_ar"):
             value = getattr(self, name)
             if value is not None and not Fraction(1, 100) <= value <= 100:
@@ -130,3 +137,13 @@ class Ratios:
             name = f"{ratio:.4f}".rstrip("0").rstrip(".") + ":1"
             table[name] = nearest_size(pixels, ratio_fraction(name), self.multiple)
         return table
+
+
+def _exact_ratio(name: str, value: object) -> Fraction:
+    """Return a ratio as it is written: 0.5, "0.5" or "9:16"."""
+    if not isinstance(value, str):
+        return exact(name, value)
+    try:
+        return Fraction(value.replace(":", "/"))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{name}={value!r}: expected width / height, as 0.5 or '9:16'") from None

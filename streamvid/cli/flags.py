@@ -18,8 +18,10 @@ from typing import Any, TypeVar
 
 import click
 
-from streamvid.config import OptionInfo, allowed_choices, nested_options, option_info, option_types, options_of
+from streamvid.config import OptionInfo, allowed_choices, nested_options, option_info, option_types
+from streamvid.errors import ConfigError
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
@@ -67,8 +69,9 @@ class Words(click.ParamType[tuple[Any, ...]]):
 
     name = "list"
 
-    def __init__(self, item: Callable[[str], Any] = str) -> None:
+    def __init__(self, item: Callable[[str], Any] = str, example: str | None = None) -> None:
         self._item = item
+        self._example = example or "a,b"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
@@ -79,8 +82,7 @@ class Words(click.ParamType[tuple[Any, ...]]):
         except ValueError:
             found = ()
         if not found:
-            example = "1,17,33" if self._item is int else "a,b"
-            self.fail(f"{value!r} is not a list; write it as {example}, or leave it out", param, ctx)
+            self.fail(f"{value!r} is not a list; write it as {self._example}, or leave it out", param, ctx)
         return found
 
 
@@ -114,7 +116,7 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
                 groups.setdefault(getattr(param, "group", None) or "Options", []).append(record)
         for title, records in groups.items():
@@ -163,6 +165,18 @@ def take(flags: Sequence[Flag], given: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def build(cls: type[T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
+    """Build the options from what `take` returned. Raises ConfigError that names the flag instead of the field."""
+    try:
+        return cls(**tree)
+    except ConfigError as error:
+        for flag in flags:
+            place = f"{'.'.join(flag.path)}="
+            if str(error).startswith(place):
+                raise ConfigError(f"{flag.opts[0]} {str(error).removeprefix(place)}") from None
+        raise
+
+
 def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
     """Decorate a command with these flags."""
 
@@ -183,8 +197,7 @@ def option_flags(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def wrapped(*args: Any, **given: Any) -> Any:
-            tree = take(flags, given)
-            return command(*args, **{into: options_of(cls, tree, into)}, **given)
+            return command(*args, **{into: build(cls, flags, take(flags, given))}, **given)
 
         return add_flags(flags)(wrapped)
 
@@ -200,7 +213,7 @@ def _flag(
     path: tuple[str, ...],
 ) -> Flag:
     name = (info.flag or f"--{field.name.replace('_', '-')}").removeprefix("--")
-    attributes = _attributes(field, members)
+    attributes = _attributes(field, info, members)
     declared = f"--{prefix}{name}"
     if attributes.get("is_flag") and field.default is True:
         declared += f"/--{prefix}no-{name}"
@@ -216,7 +229,7 @@ def _flag(
     )
 
 
-def _attributes(field: dataclasses.Field[Any], members: Sequence[Any]) -> dict[str, Any]:
+def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequence[Any]) -> dict[str, Any]:
     """Choose how click parses an option, by the type of its field."""
     kinds = [member for member in members if member is not type(None)]
     origins = {typing.get_origin(kind): kind for kind in kinds}
@@ -228,7 +241,11 @@ def _attributes(field: dataclasses.Field[Any], members: Sequence[Any]) -> dict[s
         return {"type": Pair(), "multiple": True, "callback": _pairs}
     if items is not None:
         # A union with str is repeatable, because its words may contain commas.
-        return {"multiple": True, "callback": _one_or_more} if str in kinds else {"type": Words(items)}
+        return (
+            {"multiple": True, "callback": _one_or_more}
+            if str in kinds
+            else {"type": Words(items if items in (int, float) else str, info.shown_default)}
+        )
     if kinds == [bool]:
         return {"is_flag": True}
     return {"type": _param_type(field.name, kinds)}

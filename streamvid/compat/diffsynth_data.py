@@ -88,8 +88,10 @@ class DataFlags:
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
     """How their flags shard: files as they are, sizes and frame counts as DiffSynth-Studio chooses them."""
-    from streamvid.sharder.options import ShardOptions
-    from streamvid.sharder.source.extra_media import file_keys
+    from streamvid.buckets.config import BucketConfig, SizeRule
+    from streamvid.buckets.frames import FrameRule
+    from streamvid.sharder.media_columns import file_keys
+    from streamvid.sharder.options import CaptionOptions, ShardOptions, SourceOptions
 
     clip, others = flags.media(columns)
     video_column, media = file_keys(",".join((clip, *others)))
@@ -98,15 +100,14 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
         sizes.setdefault("max_pixels", DEFAULT_MAX_PIXELS)
     sizes.setdefault("max_frames", DEFAULT_NUM_FRAMES)
     try:
-        return ShardOptions(
+        source = SourceOptions(
             metadata=flags.metadata_path,
             video_column=video_column,
-            media_columns=media,
-            caption_column="prompt" if "prompt" in columns else None,
-            frame_rule=FRAME_RULE,
-            storage=storage,
-            **sizes,
+            media=media,
+            captions=CaptionOptions("prompt" if "prompt" in columns else None),
         )
+        buckets = BucketConfig(size=SizeRule(**sizes), frame_rule=FrameRule.parse(FRAME_RULE))
+        return ShardOptions(source=source, buckets=buckets, storage=storage)
     except ConfigError as error:
         raise ConfigError(str(error).replace("max_frames", "num_frames")) from error
 
@@ -162,7 +163,7 @@ def _repeated(dataset: Any, flags: DataFlags, config: TrainConfig) -> Any:
 
 def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, Any]:
     """Media that batches are to have besides. columns: of the metadata, where they are known."""
-    from streamvid.sharder.source.extra_media import file_keys
+    from streamvid.sharder.media_columns import file_keys
 
     media: dict[str, str] = {}
     if columns is not None or flags.file_keys is not None:

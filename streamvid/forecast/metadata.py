@@ -20,6 +20,7 @@ from streamvid.buckets import Bucket
 from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.classes import Choices
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_to_json
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.errors import SourceError
@@ -85,7 +86,7 @@ def forecast_metadata(
         source=str(source),
         about=MetadataFacts(
             columns=dict(facts.columns),
-            bucket_config=config.to_json(),
+            bucket_config=bucket_config_to_json(config),
             num_rows=found.num_rows,
             num_groups=found.num_groups,
             frames_are_estimated=found.frames_are_estimated,
@@ -207,8 +208,8 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
 
 def _lengths(config: BucketConfig) -> list[int]:
     """Return all frame counts, ascending: a choice depends on a clip's frames only through those that it reaches."""
-    if config.bucket_config:  # those of probability 0 too, which keep clips from others
-        return sorted({frames for by_frames in config.bucket_config.values() for frames in by_frames})
+    if config.opensora is not None:  # those of probability 0 too, which keep clips from others
+        return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamvid.buckets.config import load_bucket_config
+from streamvid.buckets.document import load_bucket_config
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
 from streamvid.errors import ConfigError

@@ -81,14 +81,14 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
     rejected: list[Rejection] = []
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]] = {}
     seen: Counter[tuple[str, int, int, str]] = Counter()
-    stills = still_media(records, probes, options.media)
+    stills = still_media(records, probes, options.source.media_columns)
     for record in records:
         probe = probes[file_state(record)]
         if isinstance(probe, str):
             rejected.append(Rejection(record.row, record.source, str(probe), getattr(probe, "kind", "")))
             continue
         try:
-            extra = fit_media(record, probe, probes, options.media, stills)
+            extra = fit_media(record, probe, probes, options.source.media_columns, stills)
             windows = list(_windows(probe, options))
         except NoBucketError as error:
             reason = _with_rate(str(error), probe, options)
@@ -143,11 +143,11 @@ def _drawn(
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
     """The parts of a source that are samples, and where each may go. NoBucketError where that is nowhere."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
-    if options.is_native and probe.timing and not probe.is_image:
+    if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
         windows = [timing.window(0, probe.num_frames, options.rate)]
         least = _least_frames(windows[0].num_clip_frames, probe, options)
-        windows = cut_windows(timing, options.max_clip_seconds, options.rate, least)
+        windows = cut_windows(timing, options.clips.max_clip_seconds, options.rate, least)
     for window in windows:
         choices = options.config.fit(window.num_clip_frames, probe.height, probe.width, probe.is_image)
         if not choices.options:
@@ -158,7 +158,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
     """Of the whole source, as far as that is known without the time of each frame."""
     rate = options.frame_rate
-    if probe.is_image or options.is_native or not probe.fps:
+    if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames
     return rate.num_frames(probe.num_frames, probe.fps, probe.seconds)
 
@@ -189,7 +189,7 @@ def _media(
 
 def _stored(file: Record | MediaFile, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
     """What a file is stored as."""
-    return _native_clip(probe, window, bucket) if options.is_native else _copied_clip(file, probe)
+    return _native_clip(probe, window, bucket) if options.clips.is_native else _copied_clip(file, probe)
 
 
 def _copied_clip(record: Record | MediaFile, probe: Probe) -> Clip:

@@ -138,13 +138,13 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     sizes = shard_sizes(staging.store)
     todo = [number for number in range(len(plan.shards)) if read_marker(task(number), sizes) is None]
     done = len(plan.shards) - len(todo)
-    if options.is_native:
+    if options.clips.is_native:
         waiting = [sample for number in todo for sample in plan.shards[number].samples]
         restore_clips(waiting, options, staging, progress)
     uses = Counter(path for number in todo for path in _clip_paths(plan.shards[number]))
     progress("build", done, len(plan.shards))
     with Pool(
-        f"{__name__}:build_shard", min(options.workers, max(1, len(todo))), WorkerLimits(), staging.lock_fd
+        f"{__name__}:build_shard", min(options.work.workers, max(1, len(todo))), WorkerLimits(), staging.lock_fd
     ) as pool:
         for number, answer in pool.run(len(todo), lambda index: task(todo[index])):
             if isinstance(answer, Crash):
@@ -153,7 +153,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
                     "(9) mostly means that memory ran out: run the same command again with fewer workers"
                 )
             done += 1
-            if options.is_native:
+            if options.clips.is_native:
                 _drop_clips(plan.shards[todo[number]], uses)
             progress("build", done, len(plan.shards))
 

@@ -137,10 +137,10 @@ def _with_clips(sample: PlannedSample, clips: Sequence[Clip]) -> PlannedSample:
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, dict[str, Any]]]:
     """(key, finding) of each sample's clip, as they are done."""
-    limits = WorkerLimits(options.encode_timeout_seconds, options.worker_memory_bytes)
+    limits = WorkerLimits(options.work.encode_timeout_seconds, options.work.worker_memory_bytes)
     shared = {
         "folder": str(staging.clips),
-        "encoding": options.encoding.to_json(),
+        "encoding": options.clips.encoding.to_json(),
         "fps": None if options.rate is None else str(options.rate),
         "hdr": options.hdr,
     }
@@ -148,7 +148,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
     def task(number: int) -> dict[str, Any]:
         return {**shared, **_task(jobs[number], options.worker_storage)}
 
-    num_workers = min(options.workers, max(1, len(jobs)))
+    num_workers = min(options.work.workers, max(1, len(jobs)))
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
         for number, answer in pool.run(len(jobs), task):
             finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
@@ -265,7 +265,7 @@ def _holds(finding: dict[str, Any] | None, options: ShardOptions) -> bool:
 
 
 def _worker_limits(options: ShardOptions) -> list[float]:
-    return [options.encode_timeout_seconds, options.worker_memory_bytes]
+    return [options.work.encode_timeout_seconds, options.work.worker_memory_bytes]
 
 
 def _name(key: Key) -> str:
@@ -299,15 +299,15 @@ def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) 
         return Reason(reason, "too-few-frames")
     if job.label:  # how good a medium has to be is nobody's promise
         return clip
-    if options.min_psnr is not None and (clip.psnr_y or 0.0) < options.min_psnr:
-        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.min_psnr:g}"
+    if options.clips.min_psnr is not None and (clip.psnr_y or 0.0) < options.clips.min_psnr:
+        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.clips.min_psnr:g}"
         return Reason(f"{reason}; a lower crf keeps more of it", "min-psnr")
     return clip
 
 
 def _of_crash(crash: Crash, options: ShardOptions) -> dict[str, Any]:
     if timed_out(crash):
-        reason = f"encoding took longer than encode_timeout_seconds={options.encode_timeout_seconds:g}"
+        reason = f"encoding took longer than encode_timeout_seconds={options.work.encode_timeout_seconds:g}"
         return {"rejected": reason, "kind": "timeout"}
     return {"rejected": f"the decoder or the encoder crashed on it ({crash})", "kind": "crash"}
 

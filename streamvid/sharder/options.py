@@ -1,238 +1,193 @@
-"""What the user may ask of the sharder."""
+"""Options of the sharder, each declared once: signature, YAML, flags of `streamvid shard` and errors derive from here.
+
+ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
+              ├─ buckets: a BucketConfig, a preset's name, a YAML file, or a mapping of its fields
+              ├─ clips: ClipOptions
+              ├─ work: WorkOptions
+              └─ storage: StorageOptions
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from streamvid.buckets import Bucket, BucketTable
-from streamvid.buckets.config import BucketConfig
+from streamvid.buckets import BucketTable
+from streamvid.buckets.bucket import TEXT_BUCKET
+from streamvid.buckets.config import BucketConfig, PresetInfo
+from streamvid.buckets.document import DEFAULT_BUCKETS, bucket_config_of, bucket_config_to_json
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.ratios import Ratios
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
-from streamvid.sharder.bucket_options import bucket_config_of, buckets_json, check_model, rate_asked
-from streamvid.sharder.source.captions import check_caption_options
-from streamvid.sharder.source.extra_media import MediaColumn, media_columns
+from streamvid.sharder.media_columns import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
-CLIPS = ("copy", "native", "text")
-LAYOUTS = ("metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset")
-MAX_WORKERS = 1024
-MIN_SHARD_BYTES = 1000
-_NATIVE_ONLY = ("codec", "crf", "gop", "max_clip_seconds", "min_psnr")
-_CHOICES = {"clips": CLIPS, "layout": (None, *LAYOUTS), "verify": (None, "decode", "probe"), "hdr": ("refuse", "allow")}
+Layout = Literal["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]
+_WEEK_SECONDS = 7 * 86400
 _NATIVE_SIDES = range(16, 8193, 2)
 
 
 def available_cpus() -> int:
-    """CPUs that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
-class ShardOptions:
-    """How records become shards. One of `buckets`, `resolution` with `num_frames`, `height` with `width`, `max_pixels`
-    and `bucket_config` (a file, a preset's name or a BucketConfig) says which buckets there are; `BucketConfig` says
-    what these and min_ar, max_ar, num_ar_buckets, max_frames, frame_rule, policy (its fields) and assign mean.
+class CaptionOptions:
+    """Where captions come from."""
 
-    `caption_column=""` stands for "no captions"; several columns, or a list in one, are captions of one sample.
-    caption_weight_column: a list of numbers, how often each is drawn.   caption_lines: a .txt beside a video holds one
-    caption a line. Sizes are bytes, times seconds, `val_fraction` is a share from 0 to
-    below 1. Only what changes the result is kept in the manifest: `workers`, `overwrite`, `storage`, `work_dir` and the
-    limits on a worker do not. Raises ConfigError for a value that cannot be.
-
-    layout: how the source is laid out, one of LAYOUTS; None: told by what is there.   base_path: what relative paths of
-        metadata start from; None: the folder of the source.
-
-    media_columns: further media of each sample and the columns that name their files: {"control": "control_video"};
-        "reference?" takes rows without one, "image:", "video:" or "mask:" before a name says what it is.
-
-    where: a condition that rows must meet, "aesthetic > 5 and motion > 0.2", as `where=` of a loader: on the metadata's
-        columns, text (the caption) and source, and on width, height, num_frames, fps, duration_seconds and aspect_ratio
-        of the source. Rows of which it is not true, or not known, are rejections; one on metadata alone saves probing.
-
-    clips: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding;
-        "text" takes metadata without any file: each row with a caption is a sample of a dataset of texts.
-    hdr: "refuse" PQ and HLG, or "allow" them, as they are.   verify: "decode" decodes every frame of a source, so that
-        damage is a rejection; "probe" one key frame. None: "decode" for native, which has no other; "probe" for copies.
-
-    storage: how buckets are reached, of the source and of the dataset.   work_dir: of a dataset in a bucket: the local
-        folder of what is unfinished (clips that are encoded, tars, what was probed); None: in the user's caches.
-
-    fps, fps_rule: at which rate clips are read, a FrameRate's: "resample" (each frame the source's nearest in time),
-        "cap" or "fix_frame_rate"; None: every frame, or what bucket_config says. Copies keep their frames, and readers
-        choose among them; native clips have those alone, and know "resample" only.
-    Only for native clips: codec, crf, gop: as `Encoding` has them.   max_clip_seconds: longer sources are cut into
-        windows, each a sample.
-        min_psnr: clips with a lower PSNR-Y, in decibels, are rejected.
-    """
-
-    metadata: str | Path | None = None
-    layout: str | None = None
-    base_path: str | Path | None = None
-    video_column: str | None = None
-    caption_column: str | Sequence[str] | None = None
-    caption_weight_column: str | None = None
-    caption_lines: bool = False
-    media_columns: Mapping[str, str] = field(default_factory=dict)
-    where: str | None = None
-    buckets: tuple[Bucket, ...] | None = None
-    resolution: tuple[str, ...] = ()
-    num_frames: tuple[int, ...] = ()
-    multiple: int = 16
-    min_ar: float | Fraction | None = None
-    max_ar: float | Fraction | None = None
-    num_ar_buckets: int | None = None
-    max_pixels: int | None = None
-    height: int | None = None
-    width: int | None = None
-    max_frames: int | None = None
-    frame_rule: str | None = None
-    bucket_config: BucketConfig | str | Path | None = None
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    assign: str | None = None
-    clips: str = "copy"
-    codec: str | None = None
-    crf: float | None = None
-    gop: int | None = None
-    fps: float | Fraction | None = None
-    fps_rule: str | None = None
-    max_clip_seconds: float | None = None
-    min_psnr: float | None = None
-    verify: str | None = None
-    hdr: str = "refuse"
-    val_fraction: float = 0.0
-    shard_size_bytes: int = 512 * 10**6
-    seed: int = 0
-    workers: int = field(default_factory=available_cpus)
-    overwrite: bool = False
-    max_clip_bytes: int = 2 * 2**30
-    probe_timeout_seconds: float = 60.0
-    encode_timeout_seconds: float = 4 * 3600.0
-    worker_memory_bytes: int = 4 * 2**30
-    storage: StorageOptions | Mapping[str, Any] = field(default_factory=StorageOptions)
-    work_dir: str | Path | None = None
-    config: BucketConfig = field(init=False, repr=False, compare=False)
+    column: str | tuple[str, ...] | None = option(
+        None,
+        help="Metadata column with captions, one or a list; '' for none. Repeat it for several captions per sample.",
+        metavar="C",
+        group="",
+        flag="--caption-column",
+        shown_default="caption, text, …",
+    )
+    weight_column: str | None = option(
+        None,
+        help="Metadata column with a list of numbers: how often each caption is drawn.",
+        metavar="C",
+        flag="--caption-weight-column",
+    )
+    lines: bool = option(False, help="Read a .txt beside a video as one caption per line.", flag="--caption-lines")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "storage", StorageOptions.of(self.storage))
-        # Read once: a file that changes meanwhile changes nothing.
-        object.__setattr__(self, "config", bucket_config_of(self))
-        check_model(self.config, self.frame_rate)
-        limits: tuple[tuple[str, float, float, float], ...] = (
-            ("shard_size_bytes", self.shard_size_bytes, MIN_SHARD_BYTES, 2**50),
-            ("workers", self.workers, 1, MAX_WORKERS),
-            ("seed", self.seed, 0, 2**63 - 1),
-            ("max_clip_bytes", self.max_clip_bytes, 1, 8 * 2**30 - 1),
-            ("worker_memory_bytes", self.worker_memory_bytes, 2**28, 2**60),
-        )
-        for name, value, least, most in limits:
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise ConfigError(f"{name}={value!r}: allowed are the integers {least} to {most}")
-        if not 0 <= self.val_fraction < 1:
-            raise ConfigError(f"val_fraction={self.val_fraction!r}: allowed is 0 to below 1, as 0.01")
-        for name in ("probe_timeout_seconds", "encode_timeout_seconds"):
-            if not 0 < getattr(self, name) <= 7 * 86400:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: allowed is above 0 to {7 * 86400}")
-        check_caption_options(self.caption_column, self.caption_weight_column, self.caption_lines)
-        if self.where is not None and (not isinstance(self.where, str) or not self.where.strip()):
-            raise ConfigError(
-                f"where={self.where!r}: expected a condition, as 'aesthetic > 5 and motion > 0.2', or None"
-            )
-        _ = self.media
-        self._check_clips()
+        if isinstance(self.column, list):
+            object.__setattr__(self, "column", tuple(self.column))
+        check_options(self)
+        several = self.column if isinstance(self.column, tuple) else (self.column,)
+        if not several or not all(isinstance(name, str | None) for name in several):
+            raise ConfigError(f"column={self.column!r}: must be a column's name, or a list of names")
+        if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
+            raise ConfigError(f"column={self.column!r}: name each column once, and '' alone for no captions")
+        if self.weight_column is not None and (self.column == "" or self.weight_column in several):
+            raise ConfigError(f"weight_column={self.weight_column!r}: must be another column than that of captions")
 
-    def _check_clips(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                named = ", ".join(str(choice) for choice in allowed if choice)
-                raise ConfigError(f"{name}={getattr(self, name)!r}: allowed are {named}")
-        if self.is_text:
-            self._check_text()
-        if not self.is_native:
-            for name in _NATIVE_ONLY:
-                value = getattr(self, name)
-                if value is not None:
-                    stores = "stores files as they are" if self.clips == "copy" else "has no files"
-                    raise ConfigError(
-                        f"{name}={_shown(value)} stands beside clips={self.clips!r}, which {stores}; "
-                        f"give clips='native' (--clips native), or leave {name} out"
-                    )
-            return
-        if self.frame_rate.rule not in ("native", "resample"):
-            raise ConfigError(
-                f"fps_rule={self.frame_rate.rule!r} stands beside clips='native', whose frames are those nearest "
-                "in time; take 'resample', or clips='copy'"
-            )
-        if self.verify == "probe":
-            raise ConfigError(
-                "verify='probe' stands beside clips='native': encoding decodes every frame; leave verify out"
-            )
-        if self.max_clip_seconds is not None and not 0 < self.max_clip_seconds <= 86400:
-            raise ConfigError(f"max_clip_seconds={self.max_clip_seconds!r}: allowed is above 0 to 86400, as 20")
-        if self.min_psnr is not None and not 0 < self.min_psnr <= 100:
-            raise ConfigError(f"min_psnr={self.min_psnr!r}: allowed is above 0 to 100 decibels, as 35")
-        for bucket in () if self.config.is_dynamic else self.table.candidates:
-            if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
-                raise ConfigError(
-                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips are even, from 16 to "
-                    f"{_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
-                )
-        _ = self.encoding, self.rate
 
-    def _check_text(self) -> None:
-        for name in ("video_column", "media_columns", "verify", "base_path"):
-            value = getattr(self, name)
-            if value:
-                raise ConfigError(
-                    f"{name}={value!r} stands beside clips='text', which has no files; leave one of them out"
-                )
-        if self.caption_column == "" or self.caption_lines:
-            raise ConfigError(
-                "clips='text' makes samples of captions alone: leave caption_column='' and caption_lines out"
-            )
+@dataclass(frozen=True)
+class SourceOptions:
+    """What the input is and which rows of it are taken.
 
-    @property
-    def own_storage(self) -> StorageOptions:
-        """How this process reaches object stores."""
-        return StorageOptions.of(self.storage)
+    media: conditioning inputs and the columns that name their files: {"control": "control_video"}. "reference?" accepts
+        rows without one; "image:", "video:" or "mask:" before a name gives its kind.
+    where: a condition in the language of the loader's `where=`, on the metadata's columns, on text (the caption) and
+        source, and on width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which it
+        is false or unknown are rejected; a condition on metadata alone saves probing.
+    """
 
-    @property
-    def worker_storage(self) -> StorageOptions:
-        """How each worker does: all of them together keep to the limits."""
-        whole = self.own_storage
-        return replace(
-            whole,
-            max_requests=max(1, whole.max_requests // self.workers),
-            max_bytes_in_flight=max(MAX_RANGE_BYTES, whole.max_bytes_in_flight // self.workers),
-        )
+    metadata: str | Path | None = option(
+        None, help="CSV, JSON, JSONL or Parquet file with one row per video.", metavar="FILE", group=""
+    )
+    captions: CaptionOptions = option(default_factory=CaptionOptions, group="Captions")
+    layout: Layout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
+    base_path: str | Path | None = option(
+        None, help="Folder that relative paths of the metadata start from.", metavar="FOLDER", shown_default="SOURCE"
+    )
+    video_column: str | None = option(
+        None,
+        help="Metadata column that holds media paths.",
+        metavar="C",
+        shown_default="path, video, file_name, …",
+    )
+    where: str | None = option(
+        None, help="Take only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
+    )
+    media: Mapping[str, str] = option(
+        default_factory=dict,
+        help="Conditioning input and its column, as control=control_video; repeatable. NAME?= accepts rows without it, "
+        "image:NAME, video:NAME or mask:NAME gives its kind.",
+        metavar="NAME=COLUMN",
+    )
+    max_clip_bytes: int = option(
+        2 * 2**30, help="Reject larger files.", metavar="SIZE", minimum=1, maximum=8 * 2**30 - 1
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.where is not None and not self.where.strip():
+            raise ConfigError(f"where={self.where!r}: must be a condition, such as 'aesthetic > 5 and motion > 0.2'")
+        _ = self.media_columns
 
     @cached_property
-    def media(self) -> tuple[MediaColumn, ...]:
-        """Further media of each sample."""
-        return media_columns(self.media_columns)
+    def media_columns(self) -> tuple[MediaColumn, ...]:
+        """Conditioning inputs, parsed."""
+        return media_columns(self.media)
+
+
+@dataclass(frozen=True)
+class ClipOptions:
+    """What shards store for a record.
+
+    kind: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding;
+        "text" takes metadata without files: each row with a caption is a sample.
+    fps, fps_rule: the rate at which clips are read: "resample" (each frame the source's nearest in time), "cap" or
+        "fix_frame_rate". None: every frame, or what the buckets say. Copies keep their frames, and readers choose among
+        them; native clips have those alone and allow "resample" only.
+    codec, crf, gop, max_clip_seconds, min_psnr: for native clips only.
+    """
+
+    kind: Literal["copy", "native", "text"] = option(
+        "copy",
+        help="Store files as they are, encoded at their bucket's size (much faster to read), or captions alone.",
+        group="",
+        flag="--clips",
+    )
+    codec: str | None = option(
+        None, help="Native: h264, mjpeg, av1 or ffv1 (lossless).", metavar="NAME", shown_default="h264"
+    )
+    crf: int | float | None = option(
+        None, help="Native: quality, lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
+    )
+    gop: int | None = option(None, help="Native: frames per key frame.", metavar="N", minimum=1, shown_default="16")
+    fps: Fraction | float | None = option(
+        None, help="Frame rate at which clips are read.", metavar="RATE", group="", shown_default="the source's"
+    )
+    fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
+        None,
+        help="Take the frames nearest in time, every n-th up to --fps, or by number as DiffSynth does.",
+        shown_default="resample",
+    )
+    max_clip_seconds: float | None = option(
+        None, help="Native: cut longer sources into clips.", metavar="S", above=0, maximum=86400
+    )
+    min_psnr: float | None = option(
+        None, help="Native: reject clips with a lower PSNR-Y.", metavar="DB", above=0, maximum=100
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.fps_rule is not None and self.fps is None:
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: give the rate too, such as fps=16")
+        if self.kind == "native":
+            _ = self.encoding, self.frame_rate
+            return
+        for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr"):
+            value = getattr(self, name)
+            if value is not None:
+                stores = "stores files as they are" if self.kind == "copy" else "has no files"
+                raise ConfigError(
+                    f"{name}={value!r}: cannot be combined with clips={self.kind!r}, which {stores}; give "
+                    f"ClipOptions(kind='native') (--clips native), or leave {name} out"
+                )
 
     @property
     def is_native(self) -> bool:
-        return self.clips == "native"
+        return self.kind == "native"
 
     @property
     def is_text(self) -> bool:
-        """Whether samples have no picture."""
-        return self.clips == "text"
-
-    @property
-    def needs_timing(self) -> bool:
-        """Whether it matters when each frame of a source is shown."""
-        is_timed = self.rate is not None or self.max_clip_seconds is not None
-        return (self.is_native and is_timed) or bool(self.media_columns)
+        """True if samples have no picture."""
+        return self.kind == "text"
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -240,60 +195,214 @@ class ShardOptions:
         return Encoding(self.codec or "h264", self.crf, self.gop or 0)
 
     @cached_property
-    def rate(self) -> Fraction | None:
-        """The frame rate that native clips are resampled to; None: their source's, as that of copies always is."""
-        return self.frame_rate.fps if self.is_native else None
+    def frame_rate(self) -> FrameRate | None:
+        """Rate at which clips are read; None if only the buckets say so."""
+        return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
-    @cached_property
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """How the work is done. None of it changes the dataset.
+
+    work_dir: for a dataset in a bucket, the local folder of everything that is unfinished (encoded clips, tars, probing
+        results). None: in the user's cache folder.
+    """
+
+    workers: int = option(
+        default_factory=available_cpus,
+        help="Worker processes.",
+        metavar="N",
+        group="",
+        minimum=1,
+        maximum=1024,
+        shown_default="one per CPU",
+    )
+    overwrite: bool = option(False, help="Replace another dataset that is sealed at DEST.", group="")
+    work_dir: str | Path | None = option(
+        None, help="Local folder of unfinished work, if DEST is in a bucket.", metavar="FOLDER"
+    )
+    probe_timeout_seconds: float = option(
+        60.0, help="Seconds for probing one file.", metavar="S", flag="--probe-timeout", above=0, maximum=_WEEK_SECONDS
+    )
+    encode_timeout_seconds: float = option(
+        4 * 3600.0,
+        help="Seconds for encoding or fully decoding one clip.",
+        metavar="S",
+        flag="--encode-timeout",
+        above=0,
+        maximum=_WEEK_SECONDS,
+    )
+    worker_memory_bytes: int = option(
+        4 * 2**30, help="Memory per worker.", metavar="SIZE", flag="--worker-memory", minimum=2**28, maximum=2**60
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How records become shards. Nested options may be given as mappings of their fields.
+
+    buckets: a BucketConfig, the name of a preset, a YAML file, or a mapping of the fields of such a file.
+        None: 256px with 1, 17 and 33 frames.
+    verify: "decode" decodes every frame of a source, so that damage is a rejection; "probe" decodes one key frame.
+        None: "probe" for copies; native clips are always decoded.
+    hdr: "refuse" rejects PQ and HLG; "allow" takes them as they are.
+    val_fraction: share of the records that go to split "val".
+    Raises ConfigError that names the option, its value and what is allowed.
+    """
+
+    source: SourceOptions = option(default_factory=SourceOptions, group="Source")
+    buckets: BucketConfig | Mapping[str, Any] | str | Path | None = option(None, flag="")
+    clips: ClipOptions = option(default_factory=ClipOptions, group="Clips")
+    verify: Literal["decode", "probe"] | None = option(
+        None,
+        help="Decode all frames of a source, or one.",
+        group="Verification",
+        shown_default="probe; native: decode",
+    )
+    hdr: Literal["refuse", "allow"] = option(
+        "refuse", help="Reject HDR video (PQ, HLG), or take it as it is.", group="Verification"
+    )
+    val_fraction: float = option(0.0, help="Share of videos for split 'val'.", metavar="SHARE", minimum=0)
+    shard_size_bytes: int = option(
+        512 * 10**6, help="Target shard size.", metavar="SIZE", flag="--shard-size", minimum=1000, maximum=2**50
+    )
+    seed: int = option(0, help="Seed of the stored order.", metavar="N", group="Work", minimum=0, maximum=2**63 - 1)
+    work: WorkOptions = option(default_factory=WorkOptions, group="Work")
+    storage: StorageOptions = option(default_factory=StorageOptions, group="Storage")
+    config: BucketConfig = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.val_fraction >= 1:
+            raise ConfigError(f"val_fraction={self.val_fraction!r}: must be a number from 0 to below 1, such as 0.01")
+        # Read once: a file that changes meanwhile changes nothing.
+        object.__setattr__(self, "config", self._bucket_config())
+        self.config.check_rate(self.frame_rate)
+        if self.clips.is_text:
+            self._check_text()
+        if self.clips.is_native:
+            self._check_native()
+
+    def _bucket_config(self) -> BucketConfig:
+        if self.clips.is_text:
+            if self.buckets is not None or self.clips.fps is not None:
+                name = "fps" if self.buckets is None else "buckets"
+                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; leave it out")
+            return BucketConfig(buckets=(TEXT_BUCKET,))
+        config = bucket_config_of(DEFAULT_BUCKETS if self.buckets is None else self.buckets)
+        if self.clips.frame_rate is None or self.clips.is_native:  # the rate of native clips is part of their encoding
+            return config
+        return replace(config, frame_rate=self.clips.frame_rate)
+
+    def _check_text(self) -> None:
+        given = {
+            "video_column": self.source.video_column,
+            "media": self.source.media,
+            "base_path": self.source.base_path,
+            "verify": self.verify,
+        }
+        for name, value in given.items():
+            if value:
+                raise ConfigError(
+                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; leave one of them out"
+                )
+        if self.source.captions.column == "" or self.source.captions.lines:
+            raise ConfigError(
+                "clips='text' makes samples of captions alone: leave caption column '' and caption lines out"
+            )
+
+    def _check_native(self) -> None:
+        if self.frame_rate.rule not in ("native", "resample"):
+            raise ConfigError(
+                f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', whose frames are those "
+                "nearest in time; give 'resample', or clips='copy'"
+            )
+        if self.verify == "probe":
+            raise ConfigError(
+                "verify='probe': cannot be combined with clips='native', because encoding decodes every frame; leave "
+                "verify out"
+            )
+        for bucket in () if self.config.is_dynamic else self.table.candidates:
+            if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
+                raise ConfigError(
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips are even, from 16 to "
+                    f"{_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
+                )
+
+    @property
+    def worker_storage(self) -> StorageOptions:
+        """Storage options of each worker, so that all of them together keep to the limits."""
+        whole, workers = self.storage, self.work.workers
+        return replace(
+            whole,
+            max_requests=max(1, whole.max_requests // workers),
+            max_bytes_in_flight=max(MAX_RANGE_BYTES, whole.max_bytes_in_flight // workers),
+        )
+
+    @property
+    def needs_timing(self) -> bool:
+        """True if it matters when each frame of a source is shown."""
+        is_timed = self.rate is not None or self.clips.max_clip_seconds is not None
+        return (self.clips.is_native and is_timed) or bool(self.source.media)
+
+    @property
+    def rate(self) -> Fraction | None:
+        """Frame rate that native clips are resampled to; None: the source's, as for copies."""
+        return self.frame_rate.fps if self.clips.is_native else None
+
+    @property
     def frame_rate(self) -> FrameRate:
-        """At which rate clips are read."""
-        if self.fps is None:
-            return self.config.frame_rate
-        return rate_asked(self.fps, self.fps_rule)
+        """Rate at which clips are read."""
+        return self.clips.frame_rate or self.config.frame_rate
 
     @property
     def limits(self) -> Limits:
-        """What is taken in of a source."""
+        """Limits on a source."""
         return replace(LIMITS, allow_hdr=self.hdr == "allow")
 
     @property
     def table(self) -> BucketTable:
-        """The buckets that clips are assigned to; ConfigError where sizes follow the clips."""
+        """Buckets that clips are assigned to; ConfigError if sizes follow the clips."""
         return self.config.table
 
     def encoding_json(self) -> dict[str, Any]:
-        """All that decides the bytes of a native clip but its source and size."""
-        return {
-            **self.encoding.to_json(),
-            "fps": None if self.rate is None else str(self.rate),
-            "versions": encoder_versions(),
-        }
+        """Return everything that decides the bytes of a native clip, apart from its source and size."""
+        fps = None if self.rate is None else str(self.rate)
+        return {**self.clips.encoding.to_json(), "fps": fps, "versions": encoder_versions()}
 
     def to_json(self) -> dict[str, Any]:
-        """What of the options decides the dataset's content, for the manifest. What is not asked for is left out."""
+        """Return the options that decide the dataset's content, for the manifest, without those at their defaults."""
         value = {
-            **buckets_json(self.config),
-            "clips": self.clips,
-            "max_clip_bytes": self.max_clip_bytes,
+            **_buckets_json(self.config),
+            "clips": self.clips.kind,
+            "max_clip_bytes": self.source.max_clip_bytes,
             "seed": self.seed,
             "shard_size_bytes": self.shard_size_bytes,
             "val_fraction": self.val_fraction,
         }
         if self.hdr != "refuse":
             value["hdr"] = self.hdr
-        if self.where is not None:
-            value["where"] = self.where
-        if self.media:
-            value["media"] = [str(medium) for medium in self.media]
-        if not self.is_native:
+        if self.source.where is not None:
+            value["where"] = self.source.where
+        if self.source.media:
+            value["media"] = [str(medium) for medium in self.source.media_columns]
+        if not self.clips.is_native:
             return {**value, "verify": "decode"} if self.verify == "decode" else value
-        own = {"max_clip_seconds": self.max_clip_seconds, "min_psnr": self.min_psnr}
-        return {
-            **value,
-            "encoding": self.encoding_json(),
-            **{name: asked for name, asked in own.items() if asked is not None},
-        }
+        own = {"max_clip_seconds": self.clips.max_clip_seconds, "min_psnr": self.clips.min_psnr}
+        given = {name: limit for name, limit in own.items() if limit is not None}
+        return {**value, "encoding": self.encoding_json(), **given}
 
 
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, Fraction) else repr(value)
+def _buckets_json(config: BucketConfig) -> dict[str, Any]:
+    """Return what decides the buckets: a list if the configuration is nothing more than that."""
+    is_listed = config.buckets or config.resolution
+    if is_listed and config.ratios == Ratios(config.multiple):
+        plain = BucketConfig(
+            buckets=config.buckets, resolution=config.resolution, num_frames=config.num_frames, ratios=config.ratios
+        )
+        if replace(config, about=PresetInfo()) == plain:
+            return {"buckets": [f"{bucket.id} {bucket.size_at_frames}" for bucket in config.table.candidates]}
+    return {"bucket_config": bucket_config_to_json(replace(config, about=PresetInfo()))}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamvid.buckets import Bucket
+from streamvid.buckets.config import BucketConfig
 from streamvid.dataset.draws import StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
-from streamvid.sharder.bucket_options import ordered_buckets
 from streamvid.sharder.cut import cut_by_bytes
 from streamvid.sharder.drawn import drawn_groups
 from streamvid.sharder.options import ShardOptions
@@ -76,7 +76,7 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     drawn = drawn_groups(assignment.samples, assignment.draw_sets, options.seed, options.shard_size_bytes)
     shards: list[PlannedShard] = []
     firsts: list[dict[str, int]] = [{} for _ in drawn]
-    for bucket in ordered_buckets(options.config, (sample.bucket for sample in assignment.samples)):
+    for bucket in _ordered_buckets(options.config, (sample.bucket for sample in assignment.samples)):
         cuts: list[tuple[str, Sequence[PlannedSample]]] = []
         for group in sorted((key for key in groups if key[0] == bucket.id), key=lambda k: (SPLITS.index(k[1]), k[2])):
             in_order = _shuffled(groups[group], options.seed)
@@ -91,6 +91,13 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
     rejections = sorted_rejections((*records.rejections, *assignment.rejections))
     build = {**build, "plan_sha256": _plan_sha256(shards, rejections, build)}
     return ShardPlan(tuple(shards), rejections, records.num_rows, records.user_types, build, draws)
+
+
+def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """Return the buckets that got clips, in the table's order; if sizes follow the clips, the largest first."""
+    if not config.is_dynamic:
+        return config.table.buckets
+    return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:

@@ -146,7 +146,7 @@ def probe_all(
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
     states = [state for state in sources if state not in journal.findings]
-    limits = WorkerLimits(_timeout(options)[1], options.worker_memory_bytes)
+    limits = WorkerLimits(_timeout(options)[1], options.work.worker_memory_bytes)
     done = len(sources) - len(states)
     progress("probe", done, len(sources))
     shared = {**_rules(options), "folder": None if folder is None else str(folder)}
@@ -155,7 +155,10 @@ def probe_all(
     def task(number: int) -> dict[str, Any]:
         return {"media": sources[states[number]].media(storage).to_json(), **shared}
 
-    with journal, Pool(f"{__name__}:probe_file", min(options.workers, max(1, len(states))), limits, held_fd) as pool:
+    with (
+        journal,
+        Pool(f"{__name__}:probe_file", min(options.work.workers, max(1, len(states))), limits, held_fd) as pool,
+    ):
         for number, answer in pool.run(len(states), task):
             finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
             journal.add(states[number], finding)
@@ -172,7 +175,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
     """The rules that findings depend on."""
-    limits = [_timeout(options)[1], options.worker_memory_bytes]
+    limits = [_timeout(options)[1], options.work.worker_memory_bytes]
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **_rules(options)}
 
 
@@ -182,13 +185,13 @@ def _rules(options: ShardOptions) -> dict[str, Any]:
 
 def _is_verified(options: ShardOptions) -> bool:
     # Encoding decodes every frame anyway, and rejects what does not decode.
-    return options.verify == "decode" and not options.is_native
+    return options.verify == "decode" and not options.clips.is_native
 
 
 def _timeout(options: ShardOptions) -> tuple[str, float]:
     """Decoding all frames takes as long as encoding may."""
     name = "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
-    return name, getattr(options, name)
+    return name, getattr(options.work, name)
 
 
 def file_state(record: Record | MediaFile) -> FileState:

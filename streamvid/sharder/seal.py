@@ -45,10 +45,10 @@ from streamvid.dataset.tar import energon_files
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
 from streamvid.sharder.build import marker_path, packets_path, shard_sizes
+from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
-from streamvid.sharder.source.extra_media import MediaColumn
 from streamvid.sharder.work.staging import Staging
 from streamvid.storage import LocalStore
 
@@ -85,7 +85,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         progress("seal", done, total)
 
     progress("seal", done, total)
-    index = _write_samples(plan, staging, put, options.media)
+    index = _write_samples(plan, staging, put, options.source.media_columns)
     shards = encode_shards(index.shards)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
     others = energon_files(index.shards)
@@ -99,9 +99,9 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         put(path, data)
     other_files = tuple(FileInfo.of(path, data) for path, data in others.items())
     manifest = _manifest(plan, index, files["shards"], files["rejections"], other_files)
-    if options.media:
-        manifest = replace(manifest, media=media_facts(plan.shards, options.media))
-    if options.is_native:
+    if options.source.media_columns:
+        manifest = replace(manifest, media=media_facts(plan.shards, options.source.media_columns))
+    if options.clips.is_native:
         manifest = replace(manifest, native=NativeClips(options.encoding_json(), _quality(plan)))
     put(MANIFEST, manifest_to_json(manifest))
     staging.remove()

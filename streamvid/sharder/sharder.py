@@ -52,15 +52,15 @@ def shard(
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
     _check_apart(source, place.store, options)
-    records = where_metadata(read_records(source, options), options.where, options.is_text)
+    records = where_metadata(read_records(source, options), options.source.where, options.clips.is_text)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
-    report = _sealed_report(place.store, build, options.overwrite)
+    report = _sealed_report(place.store, build, options.work.overwrite)
     if report is not None and not place.is_begun:
         return report
     with locked_staging(place) as staging:
         # Once more, now that nobody else is at it.
-        report = _sealed_report(place.store, build, options.overwrite)
+        report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
             return report
@@ -109,12 +109,14 @@ def dry_run(
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
-    records = where_metadata(read_records(source, options), options.where, options.is_text)
+    records = where_metadata(read_records(source, options), options.source.where, options.clips.is_text)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
-        probes = {} if options.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
-    records = where_probed(records, options.where, probes)
+        probes = (
+            {} if options.clips.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
+        )
+    records = where_probed(records, options.source.where, probes)
     assignment = _assign(records, probes, options)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
     return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
@@ -123,7 +125,7 @@ def dry_run(
 def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
     """SourceError where a dataset would be built over itself."""
     for one in [source] if isinstance(source, str | Path) else source:
-        store = open_store(one, options.own_storage)
+        store = open_store(one, options.storage)
         if _real(store) == _real(dest):
             raise SourceError(
                 f"source {store.url} is dest too, which would be built over what it is made of; give another dest"
@@ -139,11 +141,11 @@ def _build(
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
     probes: Mapping[FileState, Probe | str] = {}
-    if not options.is_text:
+    if not options.clips.is_text:
         probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
-    records = where_probed(records, options.where, probes)
+    records = where_probed(records, options.source.where, probes)
     assignment = _assign(records, probes, options)
-    if options.is_native:
+    if options.clips.is_native:
         assignment = encode_all(assignment, options, staging, progress)
     plan = make_plan(records, assignment, options, build)
     if not plan.shards:
@@ -157,7 +159,7 @@ def _build(
 
 
 def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
-    if options.is_text:
+    if options.clips.is_text:
         return assign_texts(records.records, options)
     return assign(records.records, probes, options)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from streamvid.config import option
 from streamvid.errors import ConfigError
 
 MAX_RANGE_BYTES = 16 * 2**20
@@ -28,16 +29,18 @@ class StorageOptions:
     Raises ConfigError for values that cannot be.
     """
 
-    endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    anon: bool = False
-    requester_pays: bool = False
-    deadline_seconds: float = 50.0
-    connect_seconds: float = 5.0
-    stall_seconds: float = 10.0
-    max_requests: int = 128
-    max_bytes_in_flight: int = 2**30
+    endpoint_url: str | None = option(
+        None, help="Object store server that is not AWS, such as http://127.0.0.1:9000.", metavar="URL"
+    )
+    region: str | None = option(None, help="Region.", metavar="R", shown_default="AWS_REGION or ~/.aws/config")
+    profile: str | None = option(None, help="Profile in ~/.aws.", metavar="P", shown_default="AWS_PROFILE")
+    anon: bool = option(False, help="Read without keys.")
+    requester_pays: bool = option(False, help="Pay for reading.")
+    deadline_seconds: float = option(50.0, help="Seconds for one read or write with all retries.", flag="")
+    connect_seconds: float = option(5.0, help="Seconds for connecting.", flag="")
+    stall_seconds: float = option(10.0, help="Seconds without a byte until a request is repeated.", flag="")
+    max_requests: int = option(128, help="Simultaneous requests of all ranks of this machine.", flag="")
+    max_bytes_in_flight: int = option(2**30, help="Response bytes in flight on this machine.", flag="")
 
     def __post_init__(self) -> None:
         for name in ("endpoint_url", "region", "profile"):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket, aspect_table, match_buckets, parse_bucket, parse_buckets
 from streamvid.buckets.classes import ClipFacts
-from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.buckets.config import BucketConfig, SizeRule
+from streamvid.buckets.document import bucket_config_from_json, bucket_config_to_json, load_bucket_config
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
@@ -155,22 +156,22 @@ def test_frame_rules_and_models_are_kept() -> None:
     assert config.model is not None
     with pytest.raises(ConfigError, match="80 frames"):
         BucketConfig(buckets=parse_buckets("832x480@80"), model=config.model)
-    with pytest.raises(ConfigError, match="takes sides that are multiples of 16; set multiple to 16"):
-        BucketConfig(max_pixels=399360, max_frames=81, ratios=Ratios(8), model=config.model)
+    with pytest.raises(ConfigError, match="needs sides that are multiples of 16; set multiple to 16"):
+        BucketConfig(size=SizeRule(max_pixels=399360, max_frames=81), ratios=Ratios(8), model=config.model)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "nothing says which buckets there are; give exactly one of"),
-        ("{buckets: [832x480@81], resolution: [256px]}", "buckets beside resolution"),
+        ("{}", "no buckets are given; give exactly one of"),
+        ("{buckets: [832x480@81], resolution: [256px]}", "buckets and resolution cannot be combined"),
         ("{resolution: [256px]}", "resolution needs num_frames"),
         ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
-        ("{height: 480, max_frames: 81}", "height=480 stands without width: give both for one fixed size, or max_pixels"),
+        ("{height: 480, max_frames: 81}", "height=480 needs width: give both for one fixed size, or max_pixels"),
         ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not keep the rule 4k\+1"),
-        ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 stands beside buckets"),
-        ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar stands beside buckets"),
+        ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
+        ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
         ("{bucket: [832x480@81]}", "bucket is no field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
         ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None: allowed are opensora-v2"),
@@ -186,11 +187,11 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; it has 2.39:1"),
         ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is no resolution name"),
         ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "the batch sizes 1 and 2"),
-        ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "stands beside keep probabilities"),
+        ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "cannot be combined with keep probabilities"),
         ('{buckets: [832x480@81], policy: {ratio: real}}', "policy ratio='real': allowed are nominal, log"),
         ('{buckets: [832x480@81], policy: {max_crop: 2}}', "policy max_crop=2: allowed is 0 to 1"),
         ('{buckets: [832x480@81], policy: {crop: 2}}', "policy has no field 'crop'"),
-        ('{buckets: [832x480@81], assign: any}', "assign='any': allowed are draw, all"),
+        ('{buckets: [832x480@81], assign: any}', "assign='any': must be 'draw' or 'all'"),
         ('{buckets: [832x480@81], frame_rate: {fps: 16}}', "expected rule and fps"),
         ('{buckets: [832x480@81], frame_rate: {rule: cap, fps: .inf}}', "expected rule and fps"),
         ('{buckets: [832x480@81], model: {multiple: 16}}', "expected the field 'frame_rule' too"),
@@ -230,19 +231,18 @@ def test_configurations_read_back() -> None:
     """What goes into a manifest makes an equal configuration; every preset does."""
     for path in sorted(shipped("configs/buckets").glob("*.yaml")):
         config = load_bucket_config(path)
-        assert BucketConfig.from_json(json.loads(json.dumps(config.to_json()))) == config, path
+        assert bucket_config_from_json(json.loads(json.dumps(bucket_config_to_json(config)))) == config, path
     sized = BucketConfig(
-        max_pixels=399360,
-        max_frames=81,
+        size=SizeRule(max_pixels=399360, max_frames=81),
         ratios=Ratios(32),
         policy=Policy("log", "longest", Fraction(6, 5), Fraction(1, 3)),
         frame_rate=FrameRate("resample", Fraction(30000, 1001)),
         frame_rule=FrameRule(8),
         assign="all",
     )
-    assert BucketConfig.from_json(json.loads(json.dumps(sized.to_json()))) == sized
+    assert bucket_config_from_json(json.loads(json.dumps(bucket_config_to_json(sized)))) == sized
     with pytest.raises(ConfigError, match="no field 'bucket'"):
-        BucketConfig.from_json({"bucket": []})
+        bucket_config_from_json({"bucket": []})
 
 
 @given(
@@ -284,5 +284,9 @@ def test_why_a_clip_has_no_bucket_is_told_in_a_word() -> None:
     assert kind(rated, 60, 1080, 1920) == "unknown-duration"
     assert rated.choices(ClipFacts(60, 1080, 1920, 30.0)).buckets == rated.table.buckets
     assert rated.choices(ClipFacts(60, 1080, 1920, float("nan"))).kind == "unknown-duration"
-    for config in (wan, BucketConfig(max_pixels=1000, max_frames=5), BucketConfig(height=16, width=16, max_frames=5)):
+    for config in (
+        wan,
+        BucketConfig(size=SizeRule(max_pixels=1000, max_frames=5)),
+        BucketConfig(size=SizeRule(height=16, width=16, max_frames=5)),
+    ):
         assert kind(config, 60, 0, 1920) == "too-small"

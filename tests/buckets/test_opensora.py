@@ -20,6 +20,7 @@ from streamvid.buckets import Bucket
 from streamvid.buckets.classes import Choices, ClipFacts
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.frames import FrameRate
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 
@@ -41,7 +42,7 @@ def golden_config(name: str, fps_max: int) -> BucketConfig:
         for resolution, entries in GOLDEN["configs"][name]["bucket_config"].items()
     }
     rate = FrameRate("cap", Fraction(fps_max))
-    return BucketConfig(bucket_config=form, probabilities="opensora-v2", frame_rate=rate)
+    return BucketConfig(opensora=OpenSoraConfig(bucket_config=form, probabilities="opensora-v2"), frame_rate=rate)
 
 
 def facts_of(config: BucketConfig, num_frames: int, height: int, width: int, fps: float | None) -> ClipFacts:
@@ -213,8 +214,7 @@ def drawn_cases(seed: int, num_configs: int, clips_each: int) -> Iterator[tuple[
             }
         try:
             config = BucketConfig(
-                bucket_config=form,
-                probabilities=version,
+                opensora=OpenSoraConfig(bucket_config=form, probabilities=version),
                 ratios=Ratios(multiple),
                 frame_rate=FrameRate("cap", Fraction(fps_max)),
             )
@@ -283,7 +283,7 @@ def probabilities_of(choices: Choices) -> dict[str, Fraction]:
 
 def test_a_rejected_clip_goes_to_the_next_resolution_and_never_to_a_shorter_count() -> None:
     """Checklist 10: 0.8 of the long clips stay at 512px, the others go to 256px, of which 0.9 stay."""
-    config = BucketConfig(bucket_config=SEED)
+    config = BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED))
     assert probabilities_of(config.choices(ClipFacts(40, 1080, 1920))) == {
         "512px-32f-16x9": Fraction(8, 10),
         "256px-16f-16x9": Fraction(2, 10) * Fraction(9, 10),
@@ -295,7 +295,9 @@ def test_a_rejected_clip_goes_to_the_next_resolution_and_never_to_a_shorter_coun
 
 def test_a_probability_of_zero_pushes_long_clips_down() -> None:
     """Checklist 8: (0.0, None)."""
-    config = BucketConfig(bucket_config={"480p": {17: (1.0, 4), 65: (0.0, None)}, "256px": {17: (1.0, 8)}})
+    config = BucketConfig(
+        opensora=OpenSoraConfig(bucket_config={"480p": {17: (1.0, 4), 65: (0.0, None)}, "256px": {17: (1.0, 8)}})
+    )
     assert probabilities_of(config.choices(ClipFacts(80, 1080, 1920))) == {"256px-17f-16x9": 1}
     assert probabilities_of(config.choices(ClipFacts(64, 1080, 1920))) == {"480p-17f-16x9": 1}
     assert "480p-65f-16x9" not in {bucket.id for bucket in config.table.buckets}
@@ -306,7 +308,9 @@ def test_pairs_mean_the_opposite_in_the_two_versions() -> None:
     """Checklist 7."""
     clip = ClipFacts(70, 1080, 1920)
     ours = {
-        version: probabilities_of(BucketConfig(bucket_config=PAIRS, probabilities=version).choices(clip))
+        version: probabilities_of(
+            BucketConfig(opensora=OpenSoraConfig(bucket_config=PAIRS, probabilities=version)).choices(clip)
+        )
         for version in ("opensora-v2", "opensora-v1.2")
     }
     skip = {"480p-65f-16x9": Fraction(6, 10), "480p-33f-16x9": Fraction(4, 10) * Fraction(3, 4) * Fraction(1, 2)}
@@ -330,7 +334,7 @@ def assert_frequencies(counts: Counter[str | None], choices: Choices) -> None:
 @pytest.mark.parametrize("form", [SEED, PAIRS], ids=["numbers", "pairs"])
 def test_draws_come_as_often_as_they_should(form: dict[str, Any], version: str) -> None:
     """Checklist 6 and 7, at alpha = 1e-6 with a fixed seed: one number a clip, and Open-Sora's walk."""
-    config = BucketConfig(bucket_config=form, probabilities=version)
+    config = BucketConfig(opensora=OpenSoraConfig(bucket_config=form, probabilities=version))
     clip = ClipFacts(70, 1080, 1920)
     choices = config.choices(clip)
     generator = np.random.default_rng(6)
@@ -366,7 +370,7 @@ def drawn_policy(rng: random.Random) -> tuple[Policy, dict[str, tuple[int, ...]]
     )
     given = {name: tuple(rng.sample((1, 17, 33, 65), rng.randint(1, 3))) for name in ("256px", "512px", "720p")}
     form = {name: dict.fromkeys(of_name, (1.0, 1)) for name, of_name in given.items()}
-    return policy, given, BucketConfig(bucket_config=form, policy=policy)
+    return policy, given, BucketConfig(opensora=OpenSoraConfig(bucket_config=form), policy=policy)
 
 
 def restated_policy(

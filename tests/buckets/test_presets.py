@@ -9,7 +9,7 @@ import pytest
 
 from streamvid.buckets import presets
 from streamvid.buckets.bucket import match_buckets
-from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_from_json, bucket_config_to_json
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import aspect_table
 from streamvid.errors import ConfigError
@@ -41,7 +41,7 @@ def test_there_is_one_of_each_model() -> None:
 def test_a_preset_has_the_facts_of_its_source(name: str) -> None:
     fps, rule, multiple, of_source, tokens = FACTS[name]
     config = presets.load_preset(name)
-    assert config.name == name
+    assert config.about.name == name
     assert config.model is not None
     assert presets.rate_text(config) == fps
     assert (str(config.model.frame_rule), config.model.multiple) == (rule, multiple)
@@ -55,11 +55,11 @@ def test_a_preset_keeps_the_rule_of_its_own_model_and_names_its_source(name: str
     config = presets.load_preset(name)
     assert config.model is not None
     config.model.check_all(config.table.buckets, config.frame_rate)
-    assert "/" in config.source
-    assert len(config.source) > 60
-    for pattern in config.own_choice:
+    assert "/" in config.about.source
+    assert len(config.about.source) > 60
+    for pattern in config.about.own_choice:
         assert match_buckets(pattern, config.table.buckets)
-    assert BucketConfig.from_json(config.to_json()) == config
+    assert bucket_config_from_json(bucket_config_to_json(config)) == config
 
 
 @pytest.mark.parametrize("name", FACTS)

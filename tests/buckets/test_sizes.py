@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.classes import ClipFacts
-from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.config import BucketConfig, SizeRule
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import dynamic_size
 from streamvid.buckets.ratios import Ratios
@@ -57,7 +57,7 @@ def test_buckets_of_max_pixels_are_those_sizes(multiple: int) -> None:
     cases = [case for case in SIZES if case[5] == multiple and case[2] is None and case[3] is None]
     assert cases
     for width, height, _, _, max_pixels, _, to_height, to_width in cases:
-        config = BucketConfig(max_pixels=max_pixels, max_frames=81, ratios=Ratios(multiple))
+        config = BucketConfig(size=SizeRule(max_pixels=max_pixels, max_frames=81), ratios=Ratios(multiple))
         choices = config.choices(ClipFacts(100, height, width))
         if min(to_height, to_width):
             assert choices.options == ((Bucket(81, to_height, to_width), Fraction(1)),)
@@ -75,7 +75,7 @@ def test_buckets_of_max_pixels_are_those_sizes(multiple: int) -> None:
 def test_short_clips_take_what_the_rule_allows(available: int, most: int, factor: int, height: int, width: int) -> None:
     """As DiffSynth does; but a video of which one frame were left is a rejection, not an image."""
     max_frames = most * factor + 1
-    config = BucketConfig(max_pixels=65536, max_frames=max_frames, frame_rule=FrameRule(factor))
+    config = BucketConfig(size=SizeRule(max_pixels=65536, max_frames=max_frames), frame_rule=FrameRule(factor))
     choices = config.choices(ClipFacts(available, height, width))
     size = dynamic_size(height, width, 65536, 16, None, None)
     expected = taken_frames(available, max_frames, FrameRule(factor))
@@ -93,7 +93,7 @@ def test_short_clips_take_what_the_rule_allows(available: int, most: int, factor
 
 def test_a_fixed_size_takes_every_clip() -> None:
     """Checklist 9: exact, whatever the clip's shape and area."""
-    config = BucketConfig(height=480, width=832, max_frames=81)
+    config = BucketConfig(size=SizeRule(height=480, width=832, max_frames=81))
     assert {bucket.num_frames for bucket in config.table.buckets} == set(range(1, 82, 4))
     for height, width in ((31, 40), (4000, 100), (480, 832)):
         assert config.choices(ClipFacts(50, height, width)).buckets == (Bucket(49, 480, 832),)

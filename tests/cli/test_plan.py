@@ -278,7 +278,7 @@ def test_metadata_takes_the_flags_of_shard(tmp_path: Path) -> None:
         (
             ("--batch-size", "1", "--buckets", "832x480@81", "--resolution", "480p"),
             2,
-            "buckets stands beside resolution",
+            "buckets and resolution cannot be combined",
         ),
         (("--batch-size", "1", "--buckets", "4096x4096@81"), 1, "no row"),
         (("--batch-size", "1", "--num-frames", "x"), 2, "--num-frames"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from streamvid.buckets.config import load_bucket_config
+from streamvid.buckets.document import load_bucket_config
 from streamvid.buckets.presets import preset_names
 from streamvid.cli.main import cli
 from streamvid.errors import ConfigError

@@ -21,6 +21,7 @@ from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
 from tests.cli.conftest import Tiny
 from tests.servers import Rgw, S3Env, S3Server
+from tests.shard_options import shard_options
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 SECTION = README.read_text().partition("\n## Train from a bucket\n")[2].partition("\n## ")[0]
@@ -119,7 +120,7 @@ def keys_of(dataset: Any) -> list[str]:
 def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path) -> None:
     """All that writers do: a dataset, a large object, and what a killed one left behind."""
     server.client.create_multipart_upload(Bucket=bucket, Key=ABANDONED)
-    options = streamvid.ShardOptions(buckets=parse_buckets("96x64@5,64x96@5"), work_dir=tmp_path / "work", workers=1)
+    options = shard_options(buckets=parse_buckets("96x64@5,64x96@5"), work_dir=tmp_path / "work", workers=1)
     streamvid.shard(videos, f"s3://{bucket}/ds", options)
     assert server.uploads(bucket) == []
     large = tmp_path / "large"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from streamvid import open_dataset
+from streamvid.buckets.document import bucket_config_to_json
 from streamvid.buckets.frames import FrameRule
 from streamvid.buckets.geometry import dynamic_size
 from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_dataset, content_key
@@ -218,7 +219,7 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
         options_of(videos, file_keys="clip,film")
     fixed = options_of(videos, height=64, width=96)  # with max_pixels, as their scripts have it: the size goes first
     assert {(bucket.height, bucket.width) for bucket in fixed.table.buckets} == {(64, 96)}
-    assert options_of(videos, num_frames=None, max_pixels=None).config.to_json() == {
+    assert bucket_config_to_json(options_of(videos, num_frames=None, max_pixels=None).config) == {
         "max_pixels": 1048576, "max_frames": 81, "frame_rule": "4k+1",
     }  # fmt: skip
 

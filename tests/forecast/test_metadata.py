@@ -18,16 +18,17 @@ import pytest
 import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import ClipFacts
-from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.config import BucketConfig, SizeRule
 from streamvid.buckets.frames import FrameRate, FrameRule
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.errors import SourceError
 from streamvid.forecast.facts import is_metadata, open_facts
 from streamvid.forecast.metadata import AssignedRows, assign_rows
 from streamvid.forecast.run import LeftOutRow
 from streamvid.sharder.assign import record_key, stable_hash
-from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import dry_run
 from tests.conftest import Corpus, Sharded
+from tests.shard_options import shard_options
 
 OPENSORA = {"256px": {1: [1.0, 45], 17: [0.5, 12], 33: [[0.7, 0.4], 6]}, "512px": {1: [0.3, 8], 17: [[0.2, 0.9], 2]}}
 CONFIGS = {
@@ -39,8 +40,8 @@ CONFIGS = {
     "resampled": BucketConfig(
         resolution=("256px",), num_frames=(1, 5, 49), frame_rate=FrameRate("resample", Fraction(24))
     ),
-    "probabilities": BucketConfig(bucket_config=OPENSORA, probabilities="opensora-v2"),
-    "each its own size": BucketConfig(max_pixels=256 * 256, max_frames=33, frame_rule=FrameRule(4, 1)),
+    "probabilities": BucketConfig(opensora=OpenSoraConfig(bucket_config=OPENSORA, probabilities="opensora-v2")),
+    "each its own size": BucketConfig(size=SizeRule(max_pixels=256 * 256, max_frames=33), frame_rule=FrameRule(4, 1)),
 }
 
 
@@ -201,8 +202,12 @@ def test_it_says_what_shard_does(corpus: Corpus, sharded: Sharded, tmp_path: Pat
         config = BucketConfig(resolution=("128px", "256px"), num_frames=(1, 5, 17))
         assert forecast(source, config).counts == dict(sorted(Counter(row["bucket_id"] for row in table).items()))
         return
-    config = BucketConfig(bucket_config={"128px": {5: [0.6, 1], 17: [0.5, 1]}, "256px": {1: [0.7, 1], 17: [0.4, 1]}})
-    options = ShardOptions(
+    config = BucketConfig(
+        opensora=OpenSoraConfig(
+            bucket_config={"128px": {5: [0.6, 1], 17: [0.5, 1]}, "256px": {1: [0.7, 1], 17: [0.4, 1]}}
+        )
+    )
+    options = shard_options(
         metadata=write(tmp_path / "paths.jsonl", [{"path": row["path"]} for row in rows]), bucket_config=config,
         seed=3, workers=2,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamvid
+from tests.shard_options import shard_options
 
 if TYPE_CHECKING:
     from tests.servers import S3Server
@@ -49,7 +50,7 @@ def uploaded(root: Path, server: S3Server) -> Source:
 def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
     """plain: 23 samples in two buckets and five shards, without packet indices. native: 6 clips, with them."""
     from streamvid.buckets import parse_buckets
-    from streamvid.sharder import ShardOptions, shard
+    from streamvid.sharder import shard
     from tests.clips import encode, frames_of
     from tests.loader.conftest import SMALL, TALL, build_dataset
 
@@ -58,7 +59,7 @@ def make_sources(folder: Path, server: S3Server) -> dict[str, Source]:
     for number, name in enumerate(("bikes", "carphone_pristine", "bigbuckbunny") * 2):
         frames = frames_of(name, 96, 64, 14 + number)[number:]
         (folder / "clips" / f"{number}.mp4").write_bytes(encode(frames))
-    options = ShardOptions(buckets=parse_buckets("96x64@5"), clips="native", shard_size_bytes=20_000, workers=1)
+    options = shard_options(buckets=parse_buckets("96x64@5"), clips="native", shard_size_bytes=20_000, workers=1)
     shard(folder / "clips", folder / "native", options)
     return {name: uploaded(folder / name, server) for name in ("plain", "native")}
 

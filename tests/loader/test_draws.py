@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.annotate.annotate import annotate
 from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.copy import copy_dataset
@@ -16,9 +17,9 @@ from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
 from streamvid.plan import World
-from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of
+from tests.shard_options import shard_options
 
 NUM_CLIPS = 12
 FORM = {"64px": {9: [0.5, 2], 17: [0.75, 1]}, "96px": {9: [0.5, 1]}}
@@ -33,8 +34,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
         frames = frames_of("bikes", 144, 96, 19)[number % 2 : (12 if number % 3 else 19)]
         (videos / f"clip{number:02d}.mp4").write_bytes(encode(frames))
         (videos / f"clip{number:02d}.txt").write_text(f"clip {number}")
-    config = BucketConfig(bucket_config=FORM, probabilities="opensora-v2", assign="all")
-    shard(videos, folder / "ds", ShardOptions(bucket_config=config, shard_size_bytes=40_000, workers=1))
+    config = BucketConfig(opensora=OpenSoraConfig(bucket_config=FORM, probabilities="opensora-v2"), assign="all")
+    shard(videos, folder / "ds", shard_options(bucket_config=config, shard_size_bytes=40_000, workers=1))
     return str(folder / "ds")
 
 

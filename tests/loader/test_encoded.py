@@ -29,7 +29,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
 from streamvid.loader.workers.encoded import EncodedClip
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.limits import STORED_LIMITS
@@ -39,6 +39,7 @@ from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import LAYOUT, damaged, expected_substitute
 from tests.loader.test_packets import flip, rows_of
 from tests.loader.test_stop import loader_threads, shared_maps, wait_for_end, wait_for_threads
+from tests.shard_options import shard_options
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,7 +70,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["copy", "native"])
 def built(request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param) / "dataset"
-    shard(source, root, ShardOptions(buckets=BUCKETS, clips=request.param, shard_size_bytes=40_000, workers=1))
+    shard(source, root, shard_options(buckets=BUCKETS, clips=request.param, shard_size_bytes=40_000, workers=1))
     return root
 
 
@@ -212,7 +213,7 @@ def test_clips_with_long_headers(tmp_path: Path) -> None:
         clip = encode(frames[number % 8 :][:8], codec="libx265", options={"x265-params": "log-level=none"})
         (tmp_path / "source" / f"{number}.mp4").write_bytes(clip)
     root = tmp_path / "dataset"
-    shard(tmp_path / "source", root, ShardOptions(buckets=parse_buckets("96x64@5"), workers=1))
+    shard(tmp_path / "source", root, shard_options(buckets=parse_buckets("96x64@5"), workers=1))
     options: dict[str, Any] = {"batch_size": 16, "tail": "pad", "num_epochs": 2}
     found = read_by_workers(root, **options)
     assert found == with_decode(root, **options)

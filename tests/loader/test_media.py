@@ -18,7 +18,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from tests.clips import corpus_tool, frames_of
 from tests.media_clips import (
     CONTROL,
@@ -36,12 +36,13 @@ from tests.media_clips import (
     write_rows,
 )
 from tests.servers import S3Env, S3Server
+from tests.shard_options import shard_options
 
 pytestmark = pytest.mark.timeout(180)
 
 NUM_CLIPS, NUM_FRAMES = 6, 9
 NAMES = ("control", "matte", "reference")
-OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, "media_columns": MEDIA}
+OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, "media": MEDIA}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def roots(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     found = {}
     for name, options in kinds.items():
         found[name] = tmp_path_factory.mktemp(name) / "dataset"
-        report = shard(source, found[name], ShardOptions(**OPTIONS, **options))
+        report = shard(source, found[name], shard_options(**OPTIONS, **options))
         assert report.num_samples == NUM_CLIPS
     return found
 
@@ -261,7 +262,7 @@ def damage(root: Path, key: str, name: str) -> None:
 def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Path, medium: str) -> None:
     """BAD-1: clip, media, key and caption are the substitute's; without that medium the sample is good."""
     root = tmp_path / "dataset"
-    shard(source, root, ShardOptions(**OPTIONS))
+    shard(source, root, shard_options(**OPTIONS))
     damage(root, "clip4", medium)
     assert len(deliveries_without(root, medium)) == NUM_CLIPS
     settings: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "media": NAMES, "layout": "BTHWC", "tail": "uneven"}
@@ -293,8 +294,8 @@ def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
         data[place] ^= 0x55
     (tmp_path / "damaged.mp4").write_bytes(data)
     rows[2]["control_video"] = "damaged.mp4"
-    options = OPTIONS | {"media_columns": {"control": "control_video"}}
-    report = shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**options))
+    options = OPTIONS | {"media": {"control": "control_video"}}
+    report = shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**options))
     if report.num_samples < 4:
         pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
     for num_workers in (0, 1):
@@ -319,8 +320,8 @@ def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
         for path in ("plain.mkv", turned(tmp_path, frames).name)
     ]
     options: dict[str, Any] = {"buckets": parse_buckets("32x32@9"), "workers": 1}
-    options["media_columns"] = {"same": "same", "small": "small"}
-    shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**options))
+    options["media"] = {"same": "same", "small": "small"}
+    shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**options))
     parts: set[bytes] = set()
     for spatial, scale in (("random_crop", None), ("rand_size_crop", (0.4, 0.8)), ("resize_crop", None)):
         for epoch in range(4):
@@ -352,7 +353,7 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
     for number, options in enumerate(({}, {"fps": 25}, {"fps": 12.5, "clips": "native"})):
         root = tmp_path / f"dataset{number}"
         given: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, **options}
-        shard(write_rows(tmp_path, rows), root, ShardOptions(**given, media_columns={"control": "control"}))
+        shard(write_rows(tmp_path, rows), root, shard_options(**given, media={"control": "control"}))
         for temporal in ("random", "uniform"):
             (batch,) = batches(root, media=("control",), batch_size=1, temporal=temporal)
             shown = numbers(batch.video[0])
@@ -375,14 +376,14 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
     with pytest.raises(ConfigError, match="decode=False leaves nothing for media"):
         streamvid.VideoLoader(roots["copy"], batch_size=2, media=("control",), decode=False)
     plain = tmp_path / "plain"
-    shard(source, plain, ShardOptions(**OPTIONS | {"media_columns": {}}))
+    shard(source, plain, shard_options(**OPTIONS | {"media": {}}))
     with pytest.raises(ConfigError, match="it has none"):
         streamvid.VideoLoader([roots["copy"], plain], batch_size=2, media=("control",))
     other = tmp_path / "other"
-    shard(source, other, ShardOptions(**OPTIONS | {"media_columns": {"control": "matte"}}))
+    shard(source, other, shard_options(**OPTIONS | {"media": {"control": "matte"}}))
     with streamvid.VideoLoader([roots["copy"], other], batch_size=2, media=("control",)) as loader:
         assert len(next(iter(loader)).media["control"]) == 2
-    shard(source, tmp_path / "mask", ShardOptions(**OPTIONS | {"media_columns": {"mask:control": "matte"}}))
+    shard(source, tmp_path / "mask", shard_options(**OPTIONS | {"media": {"mask:control": "matte"}}))
     with pytest.raises(ConfigError, match="a video in .* and a video and a mask in"):
         streamvid.VideoLoader([roots["copy"], tmp_path / "mask"], batch_size=2, media=("control",))
 
@@ -391,7 +392,7 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
 def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
     """Lists of a mix are as long as the longest of its datasets."""
     rows = make_rows(tmp_path, 3)[:2]
-    shard(write_rows(tmp_path, rows), tmp_path / "few", ShardOptions(**OPTIONS))
+    shard(write_rows(tmp_path, rows), tmp_path / "few", shard_options(**OPTIONS))
     lengths = {open_dataset(root).manifest.media["reference"].max_items for root in (tmp_path / "few", roots["copy"])}
     assert lengths == {1, 2}
     for batch in batches([tmp_path / "few", roots["copy"]], batch_size=4):
@@ -413,7 +414,7 @@ def test_stills_have_media(tmp_path: Path) -> None:
             row[name] = f"clip1-{name}.png"
             (tmp_path / row[name]).write_bytes(png_of(frames[0]))
     buckets = parse_buckets("96x64@9,96x64@1")
-    shard(write_rows(tmp_path, rows), tmp_path / "dataset", ShardOptions(**OPTIONS | {"buckets": buckets}))
+    shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**OPTIONS | {"buckets": buckets}))
     seen = {}
     for batch in batches(tmp_path / "dataset", batch_size=1):
         seen[batch.bucket.num_frames] = batch

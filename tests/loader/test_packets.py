@@ -31,10 +31,11 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import SampleError
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from streamvid.video.clip_index import KEY, ClipIndex
 from tests.clips import encode, frames_of
 from tests.loader.test_bad import Delivered, deliveries
+from tests.shard_options import shard_options
 from tests.video.clips import run_ffmpeg
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         data = encode(frames[number : number + NUM_FRAMES], container="mpegts")
         (folder / f"plain{number}.ts").write_bytes(data)
     root = folder / "dataset"
-    shard(folder, root, ShardOptions(buckets=parse_buckets("96x64@5"), shard_size_bytes=400_000, workers=1))
+    shard(folder, root, shard_options(buckets=parse_buckets("96x64@5"), shard_size_bytes=400_000, workers=1))
     return root
 
 
@@ -332,7 +333,7 @@ def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: 
     for number in range(6):
         (tmp_path / "videos").mkdir(exist_ok=True)
         (tmp_path / f"videos/{number}.mp4").write_bytes(encode(frames_of("bikes", 96, 64, 60 + number)))
-    options = streamvid.ShardOptions(buckets=(Bucket(5, 64, 96),), clips="native", workers=1)
+    options = shard_options(buckets=(Bucket(5, 64, 96),), clips="native", workers=1)
     streamvid.shard(tmp_path / "videos", root, options)
     dataset = streamvid.open_dataset(root)
     (shard,) = dataset.shards
@@ -388,7 +389,7 @@ def test_a_window_of_very_many_key_frames_reaches_a_worker(tmp_path: Path) -> No
     (tmp_path / "videos").mkdir()
     noise = ("-f", "lavfi", "-i", f"testsrc=s=32x32:r=100:d={num_frames / 100}")
     run_ffmpeg(*noise, "-c:v", "libx264", "-g", 1, "-pix_fmt", "yuv420p", tmp_path / "videos/intra.mp4")
-    shard(tmp_path / "videos", tmp_path / "dataset", ShardOptions(buckets=(Bucket(num_frames, 32, 32),), workers=1))
+    shard(tmp_path / "videos", tmp_path / "dataset", shard_options(buckets=(Bucket(num_frames, 32, 32),), workers=1))
     dataset = open_dataset(tmp_path / "dataset")
     (info,) = dataset.shards
     (row,) = dataset.samples(info).to_pylist()

@@ -17,9 +17,10 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Planes
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from tests.clips import real_clip
 from tests.loader.conftest import build_dataset
+from tests.shard_options import shard_options
 from tests.video.clips import run_ffmpeg
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,7 +62,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for clips in ("copy", "native"):
         folder = tmp_path_factory.mktemp(clips)
         source = make_source(folder / "source", f"{clips}-")
-        shard(source, folder / "dataset", ShardOptions(buckets=BUCKETS, clips=clips, workers=1))
+        shard(source, folder / "dataset", shard_options(buckets=BUCKETS, clips=clips, workers=1))
         found[clips] = folder / "dataset"
     return found
 

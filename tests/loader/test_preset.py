@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from streamvid import DatasetConfig, ModelRule, ShardOptions, VideoLoader, World, shard
+from streamvid import DatasetConfig, ModelRule, VideoLoader, World, shard
 from streamvid.buckets.bucket import Bucket, parse_buckets
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_from_json
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.dataset.manifest import read_manifest
 from streamvid.errors import ConfigError
@@ -21,6 +22,7 @@ from streamvid.plan.mix import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset
+from tests.shard_options import shard_options
 
 RULE = ModelRule("ours", FrameRule(4), 16, Fraction(12))
 ONE = World(0, 1)
@@ -37,7 +39,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BucketConfig(
         buckets=parse_buckets("96x64@5,96x64@9"), frame_rate=FrameRate("resample", Fraction(12)), model=RULE
     )
-    shard(source, root / "ds", ShardOptions(bucket_config=config, workers=1))
+    shard(source, root / "ds", shard_options(bucket_config=config, workers=1))
     return root / "ds"
 
 
@@ -145,13 +147,13 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
 def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
     """Rate and buckets, before a file is looked at."""
     with pytest.raises(ConfigError, match="and wan2.1 takes 16 frames a second; shard with --fps 16"):
-        ShardOptions(bucket_config="wan2.1-480p", fps=24)
+        shard_options(bucket_config="wan2.1-480p", fps=24)
     with pytest.raises(ConfigError, match="rates of their own"):
-        ShardOptions(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
+        shard_options(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
     with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not keep the rule 4k\+1"):
         BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
-    assert ShardOptions(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
-    assert ShardOptions(bucket_config="wan2.1-480p", clips="native").rate == 16
+    assert shard_options(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
+    assert shard_options(bucket_config="wan2.1-480p", clips="native").rate == 16
 
 
 FORM = {"ratios": {"64px": {"3:2": "96x64"}}, "bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, 2]}}}
@@ -159,19 +161,19 @@ FORM = {"ratios": {"64px": {"3:2": "96x64"}}, "bucket_config": {"64px": {5: [1.0
 
 def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
     """A bucket of another name has those of its shape; one that the form gives none is named."""
-    assert delivered(sealed, batch_size=BucketConfig.from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
+    assert delivered(sealed, batch_size=bucket_config_from_json(FORM)) == {"96x64-5f": 3, "96x64-9f": 2}
     lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
     for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
         with pytest.raises(ConfigError, match=r"of bucket 96x64-9f \(96x64@9\) the bucket configuration has none; add"):
-            VideoLoader(sealed, batch_size=BucketConfig.from_json(config), world=ONE, num_workers=0)
+            VideoLoader(sealed, batch_size=bucket_config_from_json(config), world=ONE, num_workers=0)
     with pytest.raises(ConfigError, match="of bucket 96x64-5f .* has none"):
         VideoLoader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE, num_workers=0)
 
 
 def test_batch_sizes_of_a_dataset_cut_by_the_form(sealed: Path, tmp_path: Path) -> None:
     """Open-Sora's row 15: one configuration gives buckets to the sharder and batch sizes to the loader, by id."""
-    config = BucketConfig.from_json(FORM)
-    options = ShardOptions(bucket_config=config, workers=1, clips="native")
+    config = bucket_config_from_json(FORM)
+    options = shard_options(bucket_config=config, workers=1, clips="native")
     shard(sealed.parent / "videos", tmp_path / "ds", options)
     assert set(delivered(tmp_path / "ds", batch_size=config).items()) <= {("64px-5f-3x2", 3), ("64px-9f-3x2", 2)}
 

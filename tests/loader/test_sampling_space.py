@@ -16,8 +16,9 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.view.view import ViewOptions, view_of
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from streamvid.video import Transform, probe
+from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
 SIDE, COUNT = 64, 5
@@ -34,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(source: Path, dest: Path, **options: Any) -> Path:
     buckets = parse_buckets(f"{SIDE}x{SIDE}@{COUNT},{SIDE}x{SIDE}@1")
-    shard(source, dest, ShardOptions(buckets=buckets, workers=1, caption_column="", **options))
+    shard(source, dest, shard_options(buckets=buckets, workers=1, caption_column="", **options))
     return dest
 
 

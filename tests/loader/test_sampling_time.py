@@ -19,10 +19,11 @@ from streamvid import VideoLoader
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from streamvid.video import Transform, probe
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
+from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
 HEIGHT, WIDTH, COUNT = 64, 96, 9
@@ -81,7 +82,7 @@ def truth(clips: Path) -> Callable[[str], Truth]:
 
 
 def make(source: Path, dest: Path, buckets: str, **options: Any) -> Path:
-    shard(source, dest, ShardOptions(buckets=parse_buckets(buckets), workers=1, caption_column="", **options))
+    shard(source, dest, shard_options(buckets=parse_buckets(buckets), workers=1, caption_column="", **options))
     return dest
 
 
@@ -348,4 +349,4 @@ def test_a_rule_goes_with_a_rate_and_native_clips_with_one_rule() -> None:
         ({"fps": 16, "fps_rule": "cap", "clips": "native"}, "clips='native'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            ShardOptions(buckets=buckets, **options)  # type: ignore[arg-type]
+            shard_options(buckets=buckets, **options)  # type: ignore[arg-type]

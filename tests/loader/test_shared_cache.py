@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from streamvid.buckets import parse_buckets
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from streamvid.storage.cache.blocks import BLOCK_BYTES
 from tests.clips import encode, frames_of
 from tests.loader import s3_run
 from tests.loader.s3_run import Source
 from tests.servers import Rgw, S3Env
+from tests.shard_options import shard_options
 
 NUM_CLIPS, PADDING_BYTES = 20, 4 * 2**20
 
@@ -33,7 +34,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> Source:
     box = (PADDING_BYTES + 8).to_bytes(4, "big") + b"free"
     for number in range(NUM_CLIPS):
         (folder / "clips" / f"{number:02}.mp4").write_bytes(video + box + draw.randbytes(PADDING_BYTES))
-    options = ShardOptions(buckets=parse_buckets("96x64@5"), shard_size_bytes=17 * 10**6, workers=1)
+    options = shard_options(buckets=parse_buckets("96x64@5"), shard_size_bytes=17 * 10**6, workers=1)
     shard(folder / "clips", folder / "dataset", options)
     return s3_run.uploaded(folder / "dataset", rgw)
 

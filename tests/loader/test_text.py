@@ -24,6 +24,7 @@ from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.view.template import parse_template
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset
+from tests.shard_options import shard_options
 
 DatasetConfig, World = streamvid.DatasetConfig, streamvid.World
 STANDARD_DEVIATIONS = 4.9  # two-sided, alpha = 1e-6
@@ -45,7 +46,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of texts, which costs a loader next to nothing."""
     root = tmp_path_factory.mktemp("texts")
     (root / "p.jsonl").write_text("\n".join(map(json.dumps, prompts())))
-    streamvid.shard(root / "p.jsonl", root / "ds", streamvid.ShardOptions(clips="text", shard_size_bytes=40_000))
+    streamvid.shard(root / "p.jsonl", root / "ds", shard_options(clips="text", shard_size_bytes=40_000))
     return root / "ds"
 
 
@@ -64,7 +65,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"path": "c.jpg", "caption": "a still", "aes": 4.25, "motion": None, "score": 4.4, "camera": None},
     ]
     (root / "metadata.json").write_text(json.dumps(rows))
-    options = streamvid.ShardOptions(buckets=parse_buckets("96x64@9,96x64@1"), fps=24, fps_rule="cap", workers=1)
+    options = shard_options(buckets=parse_buckets("96x64@9,96x64@1"), fps=24, fps_rule="cap", workers=1)
     streamvid.shard(root, root / "ds", options)
     return root / "ds"
 
@@ -316,7 +317,7 @@ def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
     """Found by trial: metadata with `caption` and `text`, and an annotation with `text`, emptied what had captions."""
     rows = [{"caption": [f"{i} one", f"{i} two"], "text": "other" if i % 2 else None} for i in range(4)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", streamvid.ShardOptions(clips="text"))
+    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", shard_options(clips="text"))
     texts = delivered(tmp_path / "ds", num_epochs=8).values()
     assert set(texts) == {f"{i} {word}" for i in range(4) for word in ("one", "two")}
     own = delivered(DatasetConfig(tmp_path / "ds", caption_column="user.text"))
@@ -536,7 +537,7 @@ def test_texts_and_videos_in_one_loader(texts: Path, tmp_path: Path) -> None:
 def test_texts_are_not_all_read_ahead(tmp_path: Path) -> None:
     """Memory: a loader of texts holds some batches ready, and not the epoch."""
     (tmp_path / "p.jsonl").write_text("\n".join(json.dumps({"prompt": f"p {n}"}) for n in range(800)))
-    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", streamvid.ShardOptions(clips="text", workers=1))
+    streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", shard_options(clips="text", workers=1))
     with loader_of(tmp_path / "ds", batch_size=2) as loader:
         for batch in loader:
             assert loader.stats().queue_depth <= 64 and len(batch.text) == 2

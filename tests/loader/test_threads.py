@@ -10,9 +10,10 @@ import pytest
 import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
 from tests.clips import corpus_tool, encode, frames_of
 from tests.loader.test_packets import flip, rows_of
+from tests.shard_options import shard_options
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         defaults = {"options": {"g": "24", "bf": "2", "crf": "28", "preset": "ultrafast"}}
         (folder / "source" / name).write_bytes(encode(frames, **defaults | options))
     dest = folder / "dataset"
-    shard(folder / "source", dest, ShardOptions(buckets=parse_buckets("320x176@21"), shard_size_bytes=1000, workers=1))
+    shard(folder / "source", dest, shard_options(buckets=parse_buckets("320x176@21"), shard_size_bytes=1000, workers=1))
     return dest
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from streamvid.buckets import parse_buckets
-from streamvid.sharder import ShardOptions, ShardReport, shard
+from streamvid.sharder import ShardReport, shard
 from tests.clips import encode, frames_of
+from tests.shard_options import shard_options
 
 BUCKETS = parse_buckets("96x64@9,64x96@9,96x64@17,64x64@1")
 OPTIONS = {"buckets": BUCKETS, "shard_size_bytes": 12_000, "val_fraction": 0.3, "seed": 5, "workers": 1}
@@ -83,7 +84,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     dest = tmp_path_factory.mktemp("built") / "dataset"
-    report = shard(source, dest, ShardOptions(**OPTIONS))  # type: ignore[arg-type]
+    report = shard(source, dest, shard_options(**OPTIONS))  # type: ignore[arg-type]
     return Built(source, dest, report, tree_of(dest))
 
 
@@ -91,5 +92,5 @@ def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
 def native(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The same source with its clips encoded."""
     dest = tmp_path_factory.mktemp("native") / "dataset"
-    report = shard(source, dest, ShardOptions(**NATIVE))  # type: ignore[arg-type]
+    report = shard(source, dest, shard_options(**NATIVE))  # type: ignore[arg-type]
     return Built(source, dest, report, tree_of(dest))

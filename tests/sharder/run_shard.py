@@ -15,7 +15,8 @@ import threading
 import psutil
 
 from streamvid.buckets import parse_buckets
-from streamvid.sharder import ShardOptions, shard
+from streamvid.sharder import shard
+from tests.shard_options import shard_options
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
             for child in psutil.Process().children():
                 child.kill()
 
-    print(shard(order["source"], order["dest"], ShardOptions(**options), progress).state)
+    print(shard(order["source"], order["dest"], shard_options(**options), progress).state)
 
 
 def kill_later(delay_seconds: float) -> None:

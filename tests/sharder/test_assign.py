@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from streamvid import VideoLoader, World, open_dataset
 from streamvid.buckets import Bucket
 from streamvid.buckets.classes import Choices, ClipFacts
-from streamvid.buckets.config import BucketConfig, load_bucket_config
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_from_json, load_bucket_config
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.draws import UNIT
 from streamvid.errors import ConfigError
 from streamvid.sharder import ShardOptions
@@ -25,6 +27,7 @@ from streamvid.sharder.drawn import weights_of
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid
+from tests.shard_options import shard_options
 
 FORM = """
 bucket_config: {
@@ -166,7 +169,7 @@ SEED = {"256px": {16: (0.9, 2)}, "512px": {16: (1.0, 1), 32: (0.8, 1)}}
 
 def test_clips_are_drawn_as_often_as_they_should() -> None:
     """Checklist 6, at alpha = 1e-6 with a fixed seed; who is drawn out is a rejection and counted (SHARD-3)."""
-    options = ShardOptions(bucket_config=BucketConfig(bucket_config=SEED), seed=3)
+    options = shard_options(bucket_config=BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED)), seed=3)
     found, choices = made_up(10_000, options)
     counts: Counter[str | None] = Counter(sample.bucket.id for sample in found.samples)
     counts[None] = len(found.rejections)
@@ -177,13 +180,13 @@ def test_clips_are_drawn_as_often_as_they_should() -> None:
         assert abs(counts[name] - 10_000 * share) <= Z_AT_1E_6 * math.sqrt(10_000 * share * (1 - share)) + 0.5
     fewer, _ = made_up(100, options)
     assert fewer.samples == found.samples[: len(fewer.samples)]
-    other, _ = made_up(100, ShardOptions(bucket_config=options.bucket_config, seed=4))
+    other, _ = made_up(100, shard_options(bucket_config=options.config, seed=4))
     assert [sample.bucket for sample in other.samples] != [sample.bucket for sample in fewer.samples]
 
 
 def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
     """Each sample names the set that it is drawn from, and the set has the exact probabilities."""
-    options = ShardOptions(bucket_config=BucketConfig(bucket_config=SEED), assign="all")
+    options = shard_options(bucket_config=BucketConfig(opensora=OpenSoraConfig(bucket_config=SEED)), assign="all")
     found, choices = made_up(50, options)
     assert not found.rejections
     assert len(found.samples) == 50 * len(choices.options) == 100
@@ -192,7 +195,7 @@ def test_assign_all_stores_every_clip_in_each_of_its_buckets() -> None:
     assert dict(found.draw_sets[name]) == {bucket.id: share for bucket, share in choices.options}
     assert len({sample.key for sample in found.samples}) == 100
     # Where there is nothing to draw there is no set.
-    plain, _ = made_up(5, ShardOptions(resolution=("256px",), num_frames=(17,), assign="all"))
+    plain, _ = made_up(5, shard_options(resolution=("256px",), num_frames=(17,), assign="all"))
     assert (plain.draw_sets, {sample.draw_set for sample in plain.samples}) == ({}, {""})
 
 
@@ -235,11 +238,11 @@ def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, 
 
 def test_what_was_sealed_before_is_still_the_same() -> None:
     """SHARD-1: options that were there before say of themselves what they said."""
-    assert ShardOptions(resolution=("256px",), num_frames=(17,), multiple=32).to_json()["buckets"][:2] == [
+    assert shard_options(resolution=("256px",), num_frames=(17,), multiple=32).to_json()["buckets"][:2] == [
         "256px-17f-2.39x1 416x160@17",
         "256px-17f-2x1 352x192@17",
     ]
-    plain = ShardOptions(buckets=(Bucket(81, 480, 832),), workers=3).to_json()
+    plain = shard_options(buckets=(Bucket(81, 480, 832),), workers=3).to_json()
     assert plain == {
         "buckets": ["832x480-81f 832x480@81"],
         "clips": "copy",
@@ -251,26 +254,21 @@ def test_what_was_sealed_before_is_still_the_same() -> None:
 
 
 def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
-    options = ShardOptions(bucket_config=form, policy={"max_crop": 0.2}, assign="all")
+    options = shard_options(bucket_config=form, policy={"max_crop": 0.2}, assign="all")
     value = json.loads(json.dumps(options.to_json()))["bucket_config"]
-    assert BucketConfig.from_json(value) == options.config
+    assert bucket_config_from_json(value) == options.config
     assert (options.config.assign, options.config.policy.max_crop) == ("all", Fraction(1, 5))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "no buckets: resolution="),
-        ({"buckets": ()}, "buckets is empty"),
-        ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets stands beside resolution"),
-        ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 stands beside bucket_config"),
-        (
-            {"bucket_config": "wan2.1-480p", "multiple": 32},
-            "multiple=32 stands beside a bucket_config whose multiple is 16",
-        ),
+        ({"buckets": ()}, "no buckets are given"),
+        ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets and resolution cannot be combined"),
+        ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 cannot be combined with buckets"),
         ({"bucket_config": "wan2.1-481p"}, "no file and no preset; presets: "),
-        ({"height": 480, "max_frames": 81}, "height=480 stands without width"),
-        ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: allowed are the integers 1 to"),
+        ({"height": 480, "max_frames": 81}, "height=480 needs width"),
+        ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: must be an integer from 1 to"),
         ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
         (
             {"resolution": ("256px",), "num_frames": (18,), "frame_rule": "4k+1"},
@@ -282,7 +280,7 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
 )
 def test_options_that_cannot_be_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ShardOptions(**given)
+        shard_options(**given)
 
 
 @given(st.lists(st.integers(1, 10**8), min_size=1, max_size=20), st.integers(0, 10**8))

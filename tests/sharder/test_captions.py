@@ -18,9 +18,10 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
-from streamvid.sharder import ShardOptions, dry_run, shard
+from streamvid.sharder import dry_run, shard
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
+from tests.shard_options import shard_options
 from tests.sharder.conftest import write_metadata
 
 BUCKETS = parse_buckets("96x64@5")
@@ -40,7 +41,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def built(source: Path, dest: Path, **options: Any) -> list[dict[str, Any]]:
     """The index rows of the dataset that is made, in the order of their files."""
-    shard(source, dest, ShardOptions(buckets=BUCKETS, workers=1, **options))
+    shard(source, dest, shard_options(buckets=BUCKETS, workers=1, **options))
     return sorted(open_dataset(dest).samples_table().to_pylist(), key=lambda row: str(row["source"]))
 
 
@@ -189,14 +190,14 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
     [
         ({"caption_column": ("a", "a")}, "name each column once"),
         ({"caption_column": ("a", "")}, "'' alone for no captions"),
-        ({"caption_column": 3}, "expected a column's name"),
-        ({"caption_column": "a", "caption_weight_column": "a"}, "expected another column"),
-        ({"caption_lines": "yes"}, "caption_lines='yes'; allowed are True and False"),
+        ({"caption_column": 3}, "must be a column's name"),
+        ({"caption_column": "a", "caption_weight_column": "a"}, "must be another column"),
+        ({"caption_lines": "yes"}, "captions.lines='yes': must be True or False"),
     ],
 )
 def test_caption_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ShardOptions(resolution=("128px",), num_frames=(5,), **options)
+        shard_options(resolution=("128px",), num_frames=(5,), **options)
 
 
 PROMPTS = [
@@ -215,7 +216,7 @@ def write_prompts(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def text_dataset(folder: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
-    shard(write_prompts(folder, rows), folder / "ds", ShardOptions(clips="text", workers=1, **options))
+    shard(write_prompts(folder, rows), folder / "ds", shard_options(clips="text", workers=1, **options))
     return folder / "ds"
 
 
@@ -223,7 +224,7 @@ def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
     """SHARD-3, TEXT: columns pass through, equal prompts are samples of their own, an empty one is rejected."""
     source = write_prompts(tmp_path / "in", [*PROMPTS, {"prompt": " ", "aesthetic": 1, "style": "a"}])
     root = tmp_path / "ds"
-    run_streamvid("shard", source, root, "--text-only")
+    run_streamvid("shard", source, root, "--clips", "text")
     dataset = open_dataset(root)
     rows = dataset.samples_table().to_pylist()
     assert sorted(row["text"] for row in rows) == sorted(str(row["prompt"]) for row in PROMPTS)
@@ -274,31 +275,31 @@ def test_more_prompts_change_no_key_and_no_split(tmp_path: Path) -> None:
 def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path) -> None:
     """PLAN-6: however large tars may be, a row group of texts stays small."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": f"prompt number {n}"} for n in range(8200)])
-    report = dry_run(path, tmp_path / "ds", ShardOptions(clips="text", workers=1))
+    report = dry_run(path, tmp_path / "ds", shard_options(clips="text", workers=1))
     assert (report.num_samples, report.num_shards) == (8200, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"resolution": ("256px",)}, r"resolution=\('256px',\) stands beside clips='text'"),
-        ({"fps": 24}, "fps=24 stands beside clips='text'"),
-        ({"codec": "h264"}, "codec='h264' stands beside clips='text', which has no files"),
-        ({"video_column": "v"}, "video_column='v' stands beside clips='text'"),
+        ({"resolution": ("256px",), "num_frames": (1,)}, "buckets cannot be combined with clips='text'"),
+        ({"fps": 24}, "fps cannot be combined with clips='text'"),
+        ({"codec": "h264"}, "codec='h264': cannot be combined with clips='text', which has no files"),
+        ({"video_column": "v"}, "video_column='v': cannot be combined with clips='text'"),
         ({"caption_column": ""}, "clips='text' makes samples of captions alone"),
-        ({"media_columns": {"control": "c"}}, "media_columns=.* stands beside clips='text'"),
+        ({"media": {"control": "c"}}, "media=.*: cannot be combined with clips='text'"),
     ],
 )
 def test_what_is_of_pictures_alone_is_refused_for_texts(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ShardOptions(clips="text", **options)
+        shard_options(clips="text", **options)
 
 
 def test_metadata_without_videos_names_the_way(tmp_path: Path) -> None:
     """A misspelt column of videos is no dataset of texts unasked."""
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SourceError, match="clips='text' .--text-only. makes a dataset of texts without videos"):
+    with pytest.raises(SourceError, match="clips='text' .--clips text. makes a dataset of texts without videos"):
         built(path, tmp_path / "ds")
     (tmp_path / "folder").mkdir()
     with pytest.raises(SourceError, match="has no metadata"):
-        shard(tmp_path / "folder", tmp_path / "ds", ShardOptions(clips="text"))
+        shard(tmp_path / "folder", tmp_path / "ds", shard_options(clips="text"))

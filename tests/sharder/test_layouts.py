@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.cli.main import cli
-from streamvid.sharder import ShardOptions
 from streamvid.sharder.source.records import read_records
 from streamvid.storage import StorageOptions
 from streamvid.video import decode_into
 from tests.clips import encode, frames_of
+from tests.shard_options import shard_options
 
 BUCKETS = "96x64@9,64x64@1"
 Pixels = NDArray[np.uint8]
@@ -275,7 +275,7 @@ def test_each_layout_becomes_a_dataset_in_one_command(layout: str, tmp_path: Pat
 def test_other_words_for_columns(layout: str, tmp_path: Path) -> None:
     """Every layout names the same clips with the same captions, before anything is built."""
     source, *flags = LAYOUTS[layout](tmp_path)
-    options = ShardOptions(buckets=parse_buckets(BUCKETS), base_path=str(flags[1]) if flags else None)
+    options = shard_options(buckets=parse_buckets(BUCKETS), base_path=str(flags[1]) if flags else None)
     records = read_records(str(source), options).records
     found = {record.caption: record.media(StorageOptions()).read() for record in records}
     assert found == {caption(number): clip(number) for number in range(3)}

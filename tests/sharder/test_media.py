@@ -20,10 +20,11 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder import ShardOptions, ShardReport, dry_run, shard
-from streamvid.sharder.source.extra_media import file_keys, media_columns
+from streamvid.sharder.source.extra_media import file_keys, media
 from tests.clips import frames_of
 from tests.conftest import run_streamvid
 from tests.media_clips import MEDIA, clip_of, make_rows, uneven_clip, write_rows
+from tests.shard_options import shard_options
 from tests.sharder.conftest import tree_of, write_metadata
 
 pytestmark = pytest.mark.timeout(180)
@@ -63,7 +64,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def options(media: dict[str, str] | None = None, **others: Any) -> ShardOptions:
-    return ShardOptions(**OPTIONS | {"media_columns": MEDIA if media is None else media} | others)
+    return shard_options(**OPTIONS | {"media": MEDIA if media is None else media} | others)
 
 
 def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
 
 def test_spellings() -> None:
     """One grammar for the command line and for Python; DiffSynth's list of keys means the same."""
-    columns = media_columns({"control": "c", "reference?": "r", "mask:m": "m", "image:i?": "i", "video:v": "v"})
+    columns = media({"control": "c", "reference?": "r", "mask:m": "m", "image:i?": "i", "video:v": "v"})
     assert [(m.name, m.kind, m.is_mask, m.is_optional) for m in columns] == [
         ("control", None, False, False),
         ("reference", None, False, True),
@@ -163,7 +164,7 @@ def test_spellings() -> None:
         ("i", "image", False, True),
         ("v", "video", False, False),
     ]
-    assert media_columns(dict(str(m).split("=") for m in columns)) == columns  # type: ignore[arg-type]
+    assert media(dict(str(m).split("=") for m in columns)) == columns  # type: ignore[arg-type]
     assert file_keys("video,control_video, Ref-Image") == (
         "video", {"control_video?": "control_video", "ref_image?": "Ref-Image"},
     )  # fmt: skip

@@ -27,11 +27,12 @@ from streamvid.sharder import ShardOptions, dry_run, shard
 from streamvid.sharder.assign import sample_key
 from streamvid.video import decode_into, probe
 from tests.clips import encode, frames_of
+from tests.shard_options import shard_options
 from tests.sharder.conftest import NATIVE, Built, tree_of
 from tests.sharder.test_interop import raw_members
 from tests.video.clips import mean_square_errors, run_ffmpeg
 
-DEFAULTS = ShardOptions(**NATIVE)  # type: ignore[arg-type]
+DEFAULTS = shard_options(**NATIVE)  # type: ignore[arg-type]
 WIDE = parse_buckets("96x64@9")
 
 
@@ -40,7 +41,7 @@ class Stop(Exception):
 
 
 def options(**changes: Any) -> ShardOptions:
-    return replace(DEFAULTS, **changes)
+    return shard_options(**{**NATIVE, **changes})
 
 
 def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
@@ -432,18 +433,18 @@ def test_a_clip_that_takes_too_long_is_rejected_by_name(long_source: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"clips": "raw"}, "clips='raw': allowed are copy, native"),
-        ({"clips": "copy", "codec": "h264"}, "codec='h264' stands beside clips='copy'"),
-        ({"clips": "copy", "crf": 20}, "crf=20 stands beside"),
-        ({"clips": "copy", "gop": 8}, "gop=8 stands beside"),
-        ({"clips": "copy", "max_clip_seconds": 8}, "max_clip_seconds=8 stands beside"),
-        ({"clips": "copy", "min_psnr": 30}, "min_psnr=30 stands beside"),
-        ({"verify": "probe"}, "verify='probe' stands beside clips='native'"),
-        ({"verify": "hash"}, "verify='hash': allowed are decode, probe"),
-        ({"hdr": "tonemap"}, "hdr='tonemap': allowed are refuse, allow"),
+        ({"clips": "raw"}, "kind='raw': must be 'copy', 'native' or 'text'"),
+        ({"clips": "copy", "codec": "h264"}, "codec='h264': cannot be combined with clips='copy'"),
+        ({"clips": "copy", "crf": 20}, "crf=20: cannot be combined"),
+        ({"clips": "copy", "gop": 8}, "gop=8: cannot be combined"),
+        ({"clips": "copy", "max_clip_seconds": 8}, "max_clip_seconds=8: cannot be combined"),
+        ({"clips": "copy", "min_psnr": 30}, "min_psnr=30: cannot be combined"),
+        ({"verify": "probe"}, "verify='probe': cannot be combined with clips='native'"),
+        ({"verify": "hash"}, "verify='hash': must be 'decode' or 'probe'"),
+        ({"hdr": "tonemap"}, "hdr='tonemap': must be 'refuse' or 'allow'"),
         ({"codec": "vp9"}, "codec is 'vp9', allowed are h264"),
         ({"crf": 99}, "crf is 99"),
-        ({"gop": -1}, "gop is -1"),
+        ({"gop": -1}, "gop=-1: must be an integer from 1"),
         ({"fps": 0}, "fps=0: allowed"),
         ({"fps": "many"}, "fps=many: allowed"),
         ({"max_clip_seconds": 0}, "max_clip_seconds=0"),

@@ -17,9 +17,10 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import ShardPlan, make_plan
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
+from tests.shard_options import shard_options
 
 PROBE = Probe(96, 64, 20, 24.0, 20 / 24, "h264", "mp4", False)
-OPTIONS = ShardOptions(buckets=parse_buckets("96x64@9"), shard_size_bytes=1000, val_fraction=0.2)
+OPTIONS = shard_options(buckets=parse_buckets("96x64@9"), shard_size_bytes=1000, val_fraction=0.2)
 
 
 def record(row: int, num_bytes: int) -> Record:

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import parse_buckets
 from streamvid.errors import SourceError
-from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.records import RecordSet, read_records
+from tests.shard_options import shard_options
 from tests.sharder.conftest import write_metadata
 
 BUCKETS = parse_buckets("96x64@9")
 
 
 def read(source: Path, **changes: Any) -> RecordSet:
-    return read_records(source, ShardOptions(buckets=BUCKETS, **changes))
+    return read_records(source, shard_options(buckets=BUCKETS, **changes))
 
 
 def touch(folder: Path, *names: str) -> None:

@@ -19,6 +19,7 @@ from streamvid.sharder.source.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store
 from tests.conftest import run_streamvid
 from tests.servers import ProxyFactory, S3Env, S3Server
+from tests.shard_options import shard_options
 from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Tree, tree_of
 from tests.sharder.test_kill import moments, native_moments, run
 from tests.sharder.test_spool import late_index
@@ -40,7 +41,7 @@ def bucket(moto_server: S3Server, s3_env: S3Env, work: Path) -> str:
 
 
 def options(**changes: Any) -> ShardOptions:
-    return ShardOptions(**{**OPTIONS, **changes})
+    return shard_options(**{**OPTIONS, **changes})
 
 
 def stored(server: S3Server, bucket: str, prefix: str = "ds") -> Tree:
@@ -72,7 +73,7 @@ def test_native_clips_of_a_bucket_are_those_of_a_folder(
 ) -> None:
     """SHARD-1: sources and dataset in buckets, clips encoded: the dataset is that of local folders."""
     moto_server.upload_folder(native.source, bucket, "videos/")
-    chosen = ShardOptions(**{**NATIVE, "workers": 2, "work_dir": tmp_path / "work"})
+    chosen = shard_options(**{**NATIVE, "workers": 2, "work_dir": tmp_path / "work"})
     shard(f"s3://{bucket}/videos/", f"s3://{bucket}/ds", chosen)
     assert stored(moto_server, bucket) == native.tree
     assert list((tmp_path / "work").iterdir()) == []

@@ -15,13 +15,14 @@ import pytest
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder import ShardOptions, dry_run, shard
+from tests.shard_options import shard_options
 from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of, write_metadata
 
-DEFAULTS = ShardOptions(**OPTIONS)  # type: ignore[arg-type]
+DEFAULTS = shard_options(**OPTIONS)  # type: ignore[arg-type]
 
 
 def options(**changes: Any) -> ShardOptions:
-    return replace(DEFAULTS, **changes)
+    return shard_options(**{**OPTIONS, **changes})
 
 
 @pytest.fixture
@@ -281,8 +282,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"buckets": None}, "no buckets"),
-        ({"resolution": ("256px",)}, "stands beside"),
+        ({"resolution": ("256px",)}, "buckets and resolution cannot be combined"),
         ({"val_fraction": 1.0}, "val_fraction=1.0"),
         ({"val_fraction": float("nan")}, "val_fraction=nan"),
         ({"shard_size_bytes": 10}, "shard_size_bytes=10"),

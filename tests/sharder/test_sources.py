@@ -14,9 +14,9 @@ import pytest
 import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.errors import ConfigError, SourceError
-from streamvid.sharder import ShardOptions
 from streamvid.sharder.source.records import RecordSet, read_records
 from tests.servers import S3Env, S3Server
+from tests.shard_options import shard_options
 from tests.sharder.conftest import tree_of
 from tests.sharder.test_layouts import (
     BUCKETS,
@@ -35,7 +35,7 @@ from tests.sharder.test_layouts import (
 
 
 def read(source: Path | list[Path], **changes: Any) -> RecordSet:
-    return read_records(source, ShardOptions(buckets=parse_buckets(BUCKETS), **changes))
+    return read_records(source, shard_options(buckets=parse_buckets(BUCKETS), **changes))
 
 
 def index_of(dataset: Path) -> list[dict[str, Any]]:
@@ -213,7 +213,7 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
     write(tmp_path, {"t.tar": hostile_tar()})
     records = read(tmp_path, caption_column="")
     sources = {
-        record.source: record.media(ShardOptions(buckets=parse_buckets(BUCKETS)).own_storage).read()
+        record.source: record.media(shard_options(buckets=parse_buckets(BUCKETS)).storage).read()
         for record in records.records
     }
     assert sources.pop("t.tar/good.mp4") == clip(0)
@@ -259,7 +259,7 @@ def test_media_of_a_tar_can_be_named_as_columns(tmp_path: Path) -> None:
     write(tmp_path, {"t.tar": tar_of(members)})
     (plain,) = read(tmp_path).records
     assert (plain.source, plain.caption, plain.extra) == ("t.tar/k.mp4", "words", ())
-    (asked,) = read(tmp_path, video_column="mp4", media_columns={"control": "control.mp4"}).records
+    (asked,) = read(tmp_path, video_column="mp4", media={"control": "control.mp4"}).records
     assert [file.source for file in asked.extra] == ["t.tar/k.control.mp4"]
     (turned,) = read(tmp_path, video_column="control.mp4").records
     assert turned.source == "t.tar/k.control.mp4" and turned.columns == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from streamvid.dataset.filter.filter import parse_filter
 from streamvid.errors import ConfigError, SealedError
 from streamvid.sharder import ShardOptions, dry_run, shard
 from streamvid.sharder.rejections import REMEDIES, by_kind
+from tests.shard_options import shard_options
 from tests.sharder.conftest import OPTIONS, Built, tree_of, write_metadata
 
 
 def options(**changes: Any) -> ShardOptions:
-    return replace(ShardOptions(**OPTIONS), **changes)  # type: ignore[arg-type]
+    return shard_options(**{**OPTIONS, **changes})
 
 
 def sources(dest: Path) -> set[str]:
@@ -116,8 +116,10 @@ def test_facts_of_videos_are_refused_for_rows_of_texts(tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"caption": "a", "score": 1}\n{"caption": "b", "score": 3}\n')
     for build in (shard, dry_run):
         with pytest.raises(ConfigError, match="'width' is a fact of videos.*name columns of the metadata, score, text"):
-            build(tmp_path / "texts.jsonl", tmp_path / "ds", ShardOptions(clips="text", where="width > 3 or score > 2"))
-    report = shard(tmp_path / "texts.jsonl", tmp_path / "ds", ShardOptions(clips="text", where="score > 2"))
+            build(
+                tmp_path / "texts.jsonl", tmp_path / "ds", shard_options(clips="text", where="width > 3 or score > 2")
+            )
+    report = shard(tmp_path / "texts.jsonl", tmp_path / "ds", shard_options(clips="text", where="score > 2"))
     assert (report.num_samples, report.num_rejected) == (1, 1)
 
 
@@ -148,7 +150,7 @@ def test_rejections_are_counted_by_kind_with_what_lets_them_in(built: Built) -> 
     }  # fmt: skip
     assert "--num-frames" in kinds["too-few-frames"].remedy
     assert kinds["too-few-frames"].examples[0][1] == "bad/short.mp4"
-    again = shard(built.source, built.dest, ShardOptions(**OPTIONS))  # type: ignore[arg-type]
+    again = shard(built.source, built.dest, shard_options(**OPTIONS))  # type: ignore[arg-type]
     assert again.state == "already sealed" and again.rejected_by_kind == built.report.rejected_by_kind
     assert built.report.to_json()["rejected_by_kind"] == [kind.to_json() for kind in built.report.rejected_by_kind]
     json.dumps(built.report.to_json())

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
@@ -28,7 +29,6 @@ from streamvid.modules.config import ModelConfig
 from streamvid.modules.encoding import check_fresh
 from streamvid.plan import World
 from streamvid.sharder import sharder
-from streamvid.sharder.options import ShardOptions
 from streamvid.trainer import train
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.encode import encode
@@ -38,6 +38,7 @@ from tests.clips import frames_of
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
 from tests.media_clips import MEDIA, make_rows, write_rows
 from tests.servers import S3Env, S3Server
+from tests.shard_options import shard_options
 from tests.trainer.encoders import build
 from tests.trainer.runs import config_of, losses_in, run, start
 
@@ -242,7 +243,7 @@ def test_a_split_run_has_the_losses_of_one_stage(
 def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
     """What a module reads besides, `encode` reads in the first stage; one config serves both, and one stage."""
     source = write_rows(tmp_path, make_rows(tmp_path, 3))
-    options = ShardOptions(buckets=parse_buckets("96x64@9"), workers=1, media_columns=MEDIA)
+    options = shard_options(buckets=parse_buckets("96x64@9"), workers=1, media=MEDIA)
     assert sharder.shard(source, tmp_path / "ds", options).num_samples == 3
     model = ModelConfig(factory="tests.trainer.encoders:build_controlled", extra_inputs=("control",))
     config = encoding(tmp_path / "ds", tmp_path / "sidecar", model=model, max_steps=3, batch_size=1)
@@ -299,8 +300,8 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
     for number in range(4):
         (videos / f"clip{number}.mp4").write_bytes(make_clip(frames_of("bikes", 144, 96, 19)[number % 2 :]))
     form = {"64px": {9: [0.5, 2], 17: [0.75, 1]}, "96px": {9: [0.5, 1]}}
-    buckets = BucketConfig(bucket_config=form, probabilities="opensora-v2", assign="all")
-    sharder.shard(videos, tmp_path / "ds", ShardOptions(bucket_config=buckets, workers=1))
+    buckets = BucketConfig(opensora=OpenSoraConfig(bucket_config=form, probabilities="opensora-v2"), assign="all")
+    sharder.shard(videos, tmp_path / "ds", shard_options(bucket_config=buckets, workers=1))
     base = open_dataset(tmp_path / "ds")
     assert base.manifest.draws
     result = encode(encoding(tmp_path / "ds", tmp_path / "sidecar", {"draws": 0.0}))

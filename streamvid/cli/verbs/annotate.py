@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import ProgressBar, print_json, printable, size
-from streamvid.cli.storage_flags import storage_flags
+from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.annotate.annotate import AnnotateReport
@@ -33,7 +34,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return names
 
 
-@click.command(epilog=_EPILOG, short_help="Put captions and columns into a sealed dataset.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Put captions and columns into a sealed dataset.")
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")

@@ -9,8 +9,8 @@ import click
 
 from streamvid.bench.options import BenchOptions
 from streamvid.cli.console import ProgressBar, print_json, print_table, printable, size
-from streamvid.cli.flags import option_flags
-from streamvid.cli.storage_flags import storage_flags
+from streamvid.cli.flags import GroupedCommand, option_flags
+from streamvid.cli.shared_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
 from streamvid.errors import LoaderError
 
@@ -43,7 +43,11 @@ _LIMITS = {
 }
 
 
-@click.command(epilog=_EXAMPLES, short_help="Measure samples per second on this machine, and what limits them.")
+@click.command(
+    cls=GroupedCommand,
+    epilog=_EXAMPLES,
+    short_help="Measure samples per second on this machine, and what limits them.",
+)
 @click.argument("dataset", type=click.Path())
 @click.option(
     "--batch-size",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import ProgressBar, print_json, size
-from streamvid.cli.storage_flags import storage_pair_flags
+from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.shared_flags import storage_pair_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.upkeep.copy import CopyReport
@@ -23,7 +24,7 @@ Every file's checksum is proved while it passes, and manifest.json is written la
 Stopped at any point, the same command goes on where it was."""
 
 
-@click.command(epilog=_EPILOG, short_help="Copy a dataset between disks and buckets.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Copy a dataset between disks and buckets.")
 @click.argument("source")
 @click.argument("dest")
 @click.option("--check-existing", is_flag=True, help="Read what is at DEST, and put again what differs.")

@@ -87,15 +87,15 @@ def _run_to_its_end(command: list[str]) -> int:
 
 
 def _shard(corpus: Path, dataset: Path) -> None:
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.buckets.config import BucketConfig
+    from streamvid.sharder.options import ShardOptions, WorkOptions
     from streamvid.sharder.sharder import shard
 
     options = ShardOptions(
-        resolution=RESOLUTIONS,
-        num_frames=NUM_FRAMES,
+        buckets=BucketConfig(resolution=RESOLUTIONS, num_frames=NUM_FRAMES),
         shard_size_bytes=2 * 10**6,
         val_fraction=0.15,  # so that the loss below is of clips that training never sees
-        overwrite=True,
+        work=WorkOptions(overwrite=True),
     )
     progress = ProgressBar()
     try:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from streamvid.buckets.geometry import DEFAULT_MULTIPLE
-from streamvid.cli.bucket_flags import bucket_flags
 from streamvid.cli.console import print_json
-from streamvid.cli.flags import Rate
-from streamvid.cli.storage_flags import storage_flags
+from streamvid.cli.flags import GroupedCommand, Rate, add_flags
+from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
 from streamvid.errors import ConfigError, SourceError
 from streamvid.plan.options import PlanOptions, Sync, Tail
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 _MAX_EPOCHS = 1000
 _BOTH_KINDS = ("preset", "bucket_config")  # bucket options that a sealed dataset takes too
-_NOT_GIVEN = (None, (), DEFAULT_MULTIPLE)
 _EXAMPLES = """\b
 Examples:
   streamvid plan ds/ --num-ranks 64 --batch-size 4
@@ -51,7 +48,7 @@ machine. Everything derived from it is an estimate and marked with ~.
 Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 wrong usage."""
 
 
-@click.command(epilog=_EXAMPLES)
+@click.command(cls=GroupedCommand, epilog=_EXAMPLES)
 @click.argument("source", type=click.Path())
 @click.option("--num-ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of the run.")
 @click.option(
@@ -86,7 +83,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 @click.option("--where", metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
 @click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
-@bucket_flags
+@add_flags(BUCKET_FLAGS)
 @click.option("--fps", type=Rate(), help="Metadata: frame rate of the clips; --fps-rule says how.")
 @click.option(
     "--fps-rule",
@@ -177,26 +174,25 @@ def _from_metadata(source: str, run: PlannedRun, given: Mapping[str, Any]) -> Ru
 
 def _bucket_config(given: dict[str, Any]) -> BucketConfig:
     """Return the buckets that `streamvid shard --clips copy` would make of the same flags."""
-    from streamvid.cli.bucket_flags import bucket_options
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.options import ClipOptions, ShardOptions
 
-    given["clips"] = "copy"
-    bucket_options(given)
-    options = ShardOptions(**given)
+    clips = ClipOptions(fps=given.pop("fps"), fps_rule=given.pop("fps_rule"))
+    options = ShardOptions(buckets=take_buckets(given), clips=clips)
     return replace(options.config, frame_rate=options.frame_rate)
 
 
 def _from_dataset(
     source: str, run: PlannedRun, storage: StorageOptions, given: Mapping[str, Any], keys: str | None
 ) -> RunForecast:
-    from streamvid.buckets.config import load_bucket_config
+    from streamvid.buckets.document import load_bucket_config
     from streamvid.dataset.reader import open_dataset
     from streamvid.forecast.batches import planned_keys
     from streamvid.forecast.dataset import forecast_dataset
 
+    flags = {flag.name: flag.opts[0] for flag in BUCKET_FLAGS}
     for name, value in given.items():
-        if name not in _BOTH_KINDS and value not in _NOT_GIVEN:
-            option = "--" + name.replace("_", "-")
+        if name not in _BOTH_KINDS and value is not None:
+            option = flags.get(name, "--" + name.replace("_", "-"))
             raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard again")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])

@@ -46,12 +46,13 @@ def command(ctx: click.Context, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
     """Show the preset NAME, or the YAML file of that path: its text, then tokens and host memory by bucket."""
+    from streamvid.buckets.document import bucket_config_to_json
     from streamvid.buckets.presets import bucket_costs, load_preset, preset_text
 
     config = load_preset(name)
     costs = bucket_costs(config, max_tokens_per_batch)
     if as_json:
-        print_json({**config.to_json(), "costs": [_cost_json(cost) for cost in costs]})
+        print_json({**bucket_config_to_json(config), "costs": [_cost_json(cost) for cost in costs]})
         return
     click.echo(preset_text(name), nl=not as_yaml)
     if as_yaml:
@@ -64,7 +65,7 @@ def _summary(config: BucketConfig) -> dict[str, Any]:
 
     largest = presets.largest_tokens(config)
     return {
-        "name": config.name,
+        "name": config.about.name,
         "sizes": presets.sizes_text(config),
         "frames": presets.frames_text(config),
         "fps": presets.rate_text(config),

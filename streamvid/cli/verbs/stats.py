@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json, print_table, printable, size
+from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.report import stored_line
-from streamvid.cli.storage_flags import storage_flags
+from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog="\b\nExamples:\n  streamvid stats ds/\n  streamvid stats s3://bucket/ds\n"
     "  streamvid stats ds/ --rejections\n"
-    "  streamvid stats ds/ --json | jq .buckets"
+    "  streamvid stats ds/ --json | jq .buckets",
 )
 @click.argument("dataset", type=click.Path())
 @click.option("--rejections", is_flag=True, help="What was rejected, by kind, and what would have let it in.")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.cli.console import ProgressBar, print_json, printable, size
-from streamvid.cli.storage_flags import storage_flags
+from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.upkeep.verify_report import VerifyReport
@@ -25,7 +26,7 @@ Without --deep: manifest and index by their checksums, shards by their sizes. Ex
 is wrong, and the last line says what to do. Stopped at any point, --deep goes on where it was."""
 
 
-@click.command(epilog=_EPILOG, short_help="Check a dataset against its manifest.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Check a dataset against its manifest.")
 @click.argument("url")
 @click.option("--deep", is_flag=True, help="Read every byte: shards, clips, captions, packets.")
 @click.option("--fresh", is_flag=True, help="Deep: read again what an interrupted run has read.")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamvid.dataset.captions import CAPTION_COLUMNS, Captions, captions_to_json, parse_captions
-from streamvid.errors import ConfigError, Rejected, SourceError
+from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.source.columns import check_text, find_column
 from streamvid.sharder.source.metadata import Cell, cell_text
 
@@ -63,19 +63,6 @@ def find_caption_columns(
     if weights is not None:
         find_column(names, weights, (), "caption_weight_column")
     return CaptionColumns(found, weights)
-
-
-def check_caption_options(asked: object, weights: object, lines: object) -> None:
-    """ConfigError for values of caption_column, caption_weight_column and caption_lines that cannot be."""
-    several = [asked] if asked is None or isinstance(asked, str) else asked
-    if not isinstance(several, Sequence) or not several or not all(isinstance(n, str | None) for n in several):
-        raise ConfigError(f"caption_column={asked!r}: expected a column's name, or a list of names")
-    if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
-        raise ConfigError(f"caption_column={asked!r}: name each column once, and '' alone for no captions")
-    if weights is not None and (not isinstance(weights, str) or asked == "" or weights in several):
-        raise ConfigError(f"caption_weight_column={weights!r}: expected another column than the captions'")
-    if not isinstance(lines, bool):
-        raise ConfigError(f"caption_lines={lines!r}; allowed are True and False")
 
 
 def text_source(text: str) -> str:

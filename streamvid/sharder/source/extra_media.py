@@ -6,12 +6,12 @@ clip's source, at the same times: then whatever frames a delivery takes of the c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from streamvid.errors import ConfigError, Rejected, SourceError
+from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.metadata import Cell, Metadata, cell_text
 
@@ -19,72 +19,10 @@ if TYPE_CHECKING:
     from streamvid.sharder.source.place import Place
     from streamvid.storage import StorageOptions
 
-MAX_MEDIA = 16
 MAX_ITEMS = 8
-KINDS = ("video", "image", "mask")
-_TAKEN = ("txt", "json")
-_SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
 
 Cells: TypeAlias = Mapping[str, object]
 """Of one input row: name of a medium → what its column holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaColumn:
-    """A medium and the column that names its files.
-
-    kind: "video", as many frames as the clip, at the same times; "image", one picture for the whole clip; None: images
-    where all its files are, else video. is_mask: it is delivered with one channel, and stored without loss in native
-    datasets. is_optional: rows without it are taken all the same.
-    """
-
-    name: str
-    column: str
-    kind: str | None = None
-    is_mask: bool = False
-    is_optional: bool = False
-
-    @property
-    def stem(self) -> str:
-        """What the extensions of its members begin with."""
-        return self.name.replace("_", "")
-
-    def __str__(self) -> str:
-        kind = "mask:" if self.is_mask else f"{self.kind}:" if self.kind else ""
-        return f"{kind}{self.name}{'?' if self.is_optional else ''}={self.column}"
-
-
-def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
-    """What `media_columns` says: ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte_path"}``.
-
-    A key is the medium's name, of letters, digits and _; "?" behind it lets rows without it in; "video:", "image:" or
-    "mask:" before it says what it is. ConfigError for anything else.
-    """
-    found: list[MediaColumn] = []
-    for key, column in given.items():
-        match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
-        if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
-            raise ConfigError(
-                f"media {key!r}={column!r}: allowed is [KIND:]NAME[?]=COLUMN with KIND one of {', '.join(KINDS)} and "
-                "NAME of lowercase letters, digits and _, as control=control_video, reference?=ref or mask:matte=matte"
-            )
-        is_mask = match[1] == "mask"
-        found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
-    for taken in ([medium.stem for medium in found], [medium.column for medium in found]):
-        twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
-        if twice:
-            raise ConfigError(f"media: {', '.join(twice)} stands twice, or for something else already; rename one")
-    if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media: {len(found)} are given, {MAX_MEDIA} are allowed")
-    return tuple(found)
-
-
-def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """(column of the clip, media) of DiffSynth's data_file_keys, as ``video,control_video``: rows may lack media."""
-    clip, *others = (word.strip() for word in text.split(","))
-    if not clip or not all(others):
-        raise ConfigError(f"data_file_keys={text!r}: write the columns of files, the clip's first: video,control_video")
-    return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 from streamvid.errors import Rejected, SourceError
-from streamvid.sharder.options import LAYOUTS, ShardOptions
+from streamvid.sharder.options import Layout, ShardOptions
 from streamvid.sharder.source.folder import is_media_name
 from streamvid.sharder.source.media import Media, is_remote
 from streamvid.sharder.source.metadata import READERS, Cell, Metadata, Row, is_metadata_name, read_metadata
@@ -50,25 +51,25 @@ class _Found:
 
 def find_input(source: str | Path, options: ShardOptions) -> Input:
     """A source as its rows. Raises SourceError, StorageError where a store fails."""
-    storage = options.own_storage
+    storage = options.storage
     store = open_store(source, storage)
     if isinstance(store, LocalStore):
         # resolve() would follow links, and rename what lies behind them.
         found = _find_folder(Path(os.path.abspath(store.root)), options)  # noqa: PTH100
     else:
         found = _find_prefix(store.url, storage, options)
-    layout = options.layout or _detect(found)
+    layout = options.source.layout or _detect(found)
     if found.file is not None and layout not in ("metadata", "tars"):
         raise SourceError(f"source {_shown(found)} is one file, and layout={layout!r} is of folders; give the folder")
     read = _READ[layout](found)
-    if options.base_path is None:
+    if options.source.base_path is None:
         return read
     if layout not in _WITH_BASE:
         raise SourceError(
-            f"base_path={str(options.base_path)!r} stands beside a source of layout {layout}, which has its files in "
-            f"itself; leave it out, or say which with layout: {', '.join(_WITH_BASE)} take one"
+            f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {layout}, which "
+            f"contains its files; leave it out, or give another layout: {', '.join(_WITH_BASE)} take one"
         )
-    return replace(read, place=_place(options.base_path, storage))
+    return replace(read, place=_place(options.source.base_path, storage))
 
 
 _WITH_BASE = ("metadata", "lists", "parquet", "imagefolder")
@@ -86,11 +87,11 @@ def _place(folder: str | Path, storage: StorageOptions) -> Place:
 
 def _find_folder(root: Path, options: ShardOptions) -> _Found:
     if root.is_file():
-        folder = Folder(root.parent, Objects(options.own_storage))
+        folder = Folder(root.parent, Objects(options.storage))
         return _one_file(folder, root.name, options)
     if not root.is_dir():
         raise SourceError(f"source {root} is neither a folder nor a metadata file")
-    return _of_folder(Folder(root, Objects(options.own_storage)), options)
+    return _of_folder(Folder(root, Objects(options.storage)), options)
 
 
 def _find_prefix(url: str, storage: StorageOptions, options: ShardOptions) -> _Found:
@@ -111,9 +112,10 @@ def _find_prefix(url: str, storage: StorageOptions, options: ShardOptions) -> _F
 
 
 def _one_file(place: Place, name: str, options: ShardOptions) -> _Found:
-    if options.metadata is not None:
+    if options.source.metadata is not None:
         raise SourceError(
-            f"source {place.url}/{name} is a file, and metadata={str(options.metadata)!r} is given too; give the folder"
+            f"source {place.url}/{name} is a file, and metadata={str(options.source.metadata)!r} is given too; give "
+            "the folder"
         )
     return _Found(place, options, name, lambda: [name])
 
@@ -133,7 +135,7 @@ def _detect(found: _Found) -> str:
     place, options = found.place, found.options
     if found.file is not None:
         return "tars" if found.file.lower().endswith(".tar") else "metadata"
-    if options.metadata is not None:
+    if options.source.metadata is not None:
         return "metadata"
     if place.is_file("manifest.json") and is_manifest(_media(place, "manifest.json")):
         return "dataset"
@@ -160,8 +162,8 @@ def _detect(found: _Found) -> str:
 def _read_metadata(found: _Found) -> Input:
     place, options = found.place, found.options
     name = found.file
-    if options.metadata is not None:
-        return Input(place, read_metadata(options.metadata, options.own_storage))
+    if options.source.metadata is not None:
+        return Input(place, read_metadata(options.source.metadata, options.storage))
     if name is None:
         names = _root_metadata(place)
         if not names:
@@ -173,7 +175,7 @@ def _read_metadata(found: _Found) -> Input:
     videos = _VIDEOS_OF.get(name)
     if videos is not None and place.is_folder(videos):
         # FastVideo: paths are of the folder beside.
-        return Input(_place(f"{place.url}/{videos}", options.own_storage), metadata)
+        return Input(_place(f"{place.url}/{videos}", options.storage), metadata)
     return Input(place, metadata)
 
 
@@ -256,11 +258,11 @@ def _read_tars(found: _Found) -> Input:
 
 
 def _read_dataset(found: _Found) -> Input:
-    return Input(*read_dataset(found.place, found.options.own_storage))
+    return Input(*read_dataset(found.place, found.options.storage))
 
 
 def _wanted(options: ShardOptions) -> frozenset[str]:
-    return frozenset({options.video_column or "", *options.media_columns.values()})
+    return frozenset({options.source.video_column or "", *options.source.media.values()})
 
 
 _READ: dict[str, Callable[[_Found], Input]] = {
@@ -272,7 +274,7 @@ _READ: dict[str, Callable[[_Found], Input]] = {
     "tars": _read_tars,
     "dataset": _read_dataset,
 }
-assert tuple(_READ) == LAYOUTS
+assert tuple(_READ) == get_args(Layout)
 
 
 def _joined(parts: Sequence[Metadata], video_column: str | None = None) -> Metadata:
@@ -325,7 +327,7 @@ def _dataset_folders(name: str) -> list[str]:
 
 
 def _table(found: _Found, name: str) -> Metadata:
-    return read_metadata(f"{found.place.url}/{name}", found.options.own_storage)
+    return read_metadata(f"{found.place.url}/{name}", found.options.storage)
 
 
 def _first(place: Place, names: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from streamvid.dataset.captions import Captions
 from streamvid.errors import Rejected, SourceError
+from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.captions import (
     CaptionCells,
@@ -29,7 +30,6 @@ from streamvid.sharder.source.columns import (
 )
 from streamvid.sharder.source.extra_media import (
     Cells,
-    MediaColumn,
     MediaFile,
     cells_of,
     check_columns,
@@ -117,9 +117,10 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
     A row that cannot be used is a rejection; SourceError is for input that cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
-    if len(sources) > 1 and options.metadata is not None:
+    if len(sources) > 1 and options.source.metadata is not None:
         raise SourceError(
-            f"metadata={str(options.metadata)!r} stands beside {len(sources)} sources; give metadata files as sources"
+            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; give metadata "
+            "files as sources"
         )
     parts: list[RecordSet] = []
     for one in sources:
@@ -133,10 +134,10 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
 
 def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSet:
     place, metadata = found.place, found.metadata
-    if options.is_text and metadata is None:
-        raise SourceError(f"{place.url} has no metadata, and clips='text' (--text-only) makes samples of its rows")
+    if options.clips.is_text and metadata is None:
+        raise SourceError(f"{place.url} has no metadata, and clips='text' (--clips text) makes samples of its rows")
     user_types: dict[str, str] = {}
-    check_columns(metadata, options.media)
+    check_columns(metadata, options.source.media_columns)
     if metadata is None:
         paths = [path for path in place.paths() if is_media_name(path)]
         place.look_ahead(paths, is_folder=True)
@@ -207,19 +208,19 @@ class _Columns:
     def of(metadata: Metadata, options: ShardOptions) -> _Columns:
         if not metadata.names:
             return _Columns(metadata.rows, None, CaptionColumns(), (), {})
-        video = None if options.is_text else _video_column(metadata, options)
+        video = None if options.clips.is_text else _video_column(metadata, options)
         others = [name for name in metadata.names if name != video]
-        asked = metadata.caption_column if options.caption_column is None else options.caption_column
-        captions = find_caption_columns(others, asked, options.caption_weight_column)
+        asked = metadata.caption_column if options.source.captions.column is None else options.source.captions.column
+        captions = find_caption_columns(others, asked, options.source.captions.weight_column)
         of_layout = (metadata.video_column, metadata.caption_column)
-        taken = (video, *captions.all, *of_layout, *(medium.column for medium in options.media))
+        taken = (video, *captions.all, *of_layout, *(medium.column for medium in options.source.media_columns))
         rows = [row for row in metadata.rows if isinstance(row, dict)]
         types = {
             name: common_type([cell_value(row.get(name)) for row in rows])
             for name in metadata.names
             if name not in taken
         }
-        return _Columns(metadata.rows, video, captions, options.media, types)
+        return _Columns(metadata.rows, video, captions, options.source.media_columns, types)
 
     def paths(self) -> list[object]:
         """What all rows call their files."""
@@ -245,32 +246,32 @@ _TAKEN = BadRow("")
 
 
 def _video_column(metadata: Metadata, options: ShardOptions) -> str:
-    asked = options.video_column or metadata.video_column
+    asked = options.source.video_column or metadata.video_column
     try:
         return find_column(metadata.names, asked, VIDEO_COLUMNS, "video_column")
     except SourceError as error:
-        raise SourceError(f"{error}; clips='text' (--text-only) makes a dataset of texts without videos") from None
+        raise SourceError(f"{error}; clips='text' (--clips text) makes a dataset of texts without videos") from None
 
 
 def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions) -> Record:
-    source, path = ("", "") if options.is_text else place.locate(candidate[0])
+    source, path = ("", "") if options.clips.is_text else place.locate(candidate[0])
     captions = check_captions(_captions(candidate[1], place, options))
     for name, value in candidate[2].items():
         if isinstance(value, str):
             check_text(value, f"column {name!r}")
     caption = captions[0][0] if captions else None
     several = captions if len(captions) > 1 else ()
-    if options.is_text:
+    if options.clips.is_text:
         if caption is None or not caption.strip():
             raise Rejected("has no text", kind="no-text")
         num_bytes = len(caption.encode())
         return Record(row, text_source(caption), "", num_bytes, "", caption, candidate[2], captions=several)
     num_bytes, version = place.state(path)
-    max_clip_bytes = options.max_clip_bytes
+    max_clip_bytes = options.source.max_clip_bytes
     if not 0 < num_bytes <= max_clip_bytes:
         limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(limit if num_bytes else "is empty", kind="max-clip-bytes" if num_bytes else "empty-file")
-    extra = find_files(candidate[3], options.media, place, max_clip_bytes)
+    extra = find_files(candidate[3], options.source.media_columns, place, max_clip_bytes)
     kept = place.kept(path)
     return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several, kept)
 
@@ -281,7 +282,7 @@ def _captions(cells: object, place: Place, options: ShardOptions) -> Captions:
     if not isinstance(cells, Sidecar):
         return ()
     text = place.caption(cells)
-    if options.caption_lines:
+    if options.source.captions.lines:
         return caption_lines(text)
     return () if text is None else ((text, 1.0),)
 

@@ -52,15 +52,15 @@ class Destination:
 
 def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     """Find the destination `dest`. Raises ConfigError, DatasetError for a file, StorageError for an unknown URL."""
-    store = open_store(dest, options.own_storage)
+    store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
             raise ConfigError(f"dest {store.url}: workers cannot see the memory of this process; choose another place")
         return Destination(store, _work_folder(store.url, options))
-    if options.work_dir is not None:
+    if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work_dir)!r} is for datasets in a bucket; leave it out for a dataset in a folder, "
-            "which holds its own unfinished work"
+            f"work_dir={str(options.work.work_dir)!r} is for datasets in a bucket; leave it out for a dataset in a "
+            "folder, which holds its own unfinished work"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
     if root.exists() and not root.is_dir():
@@ -70,10 +70,8 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
     """Return the same folder for the same bucket of the same server, so that the next run finds unfinished work."""
-    endpoint = options.own_storage.endpoint_url or next(
-        (os.environ[name] for name in _ENDPOINTS if name in os.environ), ""
-    )
+    endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
-    if options.work_dir is None:
+    if options.work.work_dir is None:
         return user_cache("shard") / name
-    return Path(os.path.abspath(Path(options.work_dir).expanduser())) / name  # noqa: PTH100 - as above
+    return Path(os.path.abspath(Path(options.work.work_dir).expanduser())) / name  # noqa: PTH100 - as above

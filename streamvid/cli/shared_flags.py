@@ -1,0 +1,93 @@
+"""Flags that several verbs share: how object stores are reached, and which buckets there are.
+
+Keys of object stores are not flags: a process list would show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import click
+
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import DEFAULT_BUCKETS, load_bucket_config
+from streamvid.cli.flags import Flag, add_flags, build, flags_of, option_flags, take
+from streamvid.errors import ConfigError
+from streamvid.storage import StorageOptions
+
+storage_flags = option_flags(StorageOptions, "storage", group="Storage")
+"""Decorator: the command gets `storage`, StorageOptions."""
+
+_GROUP = "Buckets"
+_SIZES = flags_of(BucketConfig, group=_GROUP)
+_BASE = [
+    Flag(["--preset"], metavar="NAME", help="Buckets of a model; `streamvid presets` lists them."),
+    Flag(
+        ["--bucket-config"],
+        group=_GROUP,
+        type=click.Path(),
+        metavar="FILE",
+        help="Buckets as YAML, or Open-Sora's bucket_config.",
+    ),
+]
+BUCKET_FLAGS = (*_BASE, *_SIZES)
+"""--preset, --bucket-config and a flag for each option of BucketConfig; `take_buckets` builds the configuration."""
+
+
+def take_buckets(given: dict[str, Any]) -> BucketConfig | None:
+    """Move bucket flags out of `given` and build the configuration from them; None if none of them was given."""
+    preset, file = given.pop("preset"), given.pop("bucket_config")
+    if preset is not None and file is not None:
+        raise click.UsageError(f"--preset {preset} cannot be combined with --bucket-config {file}")
+    tree = take(_SIZES, given)
+    if preset is not None or file is not None:
+        return _changed(load_bucket_config(file if preset is None else preset), tree)
+    if not tree:
+        return None
+    is_sized = "buckets" in tree or tree.get("size", {}).keys() & {"max_pixels", "height", "width"}
+    return build(BucketConfig, _SIZES, tree if is_sized else {**DEFAULT_BUCKETS, **tree})
+
+
+def _changed(config: BucketConfig, tree: dict[str, Any]) -> BucketConfig:
+    """Return a preset, or a file, with the rules that were given besides."""
+    if tree.get("ratios") == {"multiple": config.multiple}:
+        del tree["ratios"]
+    if "policy" in tree:
+        tree["policy"] = replace(config.policy, **tree["policy"])
+    for flag in _SIZES:
+        if flag.path[0] in tree and flag.path[0] not in ("assign", "frame_rule", "policy"):
+            raise ConfigError(
+                f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which give the buckets; leave it "
+                "out, or change a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
+            )
+    return replace(config, **tree)
+
+
+def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with storage flags for both of two stores, and with --source- and --dest- for one of them.
+
+    The command gets `source_storage` and `dest_storage`: StorageOptions. A profile and no keys exclude each other, so
+    one store's own flag of these replaces both common ones.
+    """
+    both = flags_of(StorageOptions, group="Storage")
+    source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")
+    of_reading = ("anon", "requester_pays")
+    dest = flags_of(StorageOptions, group="Storage of DEST alone", prefix="dest-", exclude=of_reading)
+
+    @wraps(command)
+    def wrapped(*args: Any, **given: Any) -> Any:
+        common = take(both, given)
+        sides = {"source_storage": take(source, given), "dest_storage": take(dest, given)}
+        options = {name: StorageOptions(**_joined(common, own)) for name, own in sides.items()}
+        return command(*args, **options, **given)
+
+    return add_flags([*both, *source, *dest])(wrapped)
+
+
+def _joined(both: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    keys = {"anon", "profile"}
+    common = {name: value for name, value in both.items() if name not in keys or not keys & own.keys()}
+    return common | own

@@ -1,0 +1,73 @@
+"""Conditioning inputs of a sample (control videos, reference images, masks): the columns that name their files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamvid.errors import ConfigError
+
+MAX_MEDIA = 16
+KINDS = ("video", "image", "mask")
+_TAKEN = ("txt", "json")
+_SPELLING = re.compile(r"(?:([a-z]+):)?([a-z][a-z0-9_]{0,31})(\?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaColumn:
+    """A conditioning input and the column that names its files.
+
+    kind: "video" has as many frames as the clip, at the same times; "image" is one picture for the whole clip; None is
+    "image" if all of its files are images, else "video".
+    is_mask: it is delivered with one channel and stored without loss in native datasets.
+    is_optional: rows without it are accepted.
+    """
+
+    name: str
+    column: str
+    kind: str | None = None
+    is_mask: bool = False
+    is_optional: bool = False
+
+    @property
+    def stem(self) -> str:
+        """First part of the extensions of its members."""
+        return self.name.replace("_", "")
+
+    def __str__(self) -> str:
+        kind = "mask:" if self.is_mask else f"{self.kind}:" if self.kind else ""
+        return f"{kind}{self.name}{'?' if self.is_optional else ''}={self.column}"
+
+
+def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
+    """Parse names and columns: ``{"control": "control_video", "reference?": "ref", "mask:matte": "matte_path"}``.
+
+    A key is a name of lowercase letters, digits and _. "?" after it accepts rows without the input; "video:", "image:"
+    or "mask:" before it gives its kind. Raises ConfigError for anything else.
+    """
+    found: list[MediaColumn] = []
+    for key, column in given.items():
+        match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
+        if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
+            raise ConfigError(
+                f"media {key!r}={column!r}: allowed is [KIND:]NAME[?]=COLUMN with KIND one of {', '.join(KINDS)} and "
+                "NAME of lowercase letters, digits and _, as control=control_video, reference?=ref or mask:matte=matte"
+            )
+        is_mask = match[1] == "mask"
+        found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
+    for taken in ([medium.stem for medium in found], [medium.column for medium in found]):
+        twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
+        if twice:
+            raise ConfigError(f"media: {', '.join(twice)} is used twice, or is reserved; rename one")
+    if len(found) > MAX_MEDIA:
+        raise ConfigError(f"media: {len(found)} are given, at most {MAX_MEDIA} are allowed")
+    return tuple(found)
+
+
+def file_keys(text: str) -> tuple[str, dict[str, str]]:
+    """Parse DiffSynth's data_file_keys, such as ``video,control_video``: the clip's column, and optional media."""
+    clip, *others = (word.strip() for word in text.split(","))
+    if not clip or not all(others):
+        raise ConfigError(f"data_file_keys={text!r}: write the columns of files, the clip's first: video,control_video")
+    return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

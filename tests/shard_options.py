@@ -1,0 +1,47 @@
+"""ShardOptions from flat names, as `streamvid shard` has them, so that tests read as one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.document import bucket_config_of
+from streamvid.cli.flags import Flag, flags_of
+from streamvid.sharder.options import ShardOptions
+
+Path = tuple[str, ...]
+
+
+def places(flags: list[Flag]) -> dict[str, Path]:
+    """Name of a field, or of its flag → where it belongs."""
+    fields = {flag.path[-1]: flag.path for flag in flags}
+    return fields | {flag.opts[0].removeprefix("--").replace("-", "_"): flag.path for flag in flags}
+
+
+PLACES = places(flags_of(ShardOptions)) | {"storage": ("storage",)}
+BUCKET_PLACES = places(flags_of(BucketConfig)) | {"policy": ("policy",)}
+
+
+def put(tree: dict[str, Any], path: Path, value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def shard_options(**given: Any) -> ShardOptions:
+    """`bucket_config` is a BucketConfig, a preset's name, a file or a mapping; others change it."""
+    base = given.pop("bucket_config", None)
+    tree: dict[str, Any] = {}
+    buckets: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in BUCKET_PLACES:
+            put(buckets, BUCKET_PLACES[name], value)
+        else:
+            put(tree, PLACES[name], value)
+    if base is not None:
+        config = bucket_config_of(base)
+        tree["buckets"] = replace(config, **buckets) if buckets else base
+    elif buckets:
+        tree["buckets"] = BucketConfig(**buckets)
+    return ShardOptions(**tree)
