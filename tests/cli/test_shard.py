@@ -66,7 +66,7 @@ def test_native_clips_are_reported_with_bytes_and_quality(tiny: Tiny, tmp_path: 
     assert "clips: native" in stats and "encoded: h264 crf 23, gop 8, fps 30000/1001; PSNR-Y " in stats
     assert "rejected: 1 of 5 windows of 3 input rows" in stats
     facts = json.loads(run_streamvid("stats", tmp_path / "ds", "--json").stdout)
-    assert facts["encoding"]["fps"] == "30000/1001" and facts["quality"]["psnr_y"]["min"] > 30
+    assert facts["native"]["encoding"]["fps"] == "30000/1001" and facts["native"]["quality"]["psnr_y"]["min"] > 30
 
 
 def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
