@@ -1,4 +1,4 @@
-"""Going over all files of a dataset once: which there are, a few at a time, their bytes in blocks."""
+"""Passes over all files of a dataset: list them, process several at a time, read their bytes in blocks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ _Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
-    """A pass has ended before this file was read."""
+    """Raised by readers when the pass has ended before a file was read."""
+
+
+def no_progress(phase: str, done: int, total: int) -> None:
+    """Report nothing."""
 
 
 def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
-    """The tar, and the offsets beside it."""
+    """Return the tar of a shard and its offsets file."""
     return (
         FileInfo(shard.path, shard.num_bytes, shard.sha256),
         FileInfo(offsets_path(shard.path), shard.offsets_num_bytes, shard.offsets_sha256),
@@ -36,22 +40,23 @@ def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
 
 
 def dataset_files(dataset: Dataset) -> Iterator[FileInfo]:
-    """Every file of a dataset but its manifest."""
+    """Yield every file of a dataset except its manifest."""
     yield from dataset.manifest.files
     for shard in dataset.shards:
         yield from shard_files(shard)
 
 
 def count_files(dataset: Dataset) -> int:
+    """Return the number of files that `dataset_files` yields."""
     return len(dataset.manifest.files) + 2 * len(dataset.shards)
 
 
 def read_blocks(
     store: Store, path: str, num_bytes: int, stop: threading.Event, version: str = ""
 ) -> Iterator[memoryview]:
-    """A file from its start, in blocks of at most 16 MiB; a block's memory is used again for the next.
+    """Yield a file in blocks of at most 16 MiB, each in the memory of the block before.
 
-    Raises StorageError, and Stopped once `stop` is set.
+    Raise StorageError, and Stopped once `stop` is set.
     """
     buffer = memoryview(bytearray(min(BLOCK_BYTES, num_bytes)))
     for start in range(0, num_bytes, BLOCK_BYTES):
@@ -65,11 +70,11 @@ def read_blocks(
 def in_parallel(
     job: Callable[[_Item, threading.Event], _Result], items: Iterable[_Item], workers: int
 ) -> Generator[_Result]:
-    """What `job(item, stop)` gives, in the order of the items, some of them at a time.
+    """Yield the results of `job(item, stop)` in the order of the items, with `workers` items at a time.
 
-    The first error ends it, and so does whoever stops iterating: `stop` is then set, and all threads are gone when this
-    returns. Between results the caller takes no lock that a thread takes too, as those of concurrent.futures are: an
-    interrupt may end it anywhere, and a lock that it held would be waited for without end.
+    The first error ends the pass, and so does a caller that stops iterating: `stop` is then set, and all threads have
+    ended when this returns. The caller shares no lock with a thread, unlike in concurrent.futures: an interrupt can end
+    the caller anywhere, and threads would wait for a lock that it held forever.
     """
     stop = threading.Event()
     tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None: the end
@@ -92,7 +97,7 @@ def in_parallel(
         for _ in threads:
             tasks.put(None)
         for thread in threads:
-            if thread.ident is not None:  # an interrupt may have come before its start
+            if thread.ident is not None:  # an interrupt may have come before it started
                 thread.join()
 
 
@@ -107,7 +112,7 @@ def _serve(
             continue
         try:
             answer.put((job(item, stop), None))
-        except BaseException as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the caller
             answer.put((None, error))
 
 
@@ -122,7 +127,7 @@ def _taken(answer: _Answer[_Result]) -> _Result:
 
 
 def check_workers(workers: int) -> int:
-    """`workers` where it is a number of threads."""
+    """Return `workers`. Raise ConfigError unless it is a number of threads."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
-        raise ConfigError(f"workers={workers!r}; 1 to 256 files at a time are allowed")
+        raise ConfigError(f"workers={workers!r}: must be an integer from 1 to 256")
     return workers

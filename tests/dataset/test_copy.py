@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import streamvid
 from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.copy import copy_dataset, copy_store
-from streamvid.dataset.upkeep.spool import OWN_FOLDER
+from streamvid.dataset.upkeep.copy_file import SCRATCH
 from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
 from streamvid.storage import LocalStore, open_store
@@ -86,7 +86,7 @@ def test_a_damaged_source_is_never_sealed(tmp_path_factory: pytest.TempPathFacto
     flip(source / name, place % size)
     with pytest.raises(IntegrityError, match=name.replace(".", r"\.")):
         copy_dataset(source, dest, journal=base / "journal")
-    assert not (dest / "manifest.json").exists() and not (dest / OWN_FOLDER).exists()
+    assert not (dest / "manifest.json").exists() and not (dest / SCRATCH).exists()
     flip(source / name, place % size)
     copy_dataset(source, dest, journal=base / "journal")
     assert tree_of(dest) == tree_of(NATIVE)
@@ -125,7 +125,7 @@ def test_another_dataset_and_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DatasetError, match="is a file"):
         copy_dataset(NATIVE, tmp_path / "file", journal=tmp_path / "journal")
-    with pytest.raises(ConfigError, match="the same place"):
+    with pytest.raises(ConfigError, match="are both"):
         copy_dataset(NATIVE, f"{NATIVE}/../{NATIVE.name}", journal=tmp_path / "journal")
     with pytest.raises(DatasetError, match="no dataset at"):
         copy_dataset(tmp_path / "foreign", tmp_path / "dest", journal=tmp_path / "journal")
@@ -187,7 +187,7 @@ def test_an_error_leaves_nothing_but_what_the_next_run_goes_on_from(tmp_path: Pa
     dest.before_put = full
     with pytest.raises(StorageError, match="no space left"):
         copy_store(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
-    assert not (tmp_path / "dest" / OWN_FOLDER).exists() and not (tmp_path / "dest" / "manifest.json").exists()
+    assert not (tmp_path / "dest" / SCRATCH).exists() and not (tmp_path / "dest" / "manifest.json").exists()
     dest.before_put = lambda path: None
     before = set(dest.puts)
     dest.puts = []
@@ -270,11 +270,11 @@ def test_two_copies_of_the_same_never_run_at_once(tmp_path: Path) -> None:
 
 def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     """A folder of the name that files on their way go to, with somebody's files in it."""
-    (tmp_path / "dest" / OWN_FOLDER).mkdir(parents=True)
-    (tmp_path / "dest" / OWN_FOLDER / "thesis.txt").write_text("mine")
-    with pytest.raises(StorageError, match="in the way"):
+    (tmp_path / "dest" / SCRATCH).mkdir(parents=True)
+    (tmp_path / "dest" / SCRATCH / "thesis.txt").write_text("mine")
+    with pytest.raises(StorageError, match="not left from a killed copy"):
         copy_dataset(NATIVE, tmp_path / "dest", journal=tmp_path / "journal")
-    assert (tmp_path / "dest" / OWN_FOLDER / "thesis.txt").read_text() == "mine"
+    assert (tmp_path / "dest" / SCRATCH / "thesis.txt").read_text() == "mine"
 
 
 def test_disk_bucket_bucket_disk(
@@ -415,6 +415,6 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None
     (name,) = found
     open_store("memory://linked/ds").remove("manifest.json")
     (tmp_path / "temp" / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="in the way"):
+    with pytest.raises(StorageError, match="not left from a killed copy"):
         copy_dataset(tmp_path / "source", "memory://linked/ds", temp_dir=tmp_path / "temp", journal=tmp_path / "j")
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.upkeep.verify import verify_dataset, verify_store
-from streamvid.dataset.upkeep.verify_report import MAX_PROBLEMS, VerifyReport
+from streamvid.dataset.upkeep.verify import MAX_PROBLEMS, VerifyReport, verify_dataset, verify_store
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
 from tests.clips import ROOT
@@ -49,9 +48,9 @@ def test_a_dataset_that_is_right_is_right(name: str, deep: bool, tmp_path: Path)
     report = verify_dataset(FROZEN / name, deep=deep, journal=tmp_path, progress=lambda *event: seen.append(event))
     dataset = open_dataset(FROZEN / name)
     assert report.is_right and not report.problems and not report.remedy and report.num_extra == 0
-    assert (report.num_shards, report.num_files) == (len(dataset.shards), len(before))
-    assert report.num_samples == dataset.manifest.counts.samples
-    assert report.num_bytes == sum(map(len, before.values())) - len(before["manifest.json"])
+    assert (report.totals.num_shards, report.totals.num_files) == (len(dataset.shards), len(before))
+    assert report.totals.num_samples == dataset.manifest.counts.samples
+    assert report.totals.num_bytes == sum(map(len, before.values())) - len(before["manifest.json"])
     assert seen[-1] == ("shards", len(dataset.shards), len(dataset.shards))
     assert tree_of(FROZEN / name) == before and not list(tmp_path.iterdir())
 
@@ -143,7 +142,7 @@ def test_a_shard_table_that_is_damaged_ends_it(tmp_path: Path) -> None:
     (path,) = (tmp_path / "dataset").glob("index/shards-*")
     flip(path, 10)
     report = verify_dataset(tmp_path / "dataset", deep=True, journal=tmp_path)
-    assert not report.is_complete and not report.is_right and report.num_shards == 0
+    assert not report.is_complete and not report.is_right and report.totals.num_shards == 0
     assert named(report) == {f"index/{path.name}"}
 
 
@@ -178,7 +177,7 @@ def test_all_problems_are_counted_and_the_first_are_kept(tmp_path: Path) -> None
 
 
 def test_no_dataset_is_an_error_and_no_finding(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"there is no manifest\.json"):
+    with pytest.raises(DatasetError, match=r"manifest\.json is missing"):
         verify_dataset(tmp_path)
     with pytest.raises(ConfigError, match="workers=0"):
         verify_dataset(FROZEN / "native", workers=0)
@@ -347,7 +346,7 @@ def test_a_dataset_in_a_bucket(
     moto_server.upload_folder(tmp_path / "dataset", bucket, "a/ds/")
     url, journal = f"s3://{bucket}/a/ds", tmp_path / "journal"
     report = verify_dataset(url, deep=deep, journal=journal)
-    assert report.is_right and report.num_extra == 0 and report.num_shards == 9
+    assert report.is_right and report.num_extra == 0 and report.totals.num_shards == 9
     first, second, *_ = tars(tmp_path / "dataset")
     data = bytearray((tmp_path / "dataset" / first).read_bytes())
     data[1000] ^= 1

@@ -11,7 +11,7 @@ from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
-    from streamvid.dataset.upkeep.verify_report import VerifyReport
+    from streamvid.dataset.upkeep.verify import VerifyReport
     from streamvid.storage import StorageOptions
 
 _MAX_SHOWN = 20
@@ -72,7 +72,8 @@ def _print(report: VerifyReport) -> None:
 
 
 def _counts(report: VerifyReport) -> str:
+    totals = report.totals
     return (
-        f"{report.num_samples} samples in {report.num_shards} shards, {report.num_files} files, "
-        f"{size(report.num_bytes)}"
+        f"{totals.num_samples} samples in {totals.num_shards} shards, {totals.num_files} files, "
+        f"{size(totals.num_bytes)}"
     )

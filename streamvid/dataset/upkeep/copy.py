@@ -1,4 +1,4 @@
-"""A dataset from one store into another: its files as they are, each proved as it passes, the manifest last."""
+"""Copy a dataset from one store to another: its files as they are, verified in transit, the manifest last."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import (
-    LARGE_FOLDERS,
-    MANIFEST,
-    FileInfo,
-    Manifest,
-    manifest_from_json,
-    manifest_to_json,
+from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, Manifest, manifest_from_json
+from streamvid.dataset.passes import (
+    DEFAULT_WORKERS,
+    Progress,
+    check_workers,
+    count_files,
+    dataset_files,
+    in_parallel,
+    no_progress,
 )
-from streamvid.dataset.passes import DEFAULT_WORKERS, Progress, check_workers, count_files, dataset_files, in_parallel
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.upkeep.copy_file import Transfer, proves
+from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, has_right_bytes, scratch_folder
 from streamvid.dataset.upkeep.finished import FinishedFiles
-from streamvid.dataset.upkeep.spool import OWN_FOLDER, spool
 from streamvid.errors import ConfigError, DatasetError, SealedError, StorageError, StreamvidError
 from streamvid.storage import FileState, LocalStore, StorageOptions, Store, open_store
 
@@ -33,12 +33,11 @@ _MAX_READS = 5
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What a copy did.
+    """The result of a copy.
 
-    state: "copied", "repaired" (the same dataset stood there, and files of it were put), or "already there".
-    num_files, num_bytes: of the dataset. num_copied, num_bytes_copied: put by this run. num_kept: files that were there
-    and are right: by an interrupted run of the same copy, by their size in a dataset that stood there, or as read.
-    num_uploads_aborted: what killed writers had left half uploaded at dest.
+    state: "copied", "repaired" (the same dataset was there, and some of its files were put again), or "already there".
+    num_files, num_bytes: of the dataset. num_copied, num_bytes_copied: put by this run. num_kept: files that were right
+    already. num_uploads_aborted: unfinished uploads that killed writers had left at `dest`.
     """
 
     source: str
@@ -52,7 +51,7 @@ class CopyReport:
     num_uploads_aborted: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
@@ -69,23 +68,28 @@ def copy_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """Copy the sealed dataset at `source` to `dest`; idempotent. `dest` has no manifest before all else is there.
+    """Copy the sealed dataset at `source` to `dest`; idempotent. `dest` gets its manifest after all other files.
 
-    Every file's SHA-256 is proved while it passes. Killed and run again, it goes on where it was: lines in the folder
-    `journal` (None: of the user's caches) say which files are done. Where the same dataset stands at `dest`, files that
-    are missing or have another size are put again; `check_existing` reads what is there, and puts again what differs.
+    The SHA-256 of every file is verified in transit. An interrupted copy resumes: a journal in the folder `journal`
+    (None: the user's cache) lists the files that are done. If the same dataset is at `dest`, files that are missing or
+    have the wrong size are put again; `check_existing` reads what is there, and puts again what differs.
 
-    storage: of both stores; source_storage, dest_storage: of one. workers: files at a time, each with 16 MiB of memory,
-    and where `dest` is no local folder with room for a tar in `temp_dir` (None: the system's temporary folder).
+    storage: options of both stores; source_storage, dest_storage: of one. workers: files copied at a time, each with
+    16 MiB of memory and, unless `dest` is a local folder, room for a tar in `temp_dir` (None: the system's temporary
+    directory).
 
-    Raises DatasetError (no dataset at `source`; other files, or another process, at `dest`), SealedError (another
-    dataset at `dest`), IntegrityError (the source is damaged), StorageError.
+    Raise DatasetError (no dataset at `source`; other files or another process at `dest`), SealedError (another dataset
+    at `dest`), IntegrityError (the source is damaged), StorageError.
     """
     return copy_store(
         open_store(source, StorageOptions.of(storage if source_storage is None else source_storage)),
         open_store(dest, StorageOptions.of(storage if dest_storage is None else dest_storage)),
-        check_existing=check_existing, workers=workers, temp_dir=temp_dir, journal=journal, progress=progress,
-    )  # fmt: skip
+        check_existing=check_existing,
+        workers=workers,
+        temp_dir=temp_dir,
+        journal=journal,
+        progress=progress,
+    )
 
 
 def copy_store(
@@ -98,29 +102,28 @@ def copy_store(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """`copy_dataset` between stores that are open."""
+    """Copy a dataset between open stores; see `copy_dataset`."""
     check_workers(workers)
     _check_places(source, dest)
     dataset = Dataset(source)
     manifest = _read_twice(source, MANIFEST)
-    if manifest_to_json(manifest_from_json(manifest)) != manifest_to_json(dataset.manifest):
+    if manifest_from_json(manifest) != dataset.manifest:
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
-    files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these decide all others, wherever from
+    files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these determine all others
     about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
     with FinishedFiles(journal, _JOURNALS, about) as done:
-        copy = _Copy(dataset, manifest, dest, done, check_existing, workers, progress or _no_progress)
-        return copy.run(temp_dir)
+        return _Copy(dataset, manifest, dest, done, check_existing, workers, progress or no_progress).run(temp_dir)
 
 
 def _read_twice(store: Store, path: str) -> bytes:
-    """A file's bytes, the same in two reads: what no checksum from outside proves may go wrong on its way."""
+    """Return a file's bytes once two reads agree: no checksum from elsewhere verifies a manifest in transit."""
     data = store.read(path)
     for _ in range(_MAX_READS):
         before, data = data, store.read(path)
         if data == before:
             return data
     raise StorageError(
-        f"{store.url}: {path} is another one each time that it is read; look at the link, or at who writes"
+        f"{store.url}: {path} has other bytes at each read; check the network, and whether another process writes it"
     )
 
 
@@ -129,14 +132,14 @@ def _check_places(source: Store, dest: Store) -> None:
     if isinstance(source, LocalStore) and isinstance(dest, LocalStore):
         same = os.path.realpath(source.root) == os.path.realpath(dest.root)
         if dest.root.exists() and not dest.root.is_dir():
-            raise DatasetError(f"dest {dest.url} is a file; give a folder that is empty or not there yet")
+            raise DatasetError(f"dest {dest.url} is a file; give a folder that is empty or does not exist")
     if same:
-        raise ConfigError(f"source and dest are the same place, {dest.url}; give another dest")
+        raise ConfigError(f"source and dest are both {dest.url}; give another dest")
 
 
 @dataclass
 class _Copy:
-    """One copy: from where to where, and what is known of dest."""
+    """One copy: source, destination, and the journal of what is done."""
 
     dataset: Dataset
     manifest: bytes
@@ -148,14 +151,14 @@ class _Copy:
 
     def run(self, temp_dir: str | Path | None) -> CopyReport:
         there, sealed = self._look()
-        with spool(self.dest, self.journal.name, temp_dir) as folder:
+        with scratch_folder(self.dest, self.journal.name, temp_dir) as folder:
             if sealed is None and MANIFEST in there:
-                self.dest.remove(MANIFEST)  # a damaged one: nobody may read what is half repaired
-            transfer = Transfer(self.dataset.store, self.dest, folder)
-            num_copied, num_bytes_copied = self._copy_files(transfer, there, self._other_files(sealed))
+                self.dest.remove(MANIFEST)  # a damaged one: nobody may read a dataset that is half repaired
+            copier = FileCopier(self.dataset.store, self.dest, folder)
+            num_copied, num_bytes_copied = self._copy_files(copier, there, self._other_files(sealed))
             is_sealing = sealed != self.manifest
             if is_sealing:
-                transfer.put(MANIFEST, self.manifest)
+                copier.put(MANIFEST, self.manifest)
         num_aborted = sum(map(self.dest.abort_uploads, LARGE_FOLDERS))
         copied = "copied" if sealed is None else "repaired" if num_copied or is_sealing else "already there"
         num_files = count_files(self.dataset) + 1
@@ -173,9 +176,9 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Which of the dataset's files are at dest, and the manifest there where it is one of this dataset.
+        """Return the dataset's files at `dest`, and the manifest there if it is one of this dataset.
 
-        Raises SealedError for another dataset, DatasetError for other files beside no such manifest.
+        Raise SealedError for another dataset, and DatasetError for other files without such a manifest.
         """
         names = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         there: dict[str, FileState] = {}
@@ -183,18 +186,18 @@ class _Copy:
         for state in self.dest.files():
             if state.path in names:
                 there[state.path] = state
-            elif not state.path.startswith(f"{OWN_FOLDER}/"):
-                foreign = foreign or (state.path if self.dest.state(state.path) else "")  # lists come without checksums
+            elif not state.path.startswith(f"{SCRATCH}/"):
+                foreign = foreign or (state.path if self.dest.state(state.path) else "")  # a listing can be damaged
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} holds {foreign!r}, which is not of this dataset; give a place that is empty or "
-                "not there yet, or where the same dataset stands"
+                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; give a place that is "
+                "empty or does not exist, or one that holds the same dataset"
             )
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Files of which the manifest at dest, if any, says something else than the source's; None: all may differ."""
+        """Return the files that the manifest at `dest` describes differently; None if all files may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:
@@ -202,33 +205,34 @@ class _Copy:
         theirs = manifest_from_json(sealed)
         if theirs.files.shards != self.dataset.manifest.files.shards:
             return None
-        return {file.path for file in self.dataset.manifest.files if file not in theirs.files}
+        same = set(theirs.files)
+        return {file.path for file in self.dataset.manifest.files if file not in same}
 
     def _sealed_there(self) -> bytes | None:
         data = _read_twice(self.dest, MANIFEST)
         try:
             manifest = manifest_from_json(data)
         except StreamvidError:
-            return None  # damaged: its files' names tell whose it is
+            return None  # damaged: the names of its files tell which dataset it belongs to
         mine = self.dataset.manifest
         if _base(manifest) != _base(mine):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
                 f"{manifest.fingerprints.content[:16]}…, not {mine.fingerprints.content[:16]}…); give another dest"
             )
-        # Columns that were put at the source since come along; what was put at dest alone must not go unnoticed.
+        # Columns added at the source since then are copied. Columns added only at dest must not be lost silently.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
-                f"dest {self.dest.url} holds the same dataset with other columns, put there by `streamvid annotate`; "
-                "annotate it there as at the source, or give another dest"
+                f"dest {self.dest.url} holds the same dataset with other columns, added by `streamvid annotate`; "
+                "annotate it as the source was annotated, or give another dest"
             )
         return data
 
-    def _copy_files(self, transfer: Transfer, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
-        """Files and bytes that were put."""
+    def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
+        """Copy the files that are not right at `dest`, and return their number and bytes."""
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
-        job = partial(self._copy_file, transfer, there, others)
+        job = partial(self._copy_file, copier, there, others)
         with contextlib.closing(in_parallel(job, files, self.workers)) as results:
             for number, num_bytes_put in enumerate(results, 1):
                 num_copied += num_bytes_put is not None
@@ -238,22 +242,22 @@ class _Copy:
 
     def _copy_file(
         self,
-        transfer: Transfer,
+        copier: FileCopier,
         there: dict[str, FileState],
         others: set[str] | None,
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Bytes put; None where the file was there."""
+        """Return the bytes put, or None if the file was right already."""
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None
-        transfer.copy(file, stop)
+        copier.copy(file, stop)
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
                 f"{self.dest.url}: {file.path} was put and has {state.num_bytes if state else 'no'} bytes, not "
-                f"{file.num_bytes}; somebody else writes there"
+                f"{file.num_bytes}; another process writes there"
             )
         self.journal.add(file.path, state)
         return file.num_bytes
@@ -265,16 +269,12 @@ class _Copy:
             return True
         if not self.check_existing:
             return is_sealed
-        if not proves(self.dest, file, state, stop):
+        if not has_right_bytes(self.dest, file, state, stop):
             return False
         self.journal.add(file.path, state)
         return True
 
 
 def _base(manifest: Manifest) -> tuple[str, str]:
-    """What a dataset is, whatever columns were put beside it later."""
+    """Return what identifies a dataset, whatever columns were added later."""
     return manifest.fingerprints.plan, manifest.fingerprints.base
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    """Told to nobody."""

@@ -1,36 +1,44 @@
-"""One file from store to store, proved as it passes."""
+"""Copy one file between stores, verified in transit, through a scratch folder that a later run finds again."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import FileInfo
 from streamvid.dataset.passes import BLOCK_BYTES, read_blocks
-from streamvid.dataset.upkeep.spool import spooled_name
 from streamvid.errors import IntegrityError, StorageError
-from streamvid.storage import FileState, Store
+from streamvid.storage import FileState, LocalStore, Store
 
 _log = logging.getLogger(__name__)
 
+SCRATCH = ".copying"
+"""Scratch folder of a local destination, from which files are renamed into place on the same file system."""
+
+_NAME = re.compile(r"[0-9a-f]{32}")
+
 
 @dataclass(frozen=True)
-class Transfer:
-    """From a store to another. `folder`: for what is on its way; files of one block need none where dest is remote."""
+class FileCopier:
+    """Copies files from one store to another. Files of one block need no scratch folder if `dest` is remote."""
 
     source: Store
     dest: Store
     folder: Path
 
     def copy(self, file: FileInfo, stop: threading.Event) -> None:
-        """Put a file at dest; IntegrityError where the source has other bytes than its manifest says.
-
-        Wrong bytes are read again, as they may have gone wrong on their way.
-        """
+        """Copy a file. Raise IntegrityError if the source holds other bytes than its manifest says."""
         data: bytes | Path = b""
 
         def read() -> bytes:
@@ -44,12 +52,12 @@ class Transfer:
             return
         raise IntegrityError(
             f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing was "
-            "sealed; `streamvid verify --deep` of the source says what else is wrong. Repair it there and run the same "
+            "sealed; `streamvid verify --deep` of the source lists all damage. Repair it there and run the same "
             "command again"
         )
 
     def put(self, path: str, data: bytes) -> None:
-        """Bytes that are known to be right."""
+        """Store bytes that are known to be right."""
         if self.dest.is_local:
             local = self._local(path)
             local.write_bytes(data)
@@ -58,7 +66,7 @@ class Transfer:
             self.dest.put(path, data)
 
     def _read(self, file: FileInfo, stop: threading.Event) -> tuple[bytes | Path, bytes]:
-        """The file's bytes or where they are now, and their SHA-256."""
+        """Return the file's bytes or its scratch copy, and their SHA-256."""
         digest = hashlib.sha256()
         if file.num_bytes <= BLOCK_BYTES and not self.dest.is_local:
             data = b"".join(map(bytes, read_blocks(self.source, file.path, file.num_bytes, stop)))
@@ -71,16 +79,16 @@ class Transfer:
                     out.write(block)
         except OSError as error:
             raise StorageError(
-                f"cannot write {local}: {error.strerror or error}; make room there, or give another folder by temp_dir"
+                f"cannot write {local}: {error.strerror or error}; make room there, or give another temp_dir"
             ) from error
         return local, digest.digest()
 
     def _local(self, path: str) -> Path:
-        return self.folder / spooled_name(path)
+        return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]
 
 
-def proves(store: Store, file: FileInfo, state: FileState, stop: threading.Event) -> bool:
-    """Whether a file that has the right size has the right bytes; no where they cannot be read."""
+def has_right_bytes(store: Store, file: FileInfo, state: FileState, stop: threading.Event) -> bool:
+    """Return whether a file of the right size has the right bytes; False if they cannot be read."""
     digest = hashlib.sha256()
     try:
         for block in read_blocks(store, file.path, file.num_bytes, stop, state.version):
@@ -89,3 +97,36 @@ def proves(store: Store, file: FileInfo, state: FileState, stop: threading.Event
         _log.warning("%s: %s cannot be read (%s); it is put again", store.url, file.path, error)
         return False
     return digest.hexdigest() == file.sha256
+
+
+@contextmanager
+def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
+    """Create an empty folder and remove it at the end. name: identifies the copy, which one process runs at a time."""
+    if isinstance(dest, LocalStore):
+        folder = dest.root / SCRATCH
+    else:
+        folder = Path(temp_dir or tempfile.gettempdir()) / f"streamvid-copy-{os.getuid()}-{name[:16]}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove(folder)
+        folder.mkdir(mode=0o700)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {folder.parent}: {error.strerror or error}; give a writable folder"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a killed run left. Temporary folders are shared, so nothing else is removed."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return
+    is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
+        raise StorageError(f"{folder} exists, and is not left from a killed copy of yours; remove it")
+    shutil.rmtree(folder)

@@ -1,11 +1,11 @@
-"""A whole dataset against its manifest: every file by size, and for a deep check every byte."""
+"""Verify a whole dataset against its manifest: every file by size, and in a deep check every byte."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,95 @@ from streamvid.dataset.passes import (
     count_files,
     dataset_files,
     in_parallel,
+    no_progress,
 )
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.upkeep.finished import FinishedFiles
-from streamvid.dataset.upkeep.verify_report import CHECKSUM, MAX_EXTRA, Findings, Problem, VerifyReport
-from streamvid.dataset.upkeep.verify_shard import ShardFindings, check_bytes, check_file, check_states
+from streamvid.dataset.upkeep.verify_shard import (
+    CHECKSUM,
+    CONTENT,
+    MISSING,
+    SIZE,
+    Problem,
+    ShardFindings,
+    check_bytes,
+    check_file,
+    check_states,
+)
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.storage import StorageOptions, Store, open_store
 
+MAX_PROBLEMS = 1000
+MAX_EXTRA = 1000
 _JOURNALS = "verify"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetTotals:
+    """Numbers of a dataset's files, shards, samples and bytes."""
+
+    num_files: int = 0
+    num_shards: int = 0
+    num_samples: int = 0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The result of a check. `problems` and `extra` hold the first of each; all are counted.
+
+    is_complete: False if the manifest or the shard table is damaged, so that shards could not be checked.
+    num_shards_resumed: shards that an interrupted run had verified, which are not read again. extra: files that belong
+    to no dataset; num_extra is None if the store does not list its files.
+    """
+
+    url: str
+    is_deep: bool
+    is_complete: bool = False
+    totals: DatasetTotals = field(default_factory=DatasetTotals)
+    num_bytes_read: int = 0
+    num_shards_resumed: int = 0
+    num_problems: int = 0
+    num_files_wrong: int = 0
+    problems: tuple[Problem, ...] = ()
+    num_extra: int | None = None
+    extra: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the check found no problem."""
+        return self.is_complete and not self.num_problems
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the problems; "" if there are none."""
+        if self.is_right:
+            return ""
+        whats = {problem.what for problem in self.problems}
+        if CONTENT in whats:
+            return "rebuild the dataset, or verify its original: an exact copy has the same flaw"
+        check = "" if whats <= {MISSING, SIZE} else " --check-existing"
+        return f"copy the wrong files again, from a dataset that is right: streamvid copy SRC {self.url}{check}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, with `is_right` and `remedy`."""
+        return {**asdict(self), "is_right": self.is_right, "remedy": self.remedy}
+
+
+class Findings:
+    """Count of all problems, and the first of them."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.num_problems = 0
+        self.paths: set[str] = set()
+
+    def add(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.num_problems += 1
+            self.paths.add(problem.path)
+            if len(self.problems) < MAX_PROBLEMS:
+                self.problems.append(problem)
 
 
 def verify_dataset(
@@ -39,24 +119,17 @@ def verify_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check the sealed dataset at `url`; reads only.
+    """Verify the sealed dataset at `url` without changing it.
 
-    Manifest and index are proved by their checksums, shards by their sizes; with `deep` every byte of every shard,
-    clip, caption and packet table too. workers: files at a time, each with 16 MiB of memory. A deep check that was
-    interrupted goes on with the shards that it has not read, as lines in the folder `journal` say (None: of the user's
-    caches); `fresh` reads all of them.
+    Manifest and index are verified by their checksums, shards by their sizes; with `deep` also every byte of every
+    shard, clip, caption and packet table. workers: files read at a time, each with 16 MiB of memory. An interrupted
+    deep check resumes with the shards that are not in its journal, a file in the folder `journal` (None: the user's
+    cache); `fresh` reads all shards.
 
-    Raises DatasetError where there is no dataset, StorageError where the store is away. Damage is no error but in the
-    report.
+    Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. The report lists damage.
     """
-    return verify_store(
-        open_store(url, StorageOptions.of(storage)),
-        deep=deep,
-        workers=workers,
-        fresh=fresh,
-        journal=journal,
-        progress=progress,
-    )
+    store = open_store(url, StorageOptions.of(storage))
+    return verify_store(store, deep=deep, workers=workers, fresh=fresh, journal=journal, progress=progress)
 
 
 def verify_store(
@@ -68,7 +141,7 @@ def verify_store(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """`verify_dataset` of a store that is open."""
+    """Verify the dataset in an open store; see `verify_dataset`."""
     check_workers(workers)
     try:
         dataset = Dataset(store)
@@ -78,25 +151,25 @@ def verify_store(
         if store.state(MANIFEST) is None:
             raise
         problem = Problem(MANIFEST, CHECKSUM, "the manifest of a dataset", str(error))
-        return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,), num_extra=None)
-    run = _Run(dataset, deep, workers, progress or _no_progress)
+        return VerifyReport(store.url, deep, num_problems=1, num_files_wrong=1, problems=(problem,))
+    check = _Check(dataset, deep, workers, progress or no_progress)
     if not deep:
-        return run.check(None)
+        return check.run(None)
     about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": _identity(dataset)}
-    with FinishedFiles(journal, _JOURNALS, about) as found:
+    with FinishedFiles(journal, _JOURNALS, about) as done:
         if fresh:
-            found.forget()
-        return run.check(found)
+            done.forget()
+        return check.run(done)
 
 
 def _identity(dataset: Dataset) -> list[list[str | int]]:
-    """What of the manifest decides whether a shard is right."""
+    """Return the part of the manifest that decides whether a shard is right."""
     return [[file.path, file.num_bytes, file.sha256] for file in dataset.manifest.files]
 
 
 @dataclass
-class _Run:
-    """One check: what it is of, and what it found so far."""
+class _Check:
+    """One check of a dataset, and its findings so far."""
 
     dataset: Dataset
     is_deep: bool
@@ -106,36 +179,35 @@ class _Run:
     num_bytes_read: int = 0
     num_resumed: int = 0
 
-    def check(self, journal: FinishedFiles | None) -> VerifyReport:
-        of_files = self._check_files()
+    def run(self, journal: FinishedFiles | None) -> VerifyReport:
+        problems = self._check_files()
         report = VerifyReport(self.dataset.url, self.is_deep)
         shard_paths = {file.path for file in self.dataset.manifest.files.shards}
-        if shard_paths & {problem.path for problem in of_files}:
-            self.findings.add(of_files)
-            return self._counted(replace(report, num_extra=None))
+        if shard_paths & {problem.path for problem in problems}:
+            self.findings.add(problems)
+            return self._counted(report)
         try:
-            shards = self.dataset.shards
+            _ = self.dataset.shards
         except StorageError:
             raise
         except StreamvidError as error:
-            self.findings.add(of_files)
-            self.findings.add([Problem(MANIFEST, CHECKSUM, "a manifest that agrees with its shard table", str(error))])
-            return self._counted(replace(report, num_extra=None))
-        self.findings.add(map(self._with_hits, of_files))
+            self.findings.add(problems)
+            self.findings.add([Problem(MANIFEST, CHECKSUM, "a manifest that matches its shard table", str(error))])
+            return self._counted(report)
+        self.findings.add(map(self._with_samples, problems))
         self._check_shards(journal)
         num_extra, extra = self._extra()
-        return self._counted(
-            replace(
-                report,
-                is_complete=True,
-                num_files=count_files(self.dataset) + 1,
-                num_shards=len(shards),
-                num_samples=int(shards.num_samples.sum()),
-                num_bytes=sum(int(column.sum()) for column in (shards.num_bytes, shards.offsets_num_bytes))
-                + sum(file.num_bytes for file in self.dataset.manifest.files),
-                num_extra=num_extra,
-                extra=extra,
-            )
+        totals = self._totals()
+        return self._counted(replace(report, is_complete=True, totals=totals, num_extra=num_extra, extra=extra))
+
+    def _totals(self) -> DatasetTotals:
+        shards, files = self.dataset.shards, self.dataset.manifest.files
+        num_shard_bytes = int(shards.num_bytes.sum()) + int(shards.offsets_num_bytes.sum())
+        return DatasetTotals(
+            num_files=count_files(self.dataset) + 1,
+            num_shards=len(shards),
+            num_samples=int(shards.num_samples.sum()),
+            num_bytes=num_shard_bytes + sum(file.num_bytes for file in files),
         )
 
     def _counted(self, report: VerifyReport) -> VerifyReport:
@@ -149,8 +221,8 @@ class _Run:
         )
 
     def _check_files(self) -> list[Problem]:
-        """The files that the manifest names."""
-        files = self.dataset.manifest.files
+        """Verify the files that the manifest names."""
+        files = tuple(self.dataset.manifest.files)
         job = partial(_check_named, self.dataset.store)
         found: list[Problem] = []
         with contextlib.closing(in_parallel(job, files, self.workers)) as results:
@@ -160,8 +232,8 @@ class _Run:
                 self.progress("index", number, len(files))
         return found
 
-    def _with_hits(self, problem: Problem) -> Problem:
-        """With the samples that a damaged file of the index has, but those that the check of each shard will name."""
+    def _with_samples(self, problem: Problem) -> Problem:
+        """Add the number of samples in a damaged file of the index, unless the check of each shard will name them."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -185,7 +257,7 @@ class _Run:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """How many files belong to no dataset, and the first of them; None where the store does not list."""
+        """Count the files that belong to no dataset, and return the first; None if the store does not list files."""
         known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         count, first = 0, []
         try:
@@ -205,7 +277,7 @@ def _check_named(store: Store, file: FileInfo, stop: threading.Event) -> Problem
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """What is wrong with a shard, and whether an interrupted run had proved it. journal: None: look at sizes alone."""
+    """Verify a shard; the flag says whether an interrupted run already had. Without a journal, check sizes only."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:
@@ -216,7 +288,3 @@ def _check_shard(
     if not found.problems and is_index_right:
         journal.add(shard.path, *found.states)
     return found, False
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    """Told to nobody."""

@@ -1,4 +1,4 @@
-"""One shard against what the dataset says of it: sizes, and for a deep check every byte."""
+"""Verify one shard against the manifest and the index: sizes, and in a deep check every byte."""
 
 from __future__ import annotations
 
@@ -7,24 +7,55 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.passes import read_blocks, shard_files
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.upkeep.verify_report import CHECKSUM, CONTENT, MAX_KEYS, MISSING, SIZE, UNREADABLE, Problem
 from streamvid.errors import IntegrityError, StorageError, StreamvidError
 from streamvid.storage import FileState, Store
 
-_ATTEMPTS = 3  # at a file that is replaced while it is read, or whose version came wrong
+MAX_KEYS = 100
+MISSING, SIZE, CHECKSUM, UNREADABLE = "missing", "size", "checksum", "unreadable"
+CONTENT = "content"
+"""Right bytes that contradict the rest of the dataset; no copy repairs that."""
+
+_ATTEMPTS = 3  # at a file that is replaced while it is read, or whose version arrived damaged
 _COLUMNS = ("key", "text", "text_sha256", "clip_offset", "clip_bytes", "clip_sha256")
 _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with one file.
+
+    what: "missing", "size" (bytes), "checksum" (SHA-256), "unreadable", or "content": the file is intact but
+    contradicts the rest of the dataset. bucket_id, shard: those of the affected samples, "" if the file is not part of
+    one shard. keys: affected samples, at most MAX_KEYS. num_keys: their number; 0 if no clip, caption or packet table
+    is affected.
+    """
+
+    path: str
+    what: str
+    expected: str
+    found: str
+    bucket_id: str = ""
+    shard: str = ""
+    keys: tuple[str, ...] = ()
+    num_keys: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.what}: expected {self.expected}, found {self.found}"
+        if not self.num_keys:
+            return text + ("; no clip is affected" if self.shard and self.what == CHECKSUM else "")
+        named = ", ".join(self.keys[:3]) + (", …" if self.num_keys > 3 and self.keys else "")
+        where = f" of bucket {self.bucket_id}" if self.bucket_id else ""
+        return f"{text}; samples affected: {self.num_keys}{where}" + (f" ({named})" if named else "")
+
+
 @dataclass
 class ShardFindings:
-    """What is wrong with a shard; `states` of its files where both are there, `num_bytes_read` of them."""
+    """Problems of a shard, the states of its two files if both are there, and the number of bytes read."""
 
     shard: ShardInfo
     problems: list[Problem] = field(default_factory=list)
@@ -32,11 +63,11 @@ class ShardFindings:
     num_bytes_read: int = 0
 
     def add(self, path: str, what: str, expected: object, found: object, keys: Sequence[str] = ()) -> None:
-        """A problem that hits these samples."""
+        """Add a problem that affects these samples."""
         self._add(path, what, str(expected), str(found), keys, len(keys))
 
     def add_lost(self, path: str, what: str, expected: object, found: object, keys: Sequence[str]) -> None:
-        """A problem that hits all samples, whether or not their keys can be told."""
+        """Add a problem that affects all samples, even if their keys cannot be read."""
         self._add(path, what, str(expected), str(found), keys, self.shard.num_samples)
 
     def _add(self, path: str, what: str, expected: str, found: str, keys: Sequence[str], num_keys: int) -> None:
@@ -45,7 +76,7 @@ class ShardFindings:
 
 
 def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> ShardFindings:
-    """Whether the shard's files are there and as long as they should be."""
+    """Verify that the files of a shard exist and have the right sizes."""
     findings = ShardFindings(shard)
     states = []
     for file in shard_files(shard):
@@ -63,7 +94,7 @@ def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> Sh
 
 
 def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool, stop: threading.Event) -> None:
-    """Every byte of the shard, and what the index says of its samples; adds to the findings of `check_states`."""
+    """Verify every byte of a shard and its rows of the index, and add to the findings of `check_states`."""
     shard = findings.shard
     rows = _check_rows(dataset, findings) if is_index_right else []
     wrong = {problem.path for problem in findings.problems}
@@ -71,17 +102,17 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
     for file in shard_files(shard):
         if file.path in wrong:
             continue
-        clips = _Clips(rows, file.num_bytes) if file.path == shard.path else None
+        clips = ClipChecksums(rows, file.num_bytes) if file.path == shard.path else None
         problem = check_file(dataset.store, file, stop, clips, known.get(file.path))
         findings.num_bytes_read += file.num_bytes
         if problem is None:
             bad = clips.wrong() if clips else []
             if bad:
-                findings.add(file.path, CONTENT, "clips as the index says", "others at their places", bad)
+                findings.add(file.path, CONTENT, "the clips that the index describes", "others at their places", bad)
         elif problem.what == CHECKSUM and clips is not None and rows:
             findings.add(file.path, problem.what, problem.expected, problem.found, clips.wrong())
-        elif file.path == shard.path:  # nobody can say which
-            findings.add_lost(file.path, problem.what, problem.expected, problem.found, [row["key"] for row in rows])
+        elif file.path == shard.path:  # no way to tell which samples
+            findings.add_lost(file.path, problem.what, problem.expected, problem.found, [row.key for row in rows])
         else:
             findings.add(file.path, problem.what, problem.expected, problem.found)
 
@@ -90,14 +121,14 @@ def check_file(
     store: Store,
     file: FileInfo,
     stop: threading.Event,
-    clips: _Clips | None = None,
+    clips: ClipChecksums | None = None,
     known: FileState | None = None,
 ) -> Problem | None:
-    """Whether a file's bytes are right; wrong ones are read again, as they may have gone wrong on their way.
+    """Verify the bytes of a file. Wrong bytes are read again, because they may have been damaged in transit.
 
-    known: its state as it was just now, where somebody has looked.
+    known: the state of the file, if it was just looked up.
 
-    Raises StorageError where the store cannot even say whether the file is there.
+    Raise StorageError if the store cannot say whether the file exists.
     """
     state = known or store.state(file.path)
     for attempt in range(_ATTEMPTS):
@@ -109,15 +140,15 @@ def check_file(
             found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
             break
         except StorageError as error:
-            # A store that is away is no finding about this file: then the next line raises.
+            # An unreachable store is not a problem of this file: then the next line raises.
             state = store.state(file.path)
             if attempt == _ATTEMPTS - 1:
-                return problem_of_state(file, state) or unreadable(file.path, error)
+                return problem_of_state(file, state) or Problem(file.path, UNREADABLE, "bytes", f"an error ({error})")
     return None if found == file.sha256 else Problem(file.path, CHECKSUM, file.sha256, found)
 
 
-def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, clips: _Clips | None) -> bytes:
-    """SHA-256 of a file."""
+def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, clips: ClipChecksums | None) -> bytes:
+    """Return the SHA-256 of a file."""
     digest, start = hashlib.sha256(), 0
     if clips is not None:
         clips.begin()
@@ -130,7 +161,7 @@ def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, cli
 
 
 def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
-    """Whether a file is there with its size."""
+    """Return a problem if a file is missing or has the wrong size."""
     if state is None:
         return Problem(file.path, MISSING, f"{file.num_bytes} bytes", "nothing")
     if state.num_bytes != file.num_bytes:
@@ -138,72 +169,88 @@ def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
     return None
 
 
-def unreadable(path: str, error: StreamvidError) -> Problem:
-    return Problem(path, UNREADABLE, "bytes", f"an error ({error})")
+@dataclass(frozen=True, slots=True)
+class IndexedClip:
+    """The columns of the samples index that a shard is verified against."""
+
+    key: str
+    text: str | None
+    text_sha256: bytes
+    offset: int
+    num_bytes: int
+    sha256: bytes
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.num_bytes
 
 
-class _Clips:
-    """Checksums of all clips of a tar as its bytes pass once, from start to end."""
+class ClipChecksums:
+    """Checksums of all clips of a tar, computed while its bytes pass once from start to end."""
 
-    def __init__(self, rows: list[dict[str, Any]], num_bytes: int) -> None:
-        self._rows = sorted(rows, key=lambda row: int(row["clip_offset"]))
+    def __init__(self, clips: Sequence[IndexedClip], num_bytes: int) -> None:
+        self._clips = sorted(clips, key=lambda clip: clip.offset)
         self._num_bytes = num_bytes
         self.begin()
 
     def begin(self) -> None:
-        """No byte has passed yet."""
-        self._digests = [hashlib.sha256() for _ in self._rows]
+        """Start over before the first byte."""
+        self._digests = [hashlib.sha256() for _ in self._clips]
         self._first = 0  # clips before this one have passed
 
     def update(self, start: int, block: memoryview) -> None:
+        """Add the next bytes of the tar, which begin at `start`."""
         end = start + len(block)
-        for number in range(self._first, len(self._rows)):
-            row = self._rows[number]
-            first, last = row["clip_offset"], row["clip_offset"] + row["clip_bytes"]
-            if first >= end:
+        for number in range(self._first, len(self._clips)):
+            clip = self._clips[number]
+            if clip.offset >= end:
                 return
-            if last <= start:
+            if clip.end <= start:
                 self._first = number + 1 if number == self._first else self._first
                 continue
-            self._digests[number].update(block[max(first, start) - start : min(last, end) - start])
+            self._digests[number].update(block[max(clip.offset, start) - start : min(clip.end, end) - start])
 
     def wrong(self) -> list[str]:
-        """Keys of clips that differ from the index."""
-        pairs = zip(self._rows, self._digests, strict=True)
-        return [row["key"] for row, digest in pairs if digest.digest() != row["clip_sha256"] or not self._fits(row)]
+        """Return the keys of the clips that differ from the index."""
+        pairs = zip(self._clips, self._digests, strict=True)
+        return [clip.key for clip, digest in pairs if digest.digest() != clip.sha256 or not self._fits(clip)]
 
-    def _fits(self, row: dict[str, Any]) -> bool:
-        return 0 <= row["clip_offset"] <= self._num_bytes - row["clip_bytes"] and bool(row["clip_bytes"] >= 0)
+    def _fits(self, clip: IndexedClip) -> bool:
+        return 0 <= clip.offset <= clip.end <= self._num_bytes
 
 
-def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[dict[str, Any]]:
-    """The rows of the index, and whether captions and packets are what it says; [] where they cannot be used."""
+def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
+    """Verify captions and packets of a shard. Return its rows of the index, or [] if they cannot be used."""
     shard = findings.shard
     try:
-        rows: list[dict[str, Any]] = dataset.samples(shard, _COLUMNS + _PACKETS).to_pylist()
-        if missing := [name for name in _COLUMNS if name != "text" and any(row.get(name) is None for row in rows)]:
+        table = dataset.samples(shard, _COLUMNS + _PACKETS)
+        if missing := [name for name in _COLUMNS if name != "text" and table.column(name).null_count]:
             raise IntegrityError(f"its index has no value in {', '.join(missing)}")
     except StorageError:
         raise
-    except StreamvidError as error:
+    except (StreamvidError, KeyError) as error:
         findings.add_lost(shard.index_path, CONTENT, f"{shard.num_samples} rows for {shard.path}", error, ())
         return []
-    wrong = [row["key"] for row in rows if _text_sha256(row) != row["text_sha256"]]
+    rows = [IndexedClip(*values) for values in zip(*(table.column(n).to_pylist() for n in _COLUMNS), strict=True)]
+    wrong = [row.key for row in rows if hashlib.sha256((row.text or "").encode()).digest() != row.text_sha256]
     if wrong:
-        findings.add(shard.index_path, CONTENT, "captions of the checksums beside them", "others", wrong)
-    _check_columns(dataset, findings, [row["key"] for row in rows])
+        findings.add(shard.index_path, CONTENT, "captions with the checksums of the index", "others", wrong)
+    keys = [row.key for row in rows]
+    _check_columns(dataset, findings, keys)
     if dataset.manifest.files.packets:
-        _check_packets(dataset, findings, rows)
+        offset, num_bytes, sha256 = (table.column(name)[0].as_py() for name in _PACKETS)
+        if (offset, num_bytes, sha256) != (None, None, None):
+            _check_packets(dataset, findings, keys, offset, num_bytes, sha256)
     return rows
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Whether columns that were put there later are of the same samples, row for row."""
+    """Verify that columns added later belong to the same samples, row for row."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()
         except StorageError:
-            continue  # the file is missing or short, which is a finding about the file
+            continue  # a missing or short file is a problem of the file
         except (StreamvidError, KeyError) as error:
             findings.add_lost(path, CONTENT, f"{len(keys)} rows for {findings.shard.path}", error, keys)
             continue
@@ -212,35 +259,36 @@ def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -
             findings.add(path, CONTENT, "the keys of the samples index", "others", wrong)
 
 
-def _text_sha256(row: dict[str, Any]) -> bytes:
-    return hashlib.sha256((row.get("text") or "").encode()).digest()
-
-
-def _check_packets(dataset: Dataset, findings: ShardFindings, rows: list[dict[str, Any]]) -> None:
-    shard, place = findings.shard, [rows[0].get(name) for name in _PACKETS]
-    file = dataset.manifest.files.packets_of(shard.index_path)
-    if file is None or place == [None, None, None]:
-        return
-    keys, problem = [], ""
+def _check_packets(
+    dataset: Dataset,
+    findings: ShardFindings,
+    keys: list[str],
+    offset: int | None,
+    num_bytes: int | None,
+    sha256: bytes | None,
+) -> None:
+    file = dataset.manifest.files.packets_of(findings.shard.index_path)
+    assert file is not None, "packets files were there"
+    wrong, problem = [], ""
     try:
-        tables = dataset.packets(shard, *place)
+        tables = dataset.packets(findings.shard, offset, num_bytes, sha256)
     except StorageError:
-        return  # the file is missing or short, which is a finding about the file
+        return  # a missing or short file is a problem of the file
     except IntegrityError as error:
-        findings.add_lost(file.path, CHECKSUM, "the packet table of its checksum", error, [row["key"] for row in rows])
+        findings.add_lost(file.path, CHECKSUM, "the packet table of its checksum", error, keys)
         return
-    for number, row in enumerate(rows):
+    for number, key in enumerate(keys):
         try:
             tables.clip(number)
         except IntegrityError as error:
-            keys.append(row["key"])
+            wrong.append(key)
             problem = problem or str(error)
-    if keys:
-        findings.add(file.path, CONTENT, "an index of each clip's packets", problem, keys)
+    if wrong:
+        findings.add(file.path, CONTENT, "an index of each clip's packets", problem, wrong)
 
 
 def _keys(dataset: Dataset, shard: ShardInfo) -> list[str]:
     try:
         return [str(key) for key in dataset.samples(shard, ["key"]).column("key").to_pylist()]
     except StreamvidError:
-        return []  # said of the index itself
+        return []  # the index has a problem of its own
