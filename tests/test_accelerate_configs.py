@@ -14,7 +14,7 @@ from accelerate import DeepSpeedPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 
-from streamvid.recipes.transformer import Block
+from streamvid.recipes.transformer import TransformerBlock
 from streamvid.shipped import shipped
 
 FOLDER = shipped("configs/accelerate")
@@ -59,7 +59,7 @@ def test_accelerate_reads_each_and_its_launcher_knows_every_key(path: Path) -> N
 def test_the_first_line_is_the_command_that_uses_it(path: Path) -> None:
     first = path.read_text().split("compute_environment")[0]
     assert f"accelerate launch --config_file configs/accelerate/{path.name}" in first
-    assert "-m streamvid.trainer --config FILE" in first
+    assert "-m streamvid train --config FILE" in first
 
 
 @pytest.mark.parametrize("path", [path for path in SETUPS if path.stem.startswith("zero")], ids=lambda path: path.stem)
@@ -106,7 +106,7 @@ def test_deepspeed_takes_each_json_once_filled(path: Path) -> None:
 
 
 def test_fsdp_wraps_the_blocks_of_the_small_model() -> None:
-    assert of(FOLDER / "fsdp.yaml").fsdp_config["fsdp_transformer_layer_cls_to_wrap"] == Block.__name__
+    assert of(FOLDER / "fsdp.yaml").fsdp_config["fsdp_transformer_layer_cls_to_wrap"] == TransformerBlock.__name__
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_a_job_is_queued_again_if_it_was_stopped_for_its_time(
     assert done.returncode == exits
     started = (tmp_path / "started").read_text().splitlines()
     if name == "train":
-        rest = "first -m streamvid.trainer --config my run.yaml"
+        rest = "first -m streamvid train --config my run.yaml"
         assert started == [f"{rank}/2 {rank}/2 {rest}" for rank in (0, 1)]
     else:
         assert set(started) == {"encode --part 3/16 --config my run.yaml"}

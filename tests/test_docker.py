@@ -131,7 +131,7 @@ def test_commands_are_verbs_with_their_flags(name: str) -> None:
     given = command.make_context(verb, list(arguments)).params  # raises for what it does not know
     if name == "trainer":
         config = load_config(TrainConfig, shipped_config("train", given["config"]), given["overrides"])
-        assert config.dataset == compose()["services"]["sharder"]["command"][2]
+        assert config.data.dataset == compose()["services"]["sharder"]["command"][2]
 
 
 @pytest.mark.slow

@@ -211,7 +211,7 @@ for batch in energon.get_loader(dataset):
 
 
 def train(output: Path, dataset: Path, *overrides: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    settings = [f"dataset={dataset}", f"output={output}", "model.args.dim=48", "model.args.depth=1", *overrides]
+    settings = [f"data.dataset={dataset}", f"output={output}", "model.args.dim=48", "model.args.depth=1", *overrides]
     arguments = ["--config", str(ROOT / "configs/train/tiny.yaml"), *(part for s in settings for part in ("--set", s))]
     if ranks == 1:
         return run_streamvid("train", *arguments)
@@ -223,7 +223,7 @@ def train(output: Path, dataset: Path, *overrides: str, ranks: int = 1) -> subpr
         str(ROOT / "configs/accelerate/cpu_2ranks.yaml"),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*launcher, "-m", "streamvid.trainer", *arguments]
+    command = [*launcher, "-m", "streamvid", "train", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
@@ -241,10 +241,10 @@ def losses(output: Path) -> list[tuple[int, float]]:
 @pytest.mark.timeout(900)
 def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Path) -> None:
     """PLAN-5 through the trainer: 12 steps at once, and 6 then 6 in a new process, see the same batches and losses."""
-    common = ("log_steps=1", "save_steps=6", "eval.steps=6", "eval.num_batches=1")
+    common = ("logging.steps=1", "checkpoints.steps=6", "eval.steps=6", "eval.num_batches=1")
     train(tmp_path / "whole", sharded.root, "max_steps=12", *common)
     train(tmp_path / "parts", sharded.root, "max_steps=6", *common)
-    train(tmp_path / "parts", sharded.root, "max_steps=12", *common, "num_workers=0")
+    train(tmp_path / "parts", sharded.root, "max_steps=12", *common, "data.num_workers=0")
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert [step for step, _ in losses(tmp_path / "whole")] == list(range(1, 13))
     assert (tmp_path / "whole" / "step-12.safetensors").exists()
@@ -259,8 +259,8 @@ def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
         sharded.root,
         "max_steps=null",
         "num_epochs=1",
-        "batch_size=1",
-        "log_steps=1",
+        "data.batch_size=1",
+        "logging.steps=1",
         "eval.num_batches=0",
         ranks=2,
     )

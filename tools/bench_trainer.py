@@ -51,14 +51,18 @@ def measure(dataset: Path, seconds: float, options: argparse.Namespace) -> dict[
     """One run in this process."""
     from streamvid.modules.config import ModelConfig
     from streamvid.trainer import TrainConfig, train
-    from streamvid.trainer.config import EvalConfig
+    from streamvid.trainer.config import AccelerateConfig, DataConfig, EvalConfig, LoggingConfig
 
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
-            dataset=str(dataset), output=Path(folder), max_steps=options.steps, batch_size=options.batch_size,
-            log_steps=1, eval=EvalConfig(num_batches=0), cpu=True, num_workers=options.workers,
+            output=Path(folder),
+            max_steps=options.steps,
+            data=DataConfig(dataset=str(dataset), batch_size=options.batch_size, num_workers=options.workers),
             model=ModelConfig(factory="tools.bench_trainer:build", args={"seconds": seconds}),
-        )  # fmt: skip
+            eval=EvalConfig(num_batches=0),
+            logging=LoggingConfig(steps=1),
+            accelerate=AccelerateConfig(cpu=True),
+        )
         train(config)
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
     waited, spent = (sum(line[name] for line in lines) for name in ("data_wait_seconds", "seconds"))

@@ -1,10 +1,10 @@
-"""Your training module: what trains, what is frozen, and the loss. Put your own models in the places of these three.
+"""Your training module: what trains, what is frozen, and the loss. Replace these three models by your own.
 
-    batch ──► encode (frozen, once) ──► batch.latents, batch.text_states ──► forward ──► a loss a sample
+    batch ──► encode (frozen, once) ──► batch.latents, batch.text_states ──► forward ──► one loss per sample
 
-`streamvid train` calls `encode` itself and hands its outputs to `forward` as fields of the batch, whether they were
-made in this step (task sft) or once, before training (sft:data_process, then sft:train). B batch, C channel, T frames,
-H height, W width; t, h, w of latents; L bytes of text, D width of the model.
+`streamvid train` calls `encode` itself and passes its outputs to `forward` as fields of the batch, whether they were
+computed in this step (task sft) or once, before training (sft:data_process, then sft:train). B is batch, C channel,
+T frames, H height, W width; t, h, w are those of latents; L is bytes of text, D the width of the model.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn import functional
 
 from streamvid.recipes.flow import draw_noise_and_times, rectified_flow_loss, sample_by_euler
 
-SCALE = 8  # pixels a side of one latent
+SCALE = 8  # pixels per side of a latent
 
 
 class Autoencoder(nn.Module):
-    """Stands in for your VAE: a latent is the mean of 8 x 8 pixels. Any size that 8 divides, as every bucket's."""
+    """Stand-in for your VAE: a latent is the mean of 8 x 8 pixels. Sizes must be multiples of 8."""
 
     def encode(self, video: Tensor) -> Tensor:
         """(B, 3, T, H, W) in -1..1 ─► (B, 3, T, H/8, W/8)"""
@@ -30,23 +30,23 @@ class Autoencoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Stands in for yours: a vector for each byte, drawn at random and frozen."""
+    """Stand-in for yours: a random, frozen vector per byte."""
 
     def __init__(self, dim: int, most: int = 256) -> None:
         super().__init__()
-        # Drawn by itself: the same whether or not a task has built the transformer before.
+        # With its own generator: the same whether or not a task has built the transformer before.
         table = torch.randn(256, dim, generator=torch.Generator().manual_seed(0))
         self.most, self.table = most, nn.Embedding.from_pretrained(table)
 
     def forward(self, texts: list[str]) -> list[Tensor]:
-        """Texts ─► a tensor (L, D) each. Lengths may differ: they are padded, with a mask, where they are used."""
+        """Texts ─► one tensor (L, D) each. Lengths may differ: `forward` gets them padded, with a mask."""
         device = self.table.weight.device
         cut = [list(text.encode()[: self.most]) or [0] for text in texts]
         return [self.table(torch.tensor(one, device=device)) for one in cut]
 
 
 class Block(nn.Module):
-    """Attention of all tokens and the text's, then each on its own. Layers have the names that LoRA looks for."""
+    """Attention over all tokens and the text, then an MLP per token. LoRA finds the layers by their usual names."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """What trains: noisy latents, times and text ─► the velocity, shaped as the latents."""
+    """The model that trains: noisy latents, times and text ─► the velocity, in the shape of the latents."""
 
     def __init__(self, dim: int, depth: int, heads: int, channels: int = 3) -> None:
         super().__init__()
         self.embed, self.head = nn.Linear(channels, dim), nn.Linear(dim, channels)
-        self.place = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)  # neighbours tell a token where it is
+        self.place = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)  # positions, from a token's neighbours
         self.time = nn.Sequential(nn.Linear(1, dim), nn.SiLU(), nn.Linear(dim, dim))
         self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
 
@@ -88,35 +88,35 @@ class Transformer(nn.Module):
 
 
 class MyTraining(nn.Module):
-    """Named children are the models: `model.paths`, `trainable_models`, `lora_base_model` name them."""
+    """Its named children are the models, which weights.paths, trainable and lora.base_model refer to."""
 
-    encoders = ("autoencoder", "text_encoder")  # what `encode` alone uses: sft:train builds none of it
+    encoders = ("autoencoder", "text_encoder")  # used by `encode` only: sft:train does not build them
 
     def __init__(self, task: str, dim: int, depth: int, heads: int) -> None:
         super().__init__()
         if task != "sft:data_process":
-            self.dit = Transformer(dim, depth, heads)  # first, so that it begins the same with encoders and without
+            self.dit = Transformer(dim, depth, heads)  # first, so that its initial weights do not depend on the encoders
         if task != "sft:train":
             self.autoencoder = Autoencoder()
             self.text_encoder = TextEncoder(dim).requires_grad_(False)
 
     def encode(self, batch) -> dict[str, Tensor | list[Tensor]]:
-        """What is frozen, without gradients. A list of B tensors may differ in their first size."""
+        """Run the frozen models, without gradients. A list of B tensors may differ in their first size."""
         video = batch.normalized(torch.float32)  # (B, 3, T, H, W) in -1..1
         return {"latents": self.autoencoder.encode(video), "text_states": self.text_encoder(batch.text)}
 
     def encode_null(self) -> dict[str, Tensor]:
-        """What takes the place of the text's tensors where a caption is empty, or dropped."""
+        """Return the tensors of an empty or dropped caption."""
         return {"text_states": self.text_encoder([""])[0]}
 
     def forward(self, batch) -> dict[str, Tensor]:
-        """The loss, one a sample. `sample_seeds` make its noise its own, in whatever batch and on whatever rank."""
+        """Return one loss per sample. With `sample_seeds` its noise is the same in any batch and on any rank."""
         latents = batch.latents
         noise, times = draw_noise_and_times(latents.shape[1:], batch.sample_seeds, latents.device)
         return {"loss": rectified_flow_loss(lambda x, t: self._velocity(x, t, batch), latents, noise, times)}
 
     def sample(self, batch) -> Tensor:
-        """Videos of the batch's texts and shape, uint8 (B, 3, T, H, W): for eval.sample_steps."""
+        """Generate videos of the batch's texts and shape, uint8 (B, 3, T, H, W), for eval.sample_steps."""
         noise, _ = draw_noise_and_times(batch.latents.shape[1:], batch.sample_seeds, batch.latents.device)
         latents = sample_by_euler(lambda x, t: self._velocity(x, t, batch), noise, num_steps=20)
         return ((Autoencoder().decode(latents) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -126,5 +126,5 @@ class MyTraining(nn.Module):
 
 
 def build(task: str = "sft", dim: int = 64, depth: int = 2, heads: int = 4) -> MyTraining:
-    """What config.yaml names as `model.factory`: called with `model.args`, and with the task."""
+    """Build the module. config.yaml names it as `model.factory`; it gets `model.args` and the task."""
     return MyTraining(task, dim, depth, heads)

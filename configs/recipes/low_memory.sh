@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Adapters of a large model on small GPUs: every clip is encoded once, then training builds no encoder and keeps frozen
-# weights and the optimizer in the host's memory (ZeRO-3 with offload), which gathers a layer at a time on the GPU.
+# Adapters of a large model on small GPUs: every clip is encoded once; training then builds no encoder and keeps frozen
+# weights and the optimizer in host memory (ZeRO-3 with offload), with one layer at a time on the GPU.
 #
 #   FACTORY=my_pkg.train:build DATA=videos/ METADATA=videos/metadata.csv OUTPUT=run \
 #     bash configs/recipes/low_memory.sh --model_paths '["weights/dit.safetensors", "weights/vae.safetensors"]' \
 #       --max_pixels 399360 --num_frames 49 --num_epochs 5
 #
-# What stands behind the script's name goes to both stages. Both name $LATENTS and nothing else of each other, so that
-# the second reads what the first wrote; stopped anywhere, the same command goes on there.
-# DATA may be a sealed dataset, without METADATA. PROCESSES: one a GPU (8). PRECISION: bf16, or fp16.
-# LAUNCH=python tries it all in one process, without a GPU.
+# Both stages get the arguments of the script. They share only $LATENTS, which the first writes and the second reads.
+# Stopped anywhere, the same command resumes.
+# DATA may be a sealed dataset, without METADATA. PROCESSES: one per GPU (8). PRECISION: bf16 or fp16.
+# LAUNCH=python runs everything in one process, without a GPU.
 set -euo pipefail
 
-: "${FACTORY:?what builds the training module, as my_pkg.train:build}"
+: "${FACTORY:?import path of the function that builds the training module, as my_pkg.train:build}"
 : "${DATA:?the folder of the videos, or a sealed dataset}"
 OUTPUT=${OUTPUT:-run}
 LATENTS=${LATENTS:-$OUTPUT/latents}

@@ -1,12 +1,11 @@
-"""Metadata and media as a sealed dataset in a folder of this machine: sharded when first asked for, then only streamed.
+"""Metadata and media as a sealed dataset in a local cache: sharded on first use, then only streamed.
 
     CACHE/KEY/         the dataset
-    CACHE/KEY.part/    while it is built; a run that was killed goes on there
-    CACHE/KEY.lock     whoever holds it builds; in it, for those who wait, how far that is
+    CACHE/KEY.part/    the dataset while it is built; after a kill, the next run resumes there
+    CACHE/KEY.lock     held by the process that builds; contains its progress, for those that wait
 
-KEY is made of the options and of what the input is: the rows of the metadata as they are read, and of each file its
-name, bytes and time of modification (of an object its version). So a clip or a caption that changes makes another
-dataset, and files that were copied with new times are sharded again.
+KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
+file (of an object its version). A changed clip or caption makes another dataset, and so do copies with new times.
 """
 
 from __future__ import annotations
@@ -29,41 +28,41 @@ if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
     from streamvid.sharder.report import ShardReport
 
-    Progress = Callable[[str, int, int], None]
+    ShardProgress = Callable[[str, int, int], None]
 
 VARIABLE = "STREAMVID_CACHE"
 _VERSION = 1  # of the key
-_TOLD_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 _NOTE_BYTES = 1000
 
 
 def cache_folder() -> Path:
-    """$STREAMVID_CACHE, or the folder of the user's caches; it may not be there yet."""
+    """Return $STREAMVID_CACHE, or the folder of the user's caches; it need not exist."""
     place = os.environ.get(VARIABLE, "")
     return Path(place).expanduser().absolute() if place else user_cache("train")
 
 
 def cached_dataset(
-    source: str, options: ShardOptions, progress: Progress, tell: Callable[[str], None]
+    source: str, options: ShardOptions, progress: ShardProgress, report: Callable[[str], None]
 ) -> tuple[Path, ShardReport | None]:
-    """The dataset of that input and these options, and the report where it was built now.
+    """Return the dataset of this input with these options, and the report if this process built it.
 
-    Of several processes the first to come builds it, and the others wait, however long that takes. Raises what `shard`
-    does, and SourceError for input that changes meanwhile.
+    The first of several processes builds the dataset while the others wait. Raises what `shard` raises, and SourceError
+    for input that changes meanwhile.
     """
     key = content_key(source, options)
     folder = cache_folder() / key
     if _is_sealed(folder):
         return folder, None
-    with _lock(folder.with_name(f"{key}.lock"), tell) as lock:
-        # Once more, now that nobody else is at it.
+    with _lock(folder.with_name(f"{key}.lock"), report) as lock:
+        # Another process may have built it while this one waited.
         if _is_sealed(folder):
             return folder, None
-        return folder, _build(source, options, key, folder, _noting(progress, lock.descriptor))
+        return folder, _build(source, options, key, folder, _noted(progress, lock.descriptor))
 
 
 def content_key(source: str, options: ShardOptions) -> str:
-    """What decides the dataset, as a name for a folder."""
+    """Return a digest of everything that decides the dataset, as a folder name."""
     from streamvid.sharder.source.records import read_records
 
     records = read_records(source, options)
@@ -74,7 +73,7 @@ def content_key(source: str, options: ShardOptions) -> str:
     return digest.hexdigest()[:32]
 
 
-def _build(source: str, options: ShardOptions, key: str, folder: Path, progress: Progress) -> ShardReport:
+def _build(source: str, options: ShardOptions, key: str, folder: Path, progress: ShardProgress) -> ShardReport:
     from streamvid.sharder.sharder import shard
 
     part = folder.with_name(f"{key}.part")
@@ -90,20 +89,20 @@ def _is_sealed(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def _lock(path: Path, tell: Callable[[str], None]) -> FileLock:
-    """Wait for the right to build, and tell now and then how far its present holder is."""
-    told = float("-inf")
+def _lock(path: Path, report: Callable[[str], None]) -> FileLock:
+    """Wait for the right to build, and report the progress of its holder from time to time."""
+    reported = float("-inf")
 
-    def tell_holder() -> None:
-        nonlocal told
-        if time.monotonic() - told > _TOLD_SECONDS:
+    def report_holder() -> None:
+        nonlocal reported
+        if time.monotonic() - reported > _REPORT_SECONDS:
             note = path.read_text(errors="replace").strip()
-            tell(f"waiting for the process that shards {path.stem}{': ' if note else ''}{note}")
-            told = time.monotonic()
+            report(f"waiting for the process that shards {path.stem}{': ' if note else ''}{note}")
+            reported = time.monotonic()
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = wait_for_lock(path, on_wait=tell_holder)
+        lock = wait_for_lock(path, on_wait=report_holder)
     except OSError as error:
         raise StorageError(
             f"cannot lock {path}: {error.strerror}; set {VARIABLE} to a folder on a local disk that you may write to"
@@ -112,8 +111,8 @@ def _lock(path: Path, tell: Callable[[str], None]) -> FileLock:
     return lock
 
 
-def _noting(progress: Progress, lock: int) -> Progress:
-    """As `progress`, and told in the lock's file too."""
+def _noted(progress: ShardProgress, lock: int) -> ShardProgress:
+    """Return a progress function that also writes to the lock's file."""
 
     def note(phase: str, done: int, total: int) -> None:
         progress(phase, done, total)

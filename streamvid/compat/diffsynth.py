@@ -1,24 +1,38 @@
-"""DiffSynth-Studio's flags of training, under their own names: each as a field of TrainConfig, or of the data.
+"""DiffSynth-Studio's training flags under their own names: each sets an option of TrainConfig, or describes the data.
 
 --learning_rate 1e-5 ─► optimizer.lr=1e-05 ─┐
-a file (--config) ──────────────────────────┴─► TrainConfig        said twice: --set, then flags, then the file
+a file (--config) ──────────────────────────┴─► TrainConfig      an option set twice: --set, then flags, then the file
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
 
 import click
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+from streamvid.compat.diffsynth_data import DataFlags, Shard, data_options
+from streamvid.config import OptionInfo, load_config, nested_options, option_info, option_types, read_yaml
+from streamvid.trainer.config import TrainConfig
+
+Command = TypeVar("Command", bound=Callable[..., object])
+Given = Mapping[str, object]
+"""Flag → value; None for a flag that was not given."""
+
 _SURROGATES = re.compile(r"\\ud[89ab]..\\ud[c-f]..")
 
 
-def _text(value: str) -> Any:
+class _Yaml(str):
+    """A value that is written in YAML already."""
+
+
+def _same(value: str) -> object:
     return value
 
 
@@ -26,18 +40,18 @@ def _words(value: str) -> list[str]:
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
-def _layers(value: str) -> Any:
-    """A name, or several, is a list of them; what is an expression says so, and nothing is for us to choose."""
+def _layers(value: str) -> object:
+    """Return one or several names as a list; an expression is marked as such, and "" lets streamvid choose."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
 def _child_prefix(value: str) -> str:
-    """Their modules are parts of a `pipe`; ours are children of the training module."""
+    """Remove `pipe.`: their models are parts of a pipe, ours are children of the training module."""
     return value.removeprefix("pipe.")
 
 
-def _paths(value: str) -> Any:
-    """JSON; what is none may be YAML, which the configuration reads, or says what is wrong with."""
+def _paths(value: str) -> object:
+    """Parse JSON. Anything else may be YAML, which the configuration reads or reports as wrong."""
     try:
         return json.loads(value)
     except ValueError:
@@ -45,159 +59,247 @@ def _paths(value: str) -> Any:
 
 
 def _fp8(value: str) -> list[str]:
-    """Comma-separated, or JSON as --model_paths, where the files of a sharded model are a list of their own."""
+    """Parse names, separated by commas, or JSON of the form of --model_paths, which nests the shards of a model."""
     if not value.lstrip().startswith("["):
         return _words(value)
     found = _paths(value)
     if not isinstance(found, list):
-        raise click.BadParameter(f'{value!r} is no JSON; write it as dit,text_encoder or ["a.safetensors"]')
+        raise click.BadParameter(f'{value!r} is not JSON; write it as dit,text_encoder or ["a.safetensors"]')
     return [path for one in found for path in (one if isinstance(one, list) else [one])]
 
 
-class _Yaml(str):
-    """A value that is YAML already."""
-
-
 @dataclass(frozen=True)
-class Flag:
-    """One flag. field: what it says in TrainConfig, dotted; "": it is about the data. theirs: what they take where it
-    is not given, and so do we without a --config. kind: a click type; a switch where it is bool."""
+class DiffsynthFlag:
+    """One flag.
+
+    option: the option of TrainConfig that it sets, whose type and help it shares; "": it describes the data.
+    help, kind: for flags without an option, or in place of the option's; kind bool is a switch.
+    theirs: DiffSynth-Studio's default, where it differs from ours; it applies without --config.
+    """
 
     name: str
-    group: str
-    help: str
-    field: str = ""
-    kind: type = str
-    parse: Callable[[Any], Any] = _text
-    theirs: Any = None
+    option: str = ""
+    help: str = ""
+    kind: type | None = None
+    parse: Callable[[str], object] = _same
+    theirs: str | None = None
 
-    def option(self) -> Callable[[_Command], _Command]:
-        """As click has it: None where it is not given."""
-        if self.kind is bool:
-            return click.option(f"--{self.name}", self.name, is_flag=True, default=None, help=self.help)
-        metavar = {int: "N", float: "X"}.get(self.kind, "TEXT")
-        return click.option(f"--{self.name}", self.name, type=self.kind, metavar=metavar, help=self.help)
+    def declare(self, group: str) -> click.Option:
+        """Make the click option; its value is None if the flag is not given."""
+        info, kind = _declaration(self.option) if self.option else (None, self.kind or str)
+        kind = self.kind or kind
+        text = self.help or (info.help if info is not None else "")
+        if self.theirs is not None:
+            text += f"  [default: {self.theirs}]"
+        if kind is bool:
+            return GroupedOption([f"--{self.name}"], group=group, is_flag=True, default=None, help=text)
+        metavar = {int: "N", float: "X"}.get(kind, "TEXT")
+        return GroupedOption([f"--{self.name}"], group=group, type=kind, default=None, metavar=metavar, help=text)
 
-
-DATA, MODEL, BASIC, OUTPUT, LORA, GRADIENT, SIZE = (
-    "Dataset", "Model files", "Training", "Output", "LoRA", "Gradients", "Sizes of clips, where they are sharded",
-)  # fmt: skip
-FLAGS = (
-    Flag("dataset_base_path", DATA, "Folder or s3:// prefix of the files; or a sealed dataset; or what "
-         "sft:data_process has written."),
-    Flag("dataset_metadata_path", DATA, "CSV, JSON or JSONL with a row a clip. Sharded on first use, into a cache."),
-    Flag("dataset_repeat", DATA, "How often an epoch takes each clip.  [default: 1]", kind=int),
-    Flag("dataset_num_workers", DATA, "Decode processes a rank; 0: in the process that trains.  [default: what fits]",
-         "num_workers", int),
-    Flag("data_file_keys", DATA, "Columns of files, as 'video,control_video'.  [default: image,video]"),
-    Flag("extra_inputs", DATA, "Columns and media that the module reads, as 'control_video'.",
-         "model.extra_inputs", parse=_words),
-    Flag("model_paths", MODEL, "JSON list; of a model in several files a list in it.", "model.paths", parse=_paths),
-    Flag("model_id_with_origin_paths", MODEL, "'ID:GLOB,ID:GLOB' below ./models.", "model.id_with_origin_paths"),
-    Flag("fp8_models", MODEL, "Frozen models to store in 8 bits: names, or paths of --model_paths.",
-         "model.fp8", parse=_fp8),
-    Flag("initialize_model_on_cpu", MODEL, "Make the module in the host's memory, as is always done.",
-         "model.init", bool, lambda _: "cpu"),
-    Flag("task", BASIC, "sft, sft:data_process, sft:train or package.module:name.  [default: sft]", "task"),
-    Flag("learning_rate", BASIC, "Constant, from the first step on.  [default: 1e-4]", "optimizer.lr", float),
-    Flag("weight_decay", BASIC, "[default: 0.01]", "optimizer.weight_decay", float),
-    Flag("num_epochs", BASIC, "[default: 1]", "num_epochs", int),
-    Flag("trainable_models", BASIC, "Children that train as a whole, as 'dit,text_encoder'; dotted names too.",
-         "model.trainable", parse=_words),
-    Flag("find_unused_parameters", BASIC, "Some trainable parameters take no part in some steps.",
-         "find_unused_parameters", bool),
-    Flag("resume_from_checkpoint", BASIC, "latest, or OUTPUT/state/step-N.  [default: latest]",
-         "resume_from_checkpoint"),
-    Flag("output_path", OUTPUT, "Folder of the run; of sft:data_process: what it writes.  [default: ./models]",
-         "output", theirs="./models"),
-    Flag("save_steps", OUTPUT, "Save every N steps.  [default: after each epoch]", "save_steps", int),
-    Flag("remove_prefix_in_ckpt", OUTPUT, "Cut from names of saved tensors; 'pipe.' is.  [default: pipe.dit.]",
-         "remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
-    Flag("lora_base_model", LORA, "Child that gets adapters.", "lora.base_model"),
-    Flag("lora_target_modules", LORA, "Its layers, by their last names; '': chosen.  [default: q,k,v,o,ffn.0,ffn.2]",
-         "lora.target_modules", parse=_layers, theirs="q,k,v,o,ffn.0,ffn.2"),
-    Flag("lora_rank", LORA, "[default: 32]", "lora.rank", int),
-    Flag("lora_checkpoint", LORA, "Adapters to go on from.", "lora.checkpoint"),
-    Flag("preset_lora_path", LORA, "Adapters fused into a child before all else.", "lora.preset_path"),
-    Flag("preset_lora_model", LORA, "That child.", "lora.preset_model"),
-    Flag("use_gradient_checkpointing", GRADIENT, "Compute activations of blocks again on the way back.", kind=bool),
-    Flag("use_gradient_checkpointing_offload", GRADIENT, "And keep blocks' inputs in the host's memory.", kind=bool),
-    Flag("gradient_accumulation_steps", GRADIENT, "Batches a step.  [default: 1]", "accumulate", int),
-    Flag("height", SIZE, "One size for all clips, with --width.", kind=int),
-    Flag("width", SIZE, "See --height.", kind=int),
-    Flag("max_pixels", SIZE, "Each clip's own size, scaled down to so many pixels.  [default: 1048576]", kind=int),
-    Flag("num_frames", SIZE, "The first so many frames, 4k+1; fewer of shorter clips.  [default: 81]", kind=int),
-)  # fmt: skip
-_THEIR_OPTIMIZER = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
+    def value(self, given: object) -> object:
+        return self.parse(given) if isinstance(given, str) else given
 
 
-def train_flags(command: _Command) -> _Command:
-    """All of them, for a command."""
-    for flag in reversed(FLAGS):
-        command = flag.option()(command)
+class GroupedOption(click.Option):
+    """A click option that knows the heading it belongs under in the help."""
+
+    def __init__(self, declarations: Sequence[str], *, group: str, **attributes: object) -> None:
+        self.group = group
+        super().__init__(declarations, **attributes)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _declaration(name: str) -> tuple[OptionInfo, type]:
+    """Return what TrainConfig declares of a dotted option, and the type of its flag."""
+    cls: type = TrainConfig
+    *sections, last = name.split(".")
+    for section in sections:
+        nested = nested_options(option_types(cls)[section])
+        assert nested is not None, name
+        cls = nested
+    members = option_types(cls)[last]
+    info = option_info(next(one for one in dataclasses.fields(cls) if one.name == last))
+    assert info is not None, name
+    return info, next((kind for kind in (bool, float, int) if kind in members), str)
+
+
+FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
+    "Dataset": (
+        DiffsynthFlag("dataset_base_path", help="Folder of media, a sealed dataset, or output of sft:data_process."),
+        DiffsynthFlag("dataset_metadata_path", help="CSV, JSON or JSONL with one row per clip; sharded on first use."),
+        DiffsynthFlag("dataset_repeat", help="Repeats of each clip per epoch.  [default: 1]", kind=int),
+        DiffsynthFlag("dataset_num_workers", "data.num_workers"),
+        DiffsynthFlag("data_file_keys", help="Metadata columns that hold files.  [default: image,video]"),
+        DiffsynthFlag("extra_inputs", "data.extra_inputs", parse=_words),
+    ),
+    "Model files": (
+        DiffsynthFlag("model_paths", "model.weights.paths", "JSON list of weight files; shards nested.", parse=_paths),
+        DiffsynthFlag("model_id_with_origin_paths", "model.weights.id_with_origin_paths"),
+        DiffsynthFlag("fp8_models", "model.fp8", parse=_fp8),
+        DiffsynthFlag(
+            "initialize_model_on_cpu",
+            "model.init",
+            "Build the module in host memory, which is the default.",
+            kind=bool,
+        ),
+    ),
+    "Training": (
+        DiffsynthFlag("task", "task"),
+        DiffsynthFlag("learning_rate", "optimizer.lr", "Learning rate.  [default: 1e-4]"),
+        DiffsynthFlag("weight_decay", "optimizer.weight_decay", "Weight decay.  [default: 0.01]"),
+        DiffsynthFlag("num_epochs", "num_epochs"),
+        DiffsynthFlag("trainable_models", "model.trainable", "Children that train as a whole.", parse=_words),
+        DiffsynthFlag("find_unused_parameters", "accelerate.find_unused_parameters"),
+        DiffsynthFlag("resume_from_checkpoint", "checkpoints.resume"),
+    ),
+    "Output": (
+        DiffsynthFlag("output_path", "output", "Folder of the run, or of the features.", theirs="./models"),
+        DiffsynthFlag("save_steps", "checkpoints.steps"),
+        DiffsynthFlag("remove_prefix_in_ckpt", "checkpoints.remove_prefix", parse=_child_prefix, theirs="pipe.dit."),
+    ),
+    "LoRA": (
+        DiffsynthFlag("lora_base_model", "model.lora.base_model"),
+        DiffsynthFlag("lora_target_modules", "model.lora.target_modules", parse=_layers, theirs="q,k,v,o,ffn.0,ffn.2"),
+        DiffsynthFlag("lora_rank", "model.lora.rank", "Rank of the adapters.  [default: 32]"),
+        DiffsynthFlag("lora_checkpoint", "model.lora.checkpoint"),
+        DiffsynthFlag("preset_lora_path", "model.lora.preset_path"),
+        DiffsynthFlag("preset_lora_model", "model.lora.preset_model"),
+    ),
+    "Gradients": (
+        DiffsynthFlag("use_gradient_checkpointing", help="Compute activations again in the backward pass.", kind=bool),
+        DiffsynthFlag(
+            "use_gradient_checkpointing_offload", help="And store the inputs of blocks in host memory.", kind=bool
+        ),
+        DiffsynthFlag("gradient_accumulation_steps", "data.accumulate"),
+    ),
+    "Clip sizes when sharding": (
+        DiffsynthFlag("height", help="One height for all clips, with --width.", kind=int),
+        DiffsynthFlag("width", help="One width for all clips, with --height.", kind=int),
+        DiffsynthFlag("max_pixels", help="Limit for each clip's own size.  [default: 1048576]", kind=int),
+        DiffsynthFlag("num_frames", help="Limit of frames, of the form 4k+1.  [default: 81]", kind=int),
+    ),
+}
+_ALL = tuple(flag for flags in FLAGS.values() for flag in flags)
+_THEIR_OPTIMIZER: Mapping[str, object] = {"optimizer.betas": [0.9, 0.999], "optimizer.grad_clip": None}
+_ABOUT_TRAINING = ("model.lora.", "model.activation_checkpointing.", "model.trainable", "num_epochs")
+
+
+def add_train_flags(command: Command) -> Command:
+    """Decorate a command with all flags, in groups."""
+    params = command.__dict__.setdefault("__click_params__", [])
+    flags = [flag.declare(f"{title} (as DiffSynth-Studio)") for title, flags in FLAGS.items() for flag in flags]
+    params.extend(reversed(flags))
     return command
 
 
-def override(field: str, value: object) -> str:
-    """A line for `load_config`. JSON is YAML, but for pairs of surrogates."""
+def override(name: str, value: object) -> str:
+    """Write an override for `load_config`. JSON is YAML, except for surrogate pairs."""
     if isinstance(value, _Yaml):
-        return f"{field}={value}"
+        return f"{name}={value}"
     text = _SURROGATES.sub(lambda pair: f"\\U{ord(json.loads(chr(34) + pair[0] + chr(34))):08x}", json.dumps(value))
-    return f"{field}={text}"
+    return f"{name}={text}"
 
 
-def flag_overrides(
-    given: Mapping[str, Any], named: Collection[str], *, has_config: bool, task: str | None = None
-) -> list[str]:
-    """What the flags say of a run, as lines for `load_config`; those about the data are `train_data`'s.
+@dataclass(frozen=True)
+class TrainRequest:
+    """A command line of `streamvid train`.
 
-    given: flag → value, None where it was not given.   named: fields that the file or --set names.
-    has_config: without a file, what nobody says is as DiffSynth-Studio has it.   task: of the run, whoever says it.
+    file: YAML of a TrainConfig.   overrides: those of --set.   settings: options that flags of our own set.
+    given: DiffSynth-Studio's flags.
+    """
+
+    file: Path | None
+    overrides: Sequence[str]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    given: Given = field(default_factory=dict)
+
+    def resolve(self, shard: Shard) -> TrainConfig:
+        """Return the run. Shards its dataset if the flags describe one that does not exist yet.
+
+        Every mistake that shows without data is reported first. Raises ConfigError, and what `shard` raises.
+        """
+        tree = {} if self.file is None else read_yaml(self.file)
+        named = frozenset(named_options(tree, self.overrides))
+        task = self._task(tree)
+        lines = flag_overrides(self.given, named, has_config=self.file is not None, task=task)
+        lines += [override(name, value) for name, value in self.settings.items()]
+        base = self.given.get("dataset_base_path")
+        if base is None:
+            self._check_without_data()
+            return load_config(TrainConfig, self.file, [*lines, *self.overrides])
+        flags = DataFlags.of(self.given, named=named, in_sets=frozenset(named_options({}, self.overrides)))
+        # The folder is the dataset or the features; which one does not matter for any other mistake.
+        pending = {"data.dataset": base}
+        if flags.metadata_path is None:
+            pending["data.features.url"] = base
+        assumed = [override(name, value) for name, value in pending.items() if name not in named]
+        first = load_config(TrainConfig, self.file, [*assumed, *lines, *self.overrides])
+        found = data_options(flags, first, shard)
+        data_lines = [override(name, value) for name, value in found.items()]
+        return load_config(TrainConfig, self.file, [*lines, *data_lines, *self.overrides])
+
+    def _task(self, tree: Mapping[str, object]) -> str:
+        in_sets = [line.partition("=")[2] for line in self.overrides if line.partition("=")[0].strip() == "task"]
+        return str(in_sets[-1] if in_sets else self.given.get("task") or tree.get("task", "sft"))
+
+    def _check_without_data(self) -> None:
+        about_data = [flag.name for flag in _ALL if not flag.option and not flag.name.startswith("use_")]
+        for name in about_data:
+            if self.given.get(name) is not None:
+                raise click.UsageError(f"--{name} describes the data of --dataset_base_path, which is not given")
+
+
+def flag_overrides(given: Given, named: Collection[str], *, has_config: bool, task: str | None = None) -> list[str]:
+    """Return the options that flags set, as overrides for `load_config`; `data_options` handles flags about the data.
+
+    named: options that the file or --set names.   has_config: without a file, DiffSynth-Studio's defaults apply.
+    task: of the run, wherever it was set.
     """
     found = {
-        flag.field: flag.parse(given[flag.name]) for flag in FLAGS if flag.field and given.get(flag.name) is not None
+        flag.option: flag.value(given[flag.name]) for flag in _ALL if flag.option and given.get(flag.name) is not None
     }
-    found |= _recompute(given, named)
+    if found.pop("model.init", None):
+        found["model.init"] = "cpu"
+    found |= _activation_checkpointing(given, named)
+    has_data = given.get("dataset_base_path") is not None
     said = {*found, *named}
-    if given.get("dataset_base_path") is not None and not {"batch_size", "max_tokens_per_batch"} & said:
-        found["batch_size"] = 1
-    if not has_config and given.get("dataset_base_path") is not None:
+    if has_data and not {"data.batch_size", "data.max_tokens_per_batch"} & said:
+        found["data.batch_size"] = 1
+    if has_data and not has_config:
         found |= {name: value for name, value in _theirs(said).items() if name not in said}
     if given.get("num_epochs") is not None and "max_steps" in named:
-        found["max_steps"] = None  # of the file; of --set it is said once more behind this
+        found["max_steps"] = None  # that of the file; --set comes again behind this
     if (task or found.get("task")) == "sft:data_process":
         if "output" in found:
-            found["sidecar"] = found["output"]
-        # Nothing trains, and what would is not there: their scripts name it in both stages all the same.
-        found = {name: value for name, value in found.items() if not name.startswith(_TRAINED)}
+            found["data.features.url"] = found["output"]
+        # Nothing trains, and models that would may not exist; their scripts name them in both stages all the same.
+        found = {name: value for name, value in found.items() if not name.startswith(_ABOUT_TRAINING)}
     return [override(name, value) for name, value in found.items()]
 
 
-_TRAINED = ("lora.", "recompute.", "model.trainable", "num_epochs")
-
-
-def _theirs(said: Collection[str]) -> dict[str, Any]:
-    found = {flag.field: flag.parse(flag.theirs) for flag in FLAGS if flag.field and flag.theirs is not None}
+def _theirs(said: Collection[str]) -> dict[str, object]:
+    found = {flag.option: flag.value(flag.theirs) for flag in _ALL if flag.theirs is not None}
     found |= _THEIR_OPTIMIZER
-    if "lora.base_model" not in said:
-        del found["lora.target_modules"]
+    if "model.lora.base_model" not in said:
+        del found["model.lora.target_modules"]
     elif "model.trainable" not in said:
         found["model.trainable"] = []
     return found
 
 
-def _recompute(given: Mapping[str, Any], named: Collection[str]) -> dict[str, Any]:
+def _activation_checkpointing(given: Given, named: Collection[str]) -> dict[str, object]:
     offload = given.get("use_gradient_checkpointing_offload")
     if not (offload or given.get("use_gradient_checkpointing")):
         return {}
-    found: dict[str, Any] = {} if "recompute.blocks" in named else {"recompute.blocks": ["auto"]}
-    return found | ({"recompute.offload": True} if offload else {})
+    section = "model.activation_checkpointing"
+    found: dict[str, object] = {} if f"{section}.blocks" in named else {f"{section}.blocks": ["auto"]}
+    return found | ({f"{section}.offload": True} if offload else {})
 
 
-def named_fields(tree: Mapping[str, Any], overrides: Sequence[str]) -> set[str]:
-    """Every field that a file, as a tree, or an override names, dotted; a section counts with all in it."""
-    found = {override.partition("=")[0].strip() for override in overrides}
-    pending = [("", tree)]
+def named_options(tree: Mapping[str, object], overrides: Sequence[str]) -> set[str]:
+    """Return every dotted option that a file, as a tree, or an override names; sections too."""
+    found = {line.partition("=")[0].strip() for line in overrides}
+    pending: list[tuple[str, Mapping[str, object]]] = [("", tree)]
     while pending:
         prefix, node = pending.pop()
         for name, value in node.items():

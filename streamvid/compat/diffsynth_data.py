@@ -1,8 +1,8 @@
-"""What --dataset_base_path is, and what of a TrainConfig follows: a dataset, one to be sharded, or a sidecar.
+"""What DiffSynth-Studio's --dataset_base_path names, and the options of TrainConfig that follow from it.
 
-with --dataset_metadata_path   media and their metadata: sharded into the cache (train_cache), then streamed
-a manifest of a dataset        streamed as it is
-a manifest of a sidecar        what sft:data_process wrote; its train.json says which dataset it was made of
+with --dataset_metadata_path   media and their metadata: sharded into the cache (dataset_cache), then streamed
+manifest of a dataset          streamed as it is
+manifest of features           output of sft:data_process; its train.json names the dataset they were made from
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from streamvid.errors import ConfigError
+from streamvid.trainer.config import DatasetValue
 
 if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
-    from streamvid.storage import StorageOptions
+    from streamvid.storage import StorageOptions, Store
     from streamvid.trainer.config import TrainConfig
 
 _log = logging.getLogger(__name__)
 
+Shard: TypeAlias = "Callable[[str, ShardOptions], str]"
+"""(source, options) → path of the dataset."""
+
 NOTE = "train.json"
-"""Beside a sidecar: where the dataset lies that it was made of. No part of the sidecar itself, which has no paths."""
+"""File next to features that names their dataset. The features themselves hold no paths."""
 
 DEFAULT_FILE_KEYS = "image,video"
 DEFAULT_MAX_PIXELS = 1024 * 1024
@@ -32,13 +36,19 @@ DEFAULT_NUM_FRAMES = 81
 FRAME_RULE = "4k+1"
 _MAX_NOTE_BYTES = 2**20
 _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num_frames": "max_frames"}
+_FLAGS = {
+    "dataset_metadata_path": "metadata_path",
+    "dataset_repeat": "repeat",
+    "data_file_keys": "file_keys",
+    **{name: name for name in _SIZES},
+}
 
 
 @dataclass(frozen=True)
 class DataFlags:
-    """The flags about the data, None where one was not given.
+    """The flags that describe the data; None if not given.
 
-    named: fields of TrainConfig that the file or --set names; in_sets: those of --set, which goes before flags.
+    named: options of TrainConfig that the file or --set names.   in_sets: those of --set, which wins over flags.
     """
 
     base_path: str
@@ -52,42 +62,48 @@ class DataFlags:
     named: frozenset[str] = frozenset()
     in_sets: frozenset[str] = frozenset()
 
+    @staticmethod
+    def of(given: Mapping[str, object], *, named: frozenset[str], in_sets: frozenset[str]) -> DataFlags:
+        """Pick them out of all flags. Raises ConfigError."""
+        values = {field: given.get(flag) for flag, field in _FLAGS.items()}
+        return DataFlags(str(given["dataset_base_path"]), **values, named=named, in_sets=in_sets)  # type: ignore[arg-type]
+
     def __post_init__(self) -> None:
         if self.repeat is not None and self.repeat < 1:
             raise ConfigError(f"dataset_repeat is {self.repeat}; allowed: 1 and up")
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone} is {getattr(self, alone)}, and {missing} not given; allowed: both, for one size, "
+                f"{alone} is {getattr(self, alone)} but {missing} is not given; allowed: both, for one size, "
                 "or neither, for sizes that follow each clip"
             )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those about sizes that were given, by ShardOptions' names."""
+        """Sizes that were given, by ShardOptions' names."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
-            del given["max_pixels"]  # it is for sizes that follow the clips; their scripts give it all the same
+            del given["max_pixels"]  # it limits sizes that follow the clips; their scripts always give it
         return {name: value for name, value in given.items() if value is not None}
 
     def media(self, columns: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """(the clip's column, further files'), of those that there are; columns None: nobody knows.
+        """Return the clip's column and those of conditioning inputs. columns: of the metadata; None: unknown.
 
-        Which of the keys is the clip they do not say: that is `video`, or else `image`, or else the first.
+        The flags do not say which key is the clip: it is `video`, or else `image`, or else the first one.
         """
         asked = [word.strip() for word in (self.file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
-        there = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
-        if not there:
+        present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
+        if not present:
             raise ConfigError(
-                f"data_file_keys is {','.join(asked)!r}, of which the metadata has no column; it has "
+                f"data_file_keys is {','.join(asked)!r}, but the metadata has no such column; it has "
                 f"{', '.join(columns or ()) or 'none'}: name those that hold files, as --data_file_keys path"
             )
-        clip = next((name for name in ("video", "image") if name in there), there[0])
-        return clip, tuple(name for name in there if name != clip)
+        clip = next((name for name in ("video", "image") if name in present), present[0])
+        return clip, tuple(name for name in present if name != clip)
 
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
-    """How their flags shard: files as they are, sizes and frame counts as DiffSynth-Studio chooses them."""
+    """Return options that shard files unchanged, with sizes and frame counts as DiffSynth-Studio chooses them."""
     from streamvid.buckets.config import BucketConfig, SizeRule
     from streamvid.buckets.frames import FrameRule
     from streamvid.sharder.media_columns import file_keys
@@ -95,7 +111,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
     clip, others = flags.media(columns)
     video_column, media = file_keys(",".join((clip, *others)))
-    sizes: dict[str, Any] = flags.sizes
+    sizes = flags.sizes
     if not {"height", "width"} & sizes.keys():
         sizes.setdefault("max_pixels", DEFAULT_MAX_PIXELS)
     sizes.setdefault("max_frames", DEFAULT_NUM_FRAMES)
@@ -112,74 +128,89 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
         raise ConfigError(str(error).replace("max_frames", "num_frames")) from error
 
 
-def data_fields(flags: DataFlags, config: TrainConfig, shard: Callable[[str, ShardOptions], str]) -> dict[str, Any]:
-    """Fields of TrainConfig, dotted, that say which data there are. Shards where that is asked for.
+def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
+    """Return the options of TrainConfig, dotted, that select the data. Shards them if asked to.
 
-    config: the run without them.   shard: (source, options) → path of the dataset.
-    Raises ConfigError for a folder that is none of the three, and what sharding raises.
+    config: the run without them. Raises ConfigError for a folder that is none of the three kinds, and what sharding
+    raises.
     """
-    from streamvid.sharder.source.metadata import read_metadata
-
-    base, storage = flags.base_path, config.storage
-    kind = _kind(base, storage)
-    if "dataset" in flags.in_sets and (kind != "sidecar" or flags.metadata_path is not None):
-        raise ConfigError(f"dataset stands beside dataset_base_path={base!r}, which says the same; leave one out")
+    base = flags.base_path
+    kind = kind_of(base, config.data.storage)
+    if "data.dataset" in flags.in_sets and (kind != "features" or flags.metadata_path is not None):
+        raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; leave one of them out")
+    dataset: DatasetValue
     if flags.metadata_path is not None:
         if kind is not None:
-            raise ConfigError(f"dataset_metadata_path stands beside {base}, which is a {kind} already; leave it out")
-        columns = read_metadata(flags.metadata_path, storage).names
-        dataset: Any = shard(base, shard_options(flags, columns, storage))
-        found = _extra_fields(flags, config, columns)
-    elif kind == "sidecar":
-        dataset = _dataset_of_sidecar(flags, config)
-        found = {**({} if "sidecar" in flags.in_sets else {"sidecar": base}), **_extra_fields(flags, config, None)}
+            raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); leave the flag out")
+        dataset, found = _sharded(flags, config, shard)
+    elif kind == "features":
+        dataset, found = _dataset_of_features(flags, config), _input_options(flags, config, None)
+        if "data.features.url" not in flags.in_sets:
+            found["data.features.url"] = base
     elif kind == "dataset":
-        _check_sizes(flags, base, storage)
-        dataset, found = base, _extra_fields(flags, config, None)
+        _check_sizes(flags, base, config.data.storage)
+        dataset, found = base, _input_options(flags, config, None)
     else:
         raise ConfigError(
-            f"dataset_base_path is {base!r}, where there is neither a sealed dataset nor what sft:data_process writes; "
-            "name its metadata with dataset_metadata_path, and it is sharded. (A folder of .pth files is DiffSynth's "
+            f"dataset_base_path is {base!r}, which holds neither a sealed dataset nor output of sft:data_process; "
+            "give its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
             "own: run the first stage again.)"
         )
-    # Of a clip its first frames, as theirs.
-    head = {} if "loader.temporal" in flags.named else {"loader.temporal": "head"}
-    return {"dataset": _repeated(dataset, flags, config), **head, **found}
+    if "data.loader.temporal" not in flags.named:
+        found["data.loader.temporal"] = "head"  # the first frames of a clip, as theirs
+    return {"data.dataset": _repeated(dataset, flags, config), **found}
 
 
-def _repeated(dataset: Any, flags: DataFlags, config: TrainConfig) -> Any:
+def _sharded(flags: DataFlags, config: TrainConfig, shard: Shard) -> tuple[str, dict[str, object]]:
+    from streamvid.modules.factory import import_object
+    from streamvid.modules.weight_files import resolve
+    from streamvid.sharder.source.metadata import read_metadata
+
+    # Sharding may take hours, and a missing weight file or factory shows at once.
+    resolve(config.model.weights)
+    import_object(config.model.factory)
+    assert flags.metadata_path is not None
+    columns = read_metadata(flags.metadata_path, config.data.storage).names
+    dataset = shard(flags.base_path, shard_options(flags, columns, config.data.storage))
+    return dataset, _input_options(flags, config, columns)
+
+
+def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> DatasetValue:
     if flags.repeat in (None, 1):
         return dataset
     if config.task == "sft:data_process":
         _log.warning(
-            "dataset_repeat=%d is for what trains: each clip is encoded once (num_visits=N for several crops)",
+            "dataset_repeat=%d applies to training: each clip is encoded once (data.features.num_visits=N for "
+            "several crops)",
             flags.repeat,
         )
         return dataset
     if not isinstance(dataset, str | dict):
-        raise ConfigError(f"dataset_repeat={flags.repeat} beside several datasets; give each its num_repeats")
+        raise ConfigError(
+            f"dataset_repeat={flags.repeat}: cannot be combined with several datasets; give each its num_repeats"
+        )
     return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.repeat}
 
 
-def _extra_fields(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, Any]:
-    """Media that batches are to have besides. columns: of the metadata, where they are known."""
+def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, object]:
+    """Return the options about conditioning inputs. columns: of the metadata, if known."""
     from streamvid.sharder.media_columns import file_keys
 
     media: dict[str, str] = {}
     if columns is not None or flags.file_keys is not None:
         clip, others = flags.media(columns)
         media = {column: name.removesuffix("?") for name, column in file_keys(",".join((clip, *others)))[1].items()}
-    asked = [media.get(name, name) for name in config.model.extra_inputs]
-    if config.task == "sft:train":  # what was made of the media is there in their place
-        return {"model.extra_inputs": [name for name in asked if name not in media.values()]}
-    found: dict[str, Any] = {"model.extra_inputs": asked}
-    if media and "loader.media" not in (flags.named if flags.file_keys is None else flags.in_sets):
-        found["loader.media"] = list(media.values())
+    asked = [media.get(name, name) for name in config.data.extra_inputs]
+    if config.task == "sft:train":  # features take the place of the media that they were made from
+        return {"data.extra_inputs": [name for name in asked if name not in media.values()]}
+    found: dict[str, object] = {"data.extra_inputs": asked}
+    if media and "data.loader.media" not in (flags.named if flags.file_keys is None else flags.in_sets):
+        found["data.loader.media"] = list(media.values())
     return found
 
 
-def _kind(url: str, storage: StorageOptions) -> str | None:
-    """What its manifest.json says it is: "dataset", "sidecar", or None."""
+def kind_of(url: str, storage: StorageOptions) -> str | None:
+    """Return "dataset" or "features" by the manifest at a URL; None if there is neither."""
     from streamvid.dataset import manifest
     from streamvid.dataset.features import sidecar
     from streamvid.storage import open_store
@@ -192,12 +223,12 @@ def _kind(url: str, storage: StorageOptions) -> str | None:
         value = json.loads(store.read(manifest.MANIFEST))
     except (ValueError, RecursionError):
         return None
-    kinds = {manifest.FORMAT: "dataset", sidecar.FORMAT: "sidecar"}
+    kinds = {manifest.FORMAT: "dataset", sidecar.FORMAT: "features"}
     return kinds.get(str(value.get("format"))) if isinstance(value, dict) else None
 
 
 def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
-    """ConfigError where flags ask for other sizes than those that a dataset was made with."""
+    """Raise ConfigError if flags ask for other sizes than those that a dataset was sharded with."""
     from streamvid.dataset.reader import open_dataset
 
     sizes = flags.sizes
@@ -207,51 +238,54 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
     for name, value in sizes.items():
         if made.get(name) != value:
             flag = "num_frames" if name == "max_frames" else name
-            there = f"{flag}={made[name]}" if name in made else "other buckets; streamvid stats shows them"
-            raise ConfigError(f"{flag} is {value}, and the dataset {url} was made with {there}; leave the flag out")
+            made_with = f"{flag}={made[name]}" if name in made else "other buckets; streamvid stats shows them"
+            raise ConfigError(f"{flag} is {value}, but the dataset {url} was made with {made_with}; leave the flag out")
 
 
-def _dataset_of_sidecar(flags: DataFlags, config: TrainConfig) -> Any:
+def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     from streamvid.storage import open_store
 
-    url = flags.base_path
+    url, storage = flags.base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
-        raise ConfigError(f"dataset_base_path is {url!r}, which sft:data_process wrote; task sft:train reads such")
-    store = open_store(url, config.storage)
-    if "dataset" in flags.in_sets or ("dataset" in flags.named and store.size(NOTE) is None):
-        return json.loads(json.dumps(config.dataset))
-    remedy = "say where that is, as --set dataset=URL"
-    try:
-        if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
-            raise ConfigError(f"{url} has no {NOTE} that says which dataset it was made of; {remedy}")
-        dataset = json.loads(store.read(NOTE))["dataset"]
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{url}/{NOTE} says not which dataset it was made of ({error}); {remedy}") from error
+        raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; only task sft:train reads it")
+    store = open_store(url, storage)
+    if "data.dataset" in flags.in_sets or ("data.dataset" in flags.named and store.size(NOTE) is None):
+        return config.data.dataset
+    dataset = _noted_dataset(store, url)
     where = dataset.get("url") if isinstance(dataset, dict) else dataset
     if isinstance(where, str):
-        if _kind(where, config.storage) != "dataset":
+        if kind_of(where, storage) != "dataset":
             raise ConfigError(
-                f"{url} was made of the dataset {where}, which is no more there; run the first stage's command again, "
-                f"which finds what is done, or {remedy}"
+                f"{url} was made from the dataset {where}, which no longer exists; run the first stage again, "
+                "which keeps what is done, or set --set data.dataset=URL"
             )
-        _check_sizes(flags, where, config.storage)
+        _check_sizes(flags, where, storage)
+    return dataset
+
+
+def _noted_dataset(store: Store, url: str) -> DatasetValue:
+    remedy = "name it, as --set data.dataset=URL"
+    if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
+        raise ConfigError(f"{url} has no {NOTE} that names the dataset it was made from; {remedy}")
+    try:
+        dataset: DatasetValue = json.loads(store.read(NOTE))["dataset"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{url}/{NOTE} does not name the dataset it was made from ({error}); {remedy}") from error
     return dataset
 
 
 def note_dataset(config: TrainConfig) -> None:
-    """Say beside a sidecar that was just written which dataset it was made of, for `dataset_base_path`."""
+    """Note next to new features which dataset they were made from, for `dataset_base_path`."""
     from streamvid.storage import open_store
 
-    if config.sidecar is not None:
-        data = json.dumps({"dataset": _absolute(config.dataset)}, indent=1).encode() + b"\n"
-        open_store(config.sidecar, config.storage).put(NOTE, data)
+    if config.data.features.url is not None:
+        data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
+        open_store(config.data.features.url, config.data.storage).put(NOTE, data)
 
 
-def _absolute(dataset: Any) -> Any:
+def _absolute(dataset: object) -> object:
     if isinstance(dataset, Mapping):
         return {**dataset, "url": _absolute(dataset.get("url"))}
     if isinstance(dataset, str):
         return dataset if "://" in dataset else os.path.abspath(dataset)  # noqa: PTH100 — links stay as they were given
-    return [_absolute(one) for one in dataset]
+    return [_absolute(one) for one in dataset] if isinstance(dataset, list | tuple) else dataset

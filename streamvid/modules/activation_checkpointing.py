@@ -1,7 +1,7 @@
-"""Gradient checkpointing: a block keeps its inputs alone, and is computed again on the way back.
+"""Activation checkpointing: a block stores only its inputs and computes its activations again in the backward pass.
 
-Which blocks, the user says, by class or by name; how, torch does (or DeepSpeed, if its configuration asks for that).
-A block stays what it was, its parameters under the same names and its class under its own: it only runs otherwise.
+The user names the blocks by class or by name; torch runs them, or DeepSpeed if its configuration asks for that. A
+wrapped block keeps the names of its parameters and of its class. Only its forward changes.
 """
 
 from __future__ import annotations
@@ -11,57 +11,88 @@ import contextlib
 import fnmatch
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules.config import RecomputeConfig
+from streamvid.modules.config import ActivationCheckpointingConfig
 
 _log = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""In place of names: what stands in a ModuleList with others, as blocks do."""
+"""In place of names: the elements of every ModuleList that has several."""
 
 Checkpoint = Callable[..., Any]
-"""Called with a function and its arguments, by position; gives what the function gives."""
+"""Called with a function and its positional arguments; returns what the function returns."""
+
+_DEEPSPEED_OPTIONS = (
+    "partition_activations",
+    "contiguous_memory_optimization",
+    "number_checkpoints",
+    "cpu_checkpointing",
+    "synchronize_checkpoint_boundary",
+    "profile",
+)
 
 
-def wrap(module: nn.Module, config: RecomputeConfig, function: Checkpoint | None = None) -> tuple[str, ...]:
-    """Recompute the blocks of `module` that `config.blocks` names; returns their dotted names.
+def wrap(
+    module: nn.Module, config: ActivationCheckpointingConfig, function: Checkpoint | None = None
+) -> tuple[str, ...]:
+    """Checkpoint the blocks of `module` that `config.blocks` names; return their dotted names.
 
-    function: what to checkpoint with in place of torch's, as `deepspeed.checkpointing.checkpoint`; it offloads by its
-    own configuration, so that `config.offload` is refused beside it.
-    A block inside another one that is named too is left alone. Randomness of a block (dropout) is the same when it is
-    computed again. Raises ConfigError for a name that nothing has.
+    function: replaces torch's checkpoint, as `deepspeed.checkpointing.checkpoint`. It offloads by its own
+    configuration, so that `config.offload` is refused with it.
+    A block inside another named block is left alone. The second run of a block repeats its random numbers (dropout).
+    Raises ConfigError for a name that matches nothing.
     """
     if function is not None and config.offload:
         raise ConfigError(
-            "offload is true, but the checkpoints are another library's; set recompute.offload to false and ask that "
-            "library for it (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
+            "offload is true, but another library checkpoints; set activation_checkpointing.offload to false and "
+            "configure it there (DeepSpeed: activation_checkpointing.cpu_checkpointing)"
         )
     named = _named_blocks(module, config.blocks)
     outermost = [name for name in named if not any(name.startswith(f"{other}.") for other in named)]
     for name in outermost:
         block = module.get_submodule(name)
         block.__class__ = _class_of(type(block))  # type: ignore[arg-type]  # a class can be hashed
-        block._run_block = _Run(function, config.offload)  # type: ignore[assignment]
+        block._checkpointed = _CheckpointedCall(function, config.offload)  # type: ignore[assignment]
     if outermost:
-        _log.info("recomputing %d blocks: %s", len(outermost), ", ".join(outermost[:3]) + ", …" * (len(outermost) > 3))
+        shown = ", ".join(outermost[:3]) + ", …" * (len(outermost) > 3)
+        _log.info("checkpointing activations of %d blocks: %s", len(outermost), shown)
     return tuple(outermost)
 
 
-class _Run:
-    """How a block is run: an object, so that copies of a block run themselves."""
+def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
+    """Return DeepSpeed's checkpoint function; options: `activation_checkpointing` of its JSON."""
+    from deepspeed import checkpointing
+
+    checkpointing.configure(None, None, *(options.get(name) for name in _DEEPSPEED_OPTIONS))
+
+    def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+        # Autocast is off in the backward pass, and DeepSpeed, unlike torch, does not switch it on again.
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+        def again(*args: Any) -> Any:
+            with torch.autocast(device, dtype, enabled=enabled):
+                return function(*args)
+
+        return checkpointing.checkpoint(again, *args)
+
+    return checkpoint
+
+
+class _CheckpointedCall:
+    """Runs a block's forward. An object, not a closure, so that a copy of a block runs itself."""
 
     def __init__(self, function: Checkpoint | None, offload: bool) -> None:
         self.function = function
         self.offload = offload
 
     def __call__(self, forward: Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # By position, because what is given by name is neither offloaded by torch nor taken by DeepSpeed.
+        # All arguments become positional: torch does not offload keyword arguments and DeepSpeed does not accept them.
         names = tuple(kwargs)
         flat = (*args, *kwargs.values())
         count = len(args)
@@ -73,7 +104,7 @@ class _Run:
             return self.function(run, *_with_gradient(flat))
         from torch.utils.checkpoint import checkpoint
 
-        with _on_the_host() if self.offload else contextlib.nullcontext():
+        with _in_host_memory() if self.offload else contextlib.nullcontext():
             return checkpoint(run, *flat, use_reentrant=False, preserve_rng_state=True)
 
 
@@ -81,15 +112,15 @@ class _Run:
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(kind.forward, self)
-        return self._run_block(own, args, kwargs) if torch.is_grad_enabled() else own(*args, **kwargs)
+        return self._checkpointed(own, args, kwargs) if torch.is_grad_enabled() else own(*args, **kwargs)
 
-    # Of the same name, because policies that wrap blocks (FSDP's) go by it.
+    # The same name, because policies that wrap blocks (FSDP's) match by it.
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 def _with_gradient(flat: tuple[Any, ...]) -> tuple[Any, ...]:
-    # A reentrant checkpoint gives gradients to parameters only if one of its inputs wants one. Behind frozen layers
-    # none does, as under adapters.
+    # A reentrant checkpoint gives gradients to parameters only if one of its inputs requires one. Behind frozen layers
+    # none does, as with adapters.
     if any(isinstance(value, Tensor) and value.requires_grad for value in flat):
         return flat
     for place, value in enumerate(flat):
@@ -98,22 +129,22 @@ def _with_gradient(flat: tuple[Any, ...]) -> tuple[Any, ...]:
     return flat
 
 
-def _on_the_host() -> Any:
+def _in_host_memory() -> Any:
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
 def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:
     found: dict[str, None] = {}
     for wanted in blocks:
-        of_this = [name for name, part in module.named_modules() if name and _is_meant(wanted, name, part)]
-        of_this = [inner for name in of_this for inner in _elements(name, module.get_submodule(name))]
-        if not of_this:
-            raise ConfigError(f"blocks names {wanted!r}, which no part of the models is; {_candidates(module)}")
-        found.update(dict.fromkeys(of_this))
+        matching = [name for name, part in module.named_modules() if name and _matches(wanted, name, part)]
+        matching = [inner for name in matching for inner in _elements(name, module.get_submodule(name))]
+        if not matching:
+            raise ConfigError(f"blocks names {wanted!r}, which no part of the models matches; {_candidates(module)}")
+        found.update(dict.fromkeys(matching))
     return list(found)
 
 
-def _is_meant(wanted: str, name: str, part: nn.Module) -> bool:
+def _matches(wanted: str, name: str, part: nn.Module) -> bool:
     if wanted == AUTO:
         return isinstance(part, nn.ModuleList) and len(part) > 1
     patterns, parts = wanted.split("."), name.split(".")
@@ -122,7 +153,7 @@ def _is_meant(wanted: str, name: str, part: nn.Module) -> bool:
 
 
 def _elements(name: str, part: nn.Module) -> Iterable[str]:
-    # A list of blocks does not run itself: its elements are meant.
+    # A list of blocks has no forward of its own: its elements are meant.
     if isinstance(part, nn.ModuleList | nn.ModuleDict):
         return [f"{name}.{key}" for key, _ in part.named_children()]
     return [name]
@@ -136,6 +167,6 @@ def _candidates(module: nn.Module) -> str:
             lists.append(f"{name}.*")
             kinds.update(type(block).__name__ for block in part)
     if not kinds:
-        return "allowed: the class of a part of the models, or its dotted name; here no blocks stand in a ModuleList"
+        return "allowed: the class or the dotted name of a part of the models; this module has no ModuleList of blocks"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
     return f"allowed: a class, as {classes}, or dotted names, as {', '.join(lists[:8])}"

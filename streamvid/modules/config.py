@@ -1,74 +1,56 @@
-"""What a training run is told of its models: where they come from, what of them trains, and how."""
+"""Configuration of the training module: factory, weight files, trainable parameters, adapters, precision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 
 Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
-"""Weight files by child, or in a list, each for the child that its keys fit; several files of one model in a list."""
+"""Weight files by child, or as a list. A nested list holds the shards of one model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The training module, and what of it trains.
+class WeightsConfig:
+    """Weight files of the training module. Each goes to the child whose keys and shapes it fits."""
 
-    factory: "package.module:name", called with `args`, and with task= where it takes that; gives an nn.Module whose
-        named children are the models.
-    paths: weight files.   id_with_origin_paths: more of them, "id:glob,id:glob", below `root` (None: the environment's
-        STREAMVID_MODEL_ROOT, DIFFSYNTH_MODEL_BASE_PATH, or ./models).   download: ask the Hugging Face hub for those.
-    allow_missing, allow_unexpected: keys of the module that no file has, and of files that the module has not.
-    init: "meta" makes the module without memory, so that every tensor has to come from files.
-    trainable: dotted names of what trains; None: what the factory left with requires_grad; (): adapters alone. The rest
-        is frozen, and so are the module's `encoders` always.
-    fp8: dotted names of frozen children, or paths of `paths`, whose weights are stored in 8 bits.
-    extra_inputs: columns and media that the module's forward reads: one that the dataset has not is named at start.
-    """
-
-    factory: str = "streamvid.recipes.small:build"
-    args: dict[str, Any] = field(default_factory=dict)
-    paths: Paths = ()
-    id_with_origin_paths: str = ""
-    root: Path | None = None
-    download: bool = False
-    allow_missing: bool = False
-    allow_unexpected: bool = False
-    init: Literal["cpu", "meta"] = "cpu"
-    trainable: tuple[str, ...] | None = None
-    fp8: tuple[str, ...] = ()
-    extra_inputs: tuple[str, ...] = ()
+    paths: Paths = option((), help="Weight files; the shards of one model form a nested list.")
+    id_with_origin_paths: str = option("", help="More weight files, as 'ID:GLOB,ID:GLOB' below `root`.")
+    root: Path | None = option(
+        None,
+        help="Folder of id_with_origin_paths.",
+        shown_default="$STREAMVID_MODEL_ROOT, $DIFFSYNTH_MODEL_BASE_PATH or ./models",
+    )
+    download: bool = option(False, help="Download files of id_with_origin_paths from the Hugging Face Hub.")
+    allow_missing: bool = option(False, help="Accept keys of the module that no file has.")
+    allow_unexpected: bool = option(False, help="Accept keys of files that the module does not have.")
 
     def __post_init__(self) -> None:
-        module, colon, name = self.factory.partition(":")
-        if not (module and colon and name):
-            raise ConfigError(f"factory is {self.factory!r}; allowed: 'package.module:name'")
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters, by peft.
+    """Low-rank adapters, by peft."""
 
-    base_model: the child that gets them, dotted; None: none.   target_modules: names of its layers, by their ends;
-        "regex:…" for an expression that a whole name must match; empty: chosen, and the choice logged.
-    rank, alpha (None: as rank), dropout.   checkpoint: adapters to go on from.
-    preset_path, preset_model: adapters that are fused into the weights of a child before all that; both or neither.
-    """
-
-    base_model: str | None = None
-    target_modules: str | tuple[str, ...] = ""
-    rank: int = 32
-    alpha: float | None = None
-    dropout: float = 0.0
-    checkpoint: Path | None = None
-    preset_path: Path | None = None
-    preset_model: str | None = None
+    base_model: str | None = option(None, help="Child that gets adapters; dotted names too.")
+    target_modules: str | tuple[str, ...] = option(
+        "",
+        help="Layers by the ends of their names, or 'regex:EXPRESSION' for whole names.",
+        shown_default="large linear layers in blocks",
+    )
+    rank: int = option(32, minimum=1, help="Rank of the adapters.")
+    alpha: float | None = option(None, help="Scale of the adapters, divided by the rank.", shown_default="the rank")
+    dropout: float = option(0.0, help="Dropout in front of the adapters.")
+    checkpoint: Path | None = option(None, help="Adapters to start from.")
+    preset_path: Path | None = option(None, help="Adapters that are fused into the weights of `preset_model` first.")
+    preset_model: str | None = option(None, help="Child whose weights the preset adapters change.")
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"rank is {self.rank}; allowed: 1 and up")
+        check_options(self)
         if self.alpha is not None and not self.alpha > 0:
             raise ConfigError(f"alpha is {self.alpha}; allowed: above 0, or null for the rank")
         if not 0 <= self.dropout < 1:
@@ -79,22 +61,55 @@ class LoraConfig:
             )
         if self.checkpoint is not None and self.base_model is None:
             raise ConfigError(
-                f"checkpoint is {self.checkpoint} and base_model null; say which child the adapters are of"
+                f"checkpoint is {self.checkpoint} and base_model null; set base_model to the child with the adapters"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecomputeConfig:
-    """Gradient checkpointing: what activations are not kept, but computed again on the way back.
+class ActivationCheckpointingConfig:
+    """Blocks whose activations are computed again in the backward pass instead of being stored."""
 
-    blocks: class names of submodules, or dotted names of them with * for any part; "auto": what stands in a ModuleList
-        with others.
-    offload: what is kept of them, their inputs, waits in the host's memory.
-    """
-
-    blocks: tuple[str, ...] = ()
-    offload: bool = False
+    blocks: tuple[str, ...] = option(
+        (), help="Blocks by class or by dotted name with wildcards; 'auto': elements of every ModuleList."
+    )
+    offload: bool = option(False, help="Store the inputs of these blocks in host memory.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.offload and not self.blocks:
-            raise ConfigError("offload is true and blocks is empty; name what is recomputed, as blocks: [Block]")
+            raise ConfigError("offload is true and blocks is empty; name the blocks to checkpoint, as blocks: [Block]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The training module, and which of its parameters train.
+
+    The module's named children are its models. Those named in its attribute `encoders` are always frozen.
+    """
+
+    factory: str = option(
+        "streamvid.recipes.small:build",
+        metavar="PKG.MOD:NAME",
+        help="Import path of the function that builds the training module.",
+    )
+    args: dict[str, Any] = option(
+        default_factory=dict, help="Arguments of the factory; task= is added if it takes that."
+    )
+    weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
+    init: Literal["cpu", "meta"] = option("cpu", help="'meta' allocates no memory: every tensor must come from a file.")
+    trainable: tuple[str, ...] | None = option(
+        None,
+        help="Dotted names of what trains; empty: adapters alone.",
+        shown_default="parameters that the factory left with requires_grad",
+    )
+    fp8: tuple[str, ...] = option((), help="Frozen models to store in 8 bits: dotted names, or paths of weight files.")
+    lora: LoraConfig = option(default_factory=LoraConfig, help="Low-rank adapters.")
+    activation_checkpointing: ActivationCheckpointingConfig = option(
+        default_factory=ActivationCheckpointingConfig, help="Blocks to compute again in the backward pass."
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        module, colon, name = self.factory.partition(":")
+        if not (module and colon and name):
+            raise ConfigError(f"factory is {self.factory!r}; allowed: 'package.module:name'")

@@ -1,7 +1,8 @@
-"""A dataset encoded into a sidecar by any number of processes.
+"""A dataset encoded into precomputed features by any number of processes.
 
-A unit of work is a shard, in the dataset's order, in batches of one size from its first sample on, each seeded by
-itself: its bytes hang neither on ranks, nor on what was encoded before, nor on a run that was killed.
+One unit of work is a shard, in the dataset's order, in batches of one size from its first sample, each with a seed of
+its own. Its bytes depend neither on ranks, nor on earlier shards, nor on a run that was killed. The features
+themselves record which shards are finished, in their store, so that processes need no common disk.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _POLL_SECONDS = 2.0
 
 @dataclass
 class EncodeResult:
-    """What this process did. num_missing: visits of bad samples, which have no tensors: readers take another sample.
+    """Work of this process.
 
-    is_sealed: whether the sidecar is complete. stopped_by: the signal that ended this before it was.
+    num_missing: visits of bad samples, which have no tensors; readers substitute another sample.
+    is_sealed: whether the features are complete.   stopped_by: the signal that ended the work early.
     """
 
     num_shards: int = 0
@@ -40,9 +42,12 @@ class EncodeResult:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """This process among those that encode. wait_for_all: until each of them is here, with all of whom it ends; None:
-    they do not know each other, as the jobs of an array, and the last one seals."""
+class EncodeRanks:
+    """Position of this process among those that encode.
+
+    wait_for_all: barrier over all ranks of a launch. None: independent processes, such as the jobs of an array, of
+    which the last one seals.
+    """
 
     rank: int
     num_ranks: int
@@ -50,8 +55,8 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be made: by which encoder, of which dataset, where, and how often of each sample."""
+class EncodeJob:
+    """What to encode: by which encoder, from which dataset, where to, and how many visits per sample."""
 
     encoder: Encoder
     source: ByShard
@@ -61,7 +66,7 @@ class Work:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Refuses, naming what differs, a place where something else is begun."""
+        """Open the features for writing. Raises ConfigError, naming the differences, if others were begun there."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 
@@ -70,21 +75,22 @@ class _Stopped(Exception):
 
 
 def encode_dataset(
-    work: Work,
-    ranks: Ranks,
+    job: EncodeJob,
+    ranks: EncodeRanks,
     signal_number: Callable[[], int | None],
     progress: Callable[[str, int, int], object] | None = None,
 ) -> EncodeResult:
-    """Make this rank's shards, of those that no earlier run has finished, and seal once all are there.
+    """Encode this rank's share of the shards that no earlier run has finished, and seal once all are complete.
 
-    signal_number: asked between two batches: of the signal that ends the work.   progress: told ("encode", samples
-    done, samples of this process). Raises what encoder, loader and writer raise.
+    signal_number: asked between two batches for the signal that ends the work.
+    progress: called with ("encode", samples done, samples of this process).
+    Raises what encoder, loader and writer raise.
     """
-    result, writer = EncodeResult(), work.writer()
-    mine = _dealt(work, writer, ranks)
+    result, writer = EncodeResult(), job.writer()
+    mine = _own_shards(job, writer, ranks)
     total = sum(shard.num_samples for shard in mine)
 
-    def told(num_samples: int, num_missing: int) -> None:
+    def on_batch(num_samples: int, num_missing: int) -> None:
         result.num_samples += num_samples
         result.num_missing += num_missing
         if progress is not None and num_samples:
@@ -95,39 +101,39 @@ def encode_dataset(
 
     with suppress(_Stopped):
         for shard in mine:
-            with closing(work.encoder.shard(work.source, shard, work.num_visits, told)) as samples:
+            with closing(job.encoder.shard(job.source, shard, job.num_visits, on_batch)) as samples:
                 writer.write_shard(shard, samples)
             result.num_shards += 1
-            _log.info("%s is encoded, %d of %d", shard.path, result.num_shards, len(mine))
-        result.is_sealed = _finish(work, ranks, lambda: told(0, 0))
+            _log.info("encoded %s, %d of %d", shard.path, result.num_shards, len(mine))
+        result.is_sealed = _finish(job, ranks, lambda: on_batch(0, 0))
     return result
 
 
-def _dealt(work: Work, writer: SidecarWriter, ranks: Ranks) -> list[ShardInfo]:
-    shards = work.source.dataset.shards
-    if ranks.wait_for_all is None:  # the others may have begun, so that what is left is not the same for all
+def _own_shards(job: EncodeJob, writer: SidecarWriter, ranks: EncodeRanks) -> list[ShardInfo]:
+    shards = job.source.dataset.shards
+    if ranks.wait_for_all is None:  # the other processes may have begun, so that each sees other shards as unfinished
         return [shard for shard in shards[ranks.rank :: ranks.num_ranks] if not writer.is_done(shard)]
-    left = [shard for shard in shards if not writer.is_done(shard)]
-    ranks.wait_for_all()  # all have looked before the first one writes
-    return left[ranks.rank :: ranks.num_ranks]
+    unfinished = [shard for shard in shards if not writer.is_done(shard)]
+    ranks.wait_for_all()  # every rank has looked before the first one writes
+    return unfinished[ranks.rank :: ranks.num_ranks]
 
 
-def _finish(work: Work, ranks: Ranks, check_stop: Callable[[], None]) -> bool:
-    """Wait for the other ranks, but not for strangers, and seal; whether that is done.
+def _finish(job: EncodeJob, ranks: EncodeRanks, check_stop: Callable[[], None]) -> bool:
+    """Wait for the other ranks of the launch, but not for independent processes, and seal; return whether it is sealed.
 
-    By looking, not by a collective: ranks may end hours apart, and a signal ends the wait.
+    Ranks poll the store instead of meeting in a collective: they may end hours apart, and a signal must end the wait.
     """
-    store, are_strangers = open_store(work.url, work.storage), ranks.wait_for_all is None
+    store, is_independent = open_store(job.url, job.storage), ranks.wait_for_all is None
     while store.size(MANIFEST) is None:
         try:
-            writer = work.writer() if are_strangers or ranks.rank == 0 else None
-            if writer is not None and all(map(writer.is_done, work.source.dataset.shards)):
-                writer.seal(work.encoder.null())
+            writer = job.writer() if is_independent or ranks.rank == 0 else None
+            if writer is not None and all(map(writer.is_done, job.source.dataset.shards)):
+                writer.seal(job.encoder.null())
                 return True
-            if are_strangers:
+            if is_independent:
                 return False
         except StreamvidError:
-            if store.size(MANIFEST) is None:  # else another one was the last too, and has tidied up
+            if store.size(MANIFEST) is None:  # otherwise another process was the last one too, and has cleaned up
                 raise
             continue
         check_stop()

@@ -1,13 +1,13 @@
-"""Frozen weights in 8 bits: half the bytes of bfloat16, cast to what the activations are as they are used.
+"""Frozen weights in 8 bits: half the bytes of bfloat16, cast to the dtype of the activations when they are used.
 
-    weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, largest of a row ≤ 448
-                         weight_scale (out, 1, …)  float32, a power of two      one an output channel
+    weight (out, …)  ─►  weight_fp8 (out, …)  float8_e4m3fn, kept as uint8      weight / scale, at most 448 in a row
+                         weight_scale (out, 1, …)  float32, a power of two      one per output channel
 
-A scale is a power of two, so that what comes back has four significant bits and is exact in every dtype: bfloat16 and
-float32 compute with the same weights. Rounding to those bits changes a weight by at most `RELATIVE_ERROR` of itself or,
-where it is tiny, `ABSOLUTE_ERROR` of the largest of its row.
+A scale is a power of two, so that a restored weight has four significant bits and is exact in every dtype: bfloat16
+and float32 compute with the same weights. Rounding changes a weight by at most `RELATIVE_ERROR` of its value or, if it
+is tiny, `ABSOLUTE_ERROR` of the largest value in its row.
 
-The bytes are kept as uint8, because `.to(dtype)` would turn float8 into something else, and not every backend sends it.
+The bytes are stored as uint8, because `.to(dtype)` would convert float8, and not every backend can send it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from streamvid.errors import ConfigError
+from streamvid.modules.parts import child_names
 
 FLOAT8 = torch.float8_e4m3fn
 NAME = "float8_e4m3fn"
 LARGEST = 448.0  # of float8_e4m3fn
-RELATIVE_ERROR = 1 / 16  # half a step of three bits behind the point
-ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, over the least that the largest of a row is scaled to
+RELATIVE_ERROR = 1 / 16  # half a step of a mantissa of three bits
+ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, over the smallest value that a row's maximum is scaled to
 
 _STORED, _SCALE = "weight_fp8", "weight_scale"
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,10 +36,10 @@ _ADAPTERS = ("lora_A", "lora_B")
 
 
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """Put the weights of all linear and convolution layers below the dotted `names` into 8 bits; returns the layers.
+    """Store the weights of all linear and convolution layers below the dotted `names` in 8 bits; return the layers.
 
-    They have to be frozen; adapters on them train on. Left as they are: weights that two layers share, embeddings,
-    norms, biases. Raises ConfigError where a name is none of the module's, or something below it trains.
+    They must be frozen; adapters on them still train. Shared weights, embeddings, norms and biases do not change.
+    Raises ConfigError if the module has no part of a name, or if something below it trains.
     """
     shared = _shared_parameters(module)
     stored: dict[str, None] = {}
@@ -55,40 +56,40 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
                 _store_layer(path, layer)
                 stored[path] = None
         if not layers:
-            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; name one that has")
+            raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; remove it")
     return tuple(stored)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, …) float → the same in float8_e4m3fn, and its scale (out, 1, …) float32: value ≈ stored × scale."""
+    """Convert (out, …) floats to float8_e4m3fn and a scale (out, 1, …) float32: value ≈ stored × scale."""
     rows = weight.detach().float()
     largest = rows.abs().amax(dim=tuple(range(1, rows.dim())), keepdim=True)
     mantissa, exponent = torch.frexp(largest)  # largest = mantissa · 2^exponent, mantissa in [0.5, 1); 448 = 0.875 · 2⁹
     exponent = torch.where(mantissa <= LARGEST / 512, exponent - 9, exponent - 8)
-    # Not less than this for rows that are all but zero, so that every dtype but float16 holds the scale.
+    # A lower bound for rows that are almost zero, so that every dtype but float16 can hold the scale.
     scale = torch.exp2(exponent.clamp(min=-100).float())
     return (rows / scale).to(FLOAT8), scale
 
 
 def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights of `quantize`, in `dtype`."""
-    if dtype == torch.float16:  # which has no room for the scale of a row of small weights
+    """Restore the weights of `quantize`, in `dtype`."""
+    if dtype == torch.float16:  # it cannot hold the scale of a row of small weights
         return (stored.float() * scale.float()).to(dtype)
     return stored.to(dtype) * scale.to(dtype)
 
 
 def is_stored(name: str) -> bool:
-    """Whether a parameter of this name holds weights in 8 bits."""
+    """Check whether a parameter of this name holds weights in 8 bits."""
     return name.rpartition(".")[2] == _STORED
 
 
 def is_scale(name: str) -> bool:
-    """Whether a parameter of this name holds the scales of such weights."""
+    """Check whether a parameter of this name holds the scales of such weights."""
     return name.rpartition(".")[2] == _SCALE
 
 
 class _Fp8Layer(nn.Module):
-    """What is put before a layer's own class: its weight comes out of 8 bits each time that it is asked for."""
+    """Base class that precedes a layer's own: `weight` is restored from 8 bits on every access."""
 
     weight_fp8: nn.Parameter
     weight_scale: nn.Parameter
@@ -96,7 +97,7 @@ class _Fp8Layer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """In the dtype that it had, for code that looks at a layer's weight itself."""
+        """The weight in its original dtype, for code that reads it directly."""
         return self.weight_as(self._dtype_before)
 
     def weight_as(self, dtype: torch.dtype) -> Tensor:
@@ -110,7 +111,7 @@ class _Fp8Layer(nn.Module):
 
 
 def _applied(layer: Any, x: Tensor) -> Tensor:
-    """What the layer does, in the dtype of `x`."""
+    """Run the layer in the dtype of `x`."""
     weight = layer.weight_as(x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     result: Tensor
@@ -122,7 +123,7 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """The layer, that keeps nothing for the way back: the weight is cast again there, and does not train."""
+    """The layer, storing nothing for the backward pass: that casts the frozen weight again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:
@@ -135,7 +136,7 @@ class _Apply(torch.autograd.Function):
         layer: Any = ctx.layer
         if layer.weight_fp8.dim() == 2:
             return grad @ layer.weight_as(grad.dtype), None
-        # A convolution is linear in its input, so that its gradient is the same wherever it is taken.
+        # A convolution is linear in its input, so its gradient is the same at any input.
         with torch.enable_grad():
             x = torch.zeros(ctx.shape, dtype=grad.dtype, device=ctx.device, requires_grad=True)
             (of_x,) = torch.autograd.grad(_applied(layer, x), x, grad)
@@ -144,7 +145,7 @@ class _Apply(torch.autograd.Function):
 
 @functools.cache
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
-    # Of the same name, because wrapping policies and messages go by it.
+    # The same name, because wrapping policies and messages use it.
     bases: tuple[type, ...] = (_Fp8Layer, kind)
     plain = {layer.forward for layer in _LAYERS}
     own = {} if kind.forward in plain else {"forward": kind.forward}
@@ -154,9 +155,9 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 def _store_layer(path: str, layer: nn.Module) -> None:
     weight = layer._parameters.pop("weight")
     if weight is None:
-        raise ConfigError(f"fp8 takes in {path}, which has no weight; leave it out")
+        raise ConfigError(f"fp8 includes {path}, which has no weight; leave it out")
     if not bool(weight.isfinite().all()):
-        raise ConfigError(f"fp8 takes in {path}, whose weights are not all finite numbers; its file is broken")
+        raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; its file is damaged")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
     layer.register_parameter(_STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
@@ -167,10 +168,9 @@ def _store_layer(path: str, layer: nn.Module) -> None:
 def _below(module: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
     modules = dict(module.named_modules())
     if not name or name not in modules:
-        children = ", ".join(child for child, _ in module.named_children())
         raise ConfigError(
             f"fp8 names {name!r}, which is neither a part of the training module nor one of its weight files; "
-            f"allowed: {children}, a dotted name below them, or a path of `paths`"
+            f"allowed: {child_names(module)}, a dotted name below them, or a path of weights.paths"
         )
     return [(path, layer) for path, layer in modules.items() if path == name or path.startswith(f"{name}.")]
 
@@ -180,8 +180,8 @@ def _refuse_trainable(name: str, below: dict[str, nn.Module]) -> None:
         for own, parameter in layer.named_parameters(recurse=False):
             if parameter.requires_grad and not _is_adapter(path):
                 raise ConfigError(
-                    f"fp8 names {name!r}, of which {path}.{own} trains; 8 bits are for frozen weights: "
-                    "take it from fp8 or from trainable"
+                    f"fp8 names {name!r}, but {path}.{own} trains; 8 bits are for frozen weights: "
+                    "remove it from fp8 or from trainable"
                 )
 
 

@@ -1,7 +1,7 @@
-"""Low-rank adapters, by peft: which layers get them, where their weights come from, how they are told apart again.
+"""Low-rank adapters, by peft: which layers get them, where their weights come from, and how files name them.
 
-A layer's weight W stays as it is, and scale · B @ A is added to what it does, scale = alpha / rank. In files the keys
-are those of plain peft without a prefix, below the model that has the adapters: `blocks.0.q.lora_A.weight`.
+A layer keeps its weight W and adds scale · B @ A to it, with scale = alpha / rank. Keys in files are those of plain
+peft without a prefix, relative to the model that has the adapters: `blocks.0.q.lora_A.weight`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules.config import LoraConfig
-from streamvid.modules.fit import part_of, some
-from streamvid.modules.state_files import read_metadata, read_state
+from streamvid.modules.parts import child_names, part_of, some
+from streamvid.modules.weight_files import read_metadata, read_state
 
 _log = logging.getLogger(__name__)
 
 REGEX = "regex:"
 LARGE = 512
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ADAPTER = ".default."  # peft's name for an adapter that has none
+_ADAPTER = ".default."  # peft's name for an unnamed adapter
 
 
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
-    """Give adapters to layers of the child that `config.base_model` names; returns their dotted names in `module`.
+    """Add adapters to layers of the child `config.base_model`; return the layers' dotted names in `module`.
 
-    All else of that child is frozen. The adapters are float32, B zeros, or as `config.checkpoint` has both. Raises
-    ConfigError for a child or layers that there are not, for layers that cannot have adapters, and for a checkpoint
-    that is not of these layers and this rank.
+    The rest of that child is frozen. Adapters are float32 and start as zeros, or as `config.checkpoint`.
+    Raises ConfigError for a child or layers that do not exist, for layers that cannot have adapters, and for a
+    checkpoint of other layers or another rank.
     """
     if config.base_model is None:
         return ()
@@ -47,7 +47,7 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     except ImportError as error:
         raise ConfigError("lora.base_model needs the package peft: pip install 'streamvid[lora]'") from error
 
-    # As an expression of whole names: peft takes a list for endings, which may end other layers' names too.
+    # An expression of whole names, because peft matches a list by endings, which other layers may share.
     inject_adapter_in_model(
         PeftConfig(
             r=config.rank,
@@ -62,26 +62,30 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
             parameter.data = parameter.data.float()
     if config.checkpoint is not None:
         _load_checkpoint(base, config, config.checkpoint)
-    how = "chosen, as target_modules is empty" if config.target_modules in ("", ()) else "as asked"
-    _log.info("adapters of rank %d on %d layers of %s (%s): %s", config.rank, len(targets), config.base_model, how,
-              ", ".join(_patterns(targets)))  # fmt: skip
+    _log.info(
+        "adapters of rank %d on %d layers of %s (%s): %s",
+        config.rank,
+        len(targets),
+        config.base_model,
+        "chosen by size, because target_modules is empty" if config.target_modules in ("", ()) else "target_modules",
+        ", ".join(_patterns(targets)),
+    )
     return tuple(f"{config.base_model}.{name}" for name in targets)
 
 
 def require_files(config: LoraConfig) -> None:
-    """Raises ConfigError if a file that the configuration names is not there: to be asked before models are made."""
+    """Raise ConfigError if a file of adapters does not exist; called before models are built."""
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
     if lacking:
-        raise ConfigError(f"{' and '.join(lacking)}, where no file is; give that of adapters, a .safetensors")
+        raise ConfigError(f"{' and '.join(lacking)}, which does not exist; give a .safetensors file of adapters")
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """The layers of `base` that get adapters, by their dotted names.
+    """Return the dotted names of the layers of `base` that get adapters.
 
-    wanted: names, in a list or with commas between, each of which the ends of layers' names have to equal; "regex:…";
-    or nothing: the linear layers in lists of blocks with at least 512 inputs and outputs, or all of these in a model
-    that has none so large.
+    wanted: endings of layers' names, in a list or separated by commas; "regex:…"; or nothing: the linear layers in
+    lists of blocks with at least 512 inputs and outputs, or all of them if none is that large.
     """
     names = [part.strip() for part in wanted.split(",")] if isinstance(wanted, str) else list(wanted)
     modules = {name: part for name, part in base.named_modules() if name}
@@ -94,16 +98,16 @@ def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, .
     refused = [f"{name} ({type(modules[name]).__name__})" for name in chosen if not _can_have(modules, name)]
     if refused:
         raise ConfigError(
-            f"target_modules takes in {some(refused)}; adapters are for linear and convolution layers, and not for "
-            "those inside an nn.MultiheadAttention, which does without their forward; name the layers themselves"
+            f"target_modules matches {some(refused)}; adapters work on linear and convolution layers, except inside "
+            "an nn.MultiheadAttention, which bypasses their forward; name the layers themselves"
         )
     return tuple(chosen)
 
 
 def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
-    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; returns how many layers.
+    """Add the adapters of `config.preset_path` to the weights of `config.preset_model`; return the number of layers.
 
-    W += alpha / rank · B @ A, computed in float32; alpha as the file says, else the rank, so that the factor is 1.
+    W += alpha / rank · B @ A, computed in float32. A file without alpha counts as alpha = rank.
     """
     if config.preset_path is None or config.preset_model is None:
         return 0
@@ -120,14 +124,15 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
         layer = part_of(base, name)
         if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, _LAYERS):
             raise ConfigError(
-                f"preset_path {path} has {name}.{min(pair)} of no layer of {config.preset_model}, or without its other "
-                "half; allowed: NAME.lora_A.weight and NAME.lora_B.weight for linear and convolution layers"
+                f"preset_path {path} has {name}.{min(pair)}, which belongs to no layer of {config.preset_model} or "
+                "lacks its other half; allowed: NAME.lora_A.weight and NAME.lora_B.weight of linear and convolution "
+                "layers"
             )
         delta = pair["lora_B"].float().flatten(1) @ pair["lora_A"].float().flatten(1)
         if delta.numel() != layer.weight.numel() or delta.shape[0] != layer.weight.shape[0]:
             raise ConfigError(
-                f"preset_path {path}: {name} would change by {tuple(delta.shape)} values, but has "
-                f"{tuple(layer.weight.shape)}; these adapters are of another model"
+                f"preset_path {path}: the adapters of {name} have shape {tuple(delta.shape)} and the layer "
+                f"{tuple(layer.weight.shape)}; these adapters belong to another model"
             )
         with torch.no_grad():
             layer.weight.copy_(layer.weight.float() + scale * delta.reshape(layer.weight.shape))
@@ -136,19 +141,19 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name as files have it, without peft's name of the adapter and the layer that it wraps."""
+    """Return a parameter's name without peft's names for the adapter and for the wrapped layer."""
     return name.replace(_ADAPTER, ".").replace(".base_layer.", ".")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name, as the module or as a file has it, is one of an adapter."""
+    """Check whether a parameter of this name, in a module or a file, belongs to an adapter."""
     return bool({"lora_A", "lora_B"} & set(name.split(".")))
 
 
 def adapter_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The adapters' tensors, named as in files, below the model that has them; empty if none has.
+    """Return the tensors of the adapters, named as in files; empty if there are none.
 
-    state: the module's, where that has been gathered from several processes.
+    state: the module's parameters, if they were gathered from several processes.
     """
     base = base_of(module)
     prefix = f"{base}." if base else ""
@@ -161,12 +166,12 @@ def adapter_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) 
 
 
 def base_of(module: nn.Module) -> str | None:
-    """The dotted name of the model that has adapters."""
+    """Return the dotted name of the model that has adapters."""
     return next((name for name, part in module.named_modules() if _peft_config(part) is not None), None)
 
 
 def metadata(module: nn.Module) -> dict[str, str]:
-    """What a file of these adapters says of itself: rank, alpha, dropout, base_model, target_modules (JSON)."""
+    """Return the metadata for a file of these adapters: rank, alpha, dropout, base_model, target_modules (JSON)."""
     base = base_of(module)
     if base is None:
         return {}
@@ -190,36 +195,36 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig, path: Path) -> None:
     state = _plain(_read(path, "checkpoint"), config.base_model or "")
     alpha = read_metadata(path).get("alpha")
     if alpha is not None and float(alpha) != _alpha(config):
-        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}: set lora.alpha={alpha} to go on from it")
+        raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}: set lora.alpha={alpha} to start from it")
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
     missing, unexpected = [n for n in here if n not in state], [n for n in state if n not in here]
     if missing or unexpected:
         raise ConfigError(
-            f"checkpoint {path} has no adapters for {some(missing) or 'nothing'}; and has for what gets none: "
-            f"{some(unexpected) or 'nothing'}; set lora.target_modules as it was made with"
+            f"checkpoint {path} lacks adapters: {some(missing) or 'none'}; it has adapters for layers that get none: "
+            f"{some(unexpected) or 'none'}; set lora.target_modules to those that it was trained with"
         )
     for name, parameter in here.items():
         if state[name].shape != parameter.shape:
             raise ConfigError(
                 f"checkpoint {path}: {name} is {tuple(state[name].shape)}, here {tuple(parameter.shape)}; "
-                f"rank is {config.rank}: set lora.rank as it was made with"
+                f"rank is {config.rank}: set lora.rank to that of the checkpoint"
             )
         with torch.no_grad():
             parameter.copy_(state[name])
-    _log.info("adapters of %s go on from %s", config.base_model, path)
+    _log.info("adapters of %s start from %s", config.base_model, path)
 
 
 def _read(path: Path, field: str) -> dict[str, Tensor]:
     state = read_state([path])
     if not any(map(is_adapter, state)):
-        raise ConfigError(f"{field} {path} has no lora_A and lora_B; give a file of adapters")
+        raise ConfigError(f"{field} {path} has neither lora_A nor lora_B; give a file of adapters")
     return state
 
 
 def _plain(state: Mapping[str, Tensor], base: str) -> dict[str, Tensor]:
     plain = {plain_name(key): tensor for key, tensor in state.items()}
     for prefix in ("base_model.model.", "pipe.", f"{base}."):
-        # Of the whole file alone: a layer may have such a name.
+        # Only if the whole file has the prefix: a layer may be called so.
         if all(name.startswith(prefix) for name in plain):
             plain = {name.removeprefix(prefix): tensor for name, tensor in plain.items()}
     return plain
@@ -237,8 +242,10 @@ def _alpha(config: LoraConfig) -> float:
 def _child(module: nn.Module, field: str, name: str) -> nn.Module:
     part = part_of(module, name) if name else None
     if part is None:
-        children = ", ".join(child for child, _ in module.named_children())
-        raise ConfigError(f"{field} is {name!r}, which the training module has not; allowed: {children}, or below them")
+        raise ConfigError(
+            f"{field} is {name!r}, which the training module does not have; allowed: {child_names(module)}, or a "
+            "dotted name below them"
+        )
     return part
 
 
@@ -251,7 +258,7 @@ def _automatic(modules: Mapping[str, nn.Module]) -> list[str]:
     }
     large = [name for name, part in linear.items() if min(part.in_features, part.out_features) >= LARGE]
     if not linear:
-        raise ConfigError("target_modules is empty, and no linear layer stands in a list of blocks; name the layers")
+        raise ConfigError("target_modules is empty, and no list of blocks has a linear layer; name the layers")
     return large or list(linear)
 
 
@@ -259,11 +266,11 @@ def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
     try:
         pattern = re.compile(expression)
     except re.error as error:
-        raise ConfigError(f"target_modules has the expression {expression!r}, which is none: {error}") from None
+        raise ConfigError(f"target_modules: {expression!r} is not a regular expression: {error}") from None
     chosen = [name for name in modules if pattern.fullmatch(name)]
     if not chosen:
         layers = [name for name, part in modules.items() if isinstance(part, _LAYERS)]
-        raise ConfigError(f"target_modules: {expression!r} matches no whole name; names are {some(layers)}")
+        raise ConfigError(f"target_modules: {expression!r} matches no whole name; layers: {some(layers)}")
     return chosen
 
 
@@ -274,8 +281,8 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
         if not found:
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, _LAYERS)})
             raise ConfigError(
-                f"target_modules has {end!r}, with which no name ends; allowed: ends of names, as {some(layers)}; "
-                f"'{REGEX}EXPRESSION'; or nothing, to have them chosen"
+                f"target_modules has {end!r}, but no name ends with it; allowed: ends of names, as {some(layers)}; "
+                f"'{REGEX}EXPRESSION'; or nothing, to choose them by size"
             )
         chosen.update(dict.fromkeys(found))
     return [name for name in modules if name in chosen]
@@ -287,5 +294,5 @@ def _can_have(modules: Mapping[str, nn.Module], name: str) -> bool:
 
 
 def _patterns(names: Iterable[str]) -> list[str]:
-    """Names with * for their numbers, once each."""
+    """Return the distinct names with * in place of numbers."""
     return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))

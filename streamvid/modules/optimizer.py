@@ -1,14 +1,15 @@
-"""What moves the weights: any optimizer by its import path, its rate, and a moving average of what it moves."""
+"""The optimizer of a run: any by its import path, its learning rate schedule, and a moving average of the weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamvid.config import require
+from streamvid.config import check_options, option, require
 from streamvid.errors import ConfigError, StateError
+from streamvid.modules.factory import import_object
 
 if TYPE_CHECKING:
     import torch
@@ -17,24 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Any optimizer, by import path, called with the trainable parameters, lr, weight_decay, betas (null: without)
-    and `args`; and how its rate goes: up over `warmup_steps`, then as `schedule` says, down to `min_lr` at the end.
+    """The optimizer and its schedule. It is called with the trainable parameters, lr, weight_decay, betas and args."""
 
-    grad_clip: the largest norm of all gradients.   ema_decay: keep a moving average of what trains, beside it.
-    """
-
-    factory: str = "torch.optim:AdamW"
-    lr: float = 1e-4
-    betas: tuple[float, float] | None = (0.9, 0.99)
-    weight_decay: float | None = 0.01
-    args: dict[str, Any] = field(default_factory=dict)
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
-    min_lr: float = 0.0
-    grad_clip: float | None = 1.0
-    ema_decay: float | None = None
+    factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
+    lr: float = option(1e-4, help="Peak learning rate.")
+    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null for optimizers without.")
+    weight_decay: float | None = option(0.01, help="Weight decay; null for optimizers without.")
+    args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
+    schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
+    warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
+    min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
+    grad_clip: float | None = option(1.0, help="Maximum norm of all gradients.")
+    ema_decay: float | None = option(None, help="Decay of a moving average of the trained weights, saved with them.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
         betas = self.betas or ()
         require(all(0 <= beta < 1 for beta in betas), "betas", self.betas, "two numbers in [0, 1), or null")
@@ -42,42 +40,41 @@ class OptimizerConfig:
         require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
         require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or null for none")
         require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "0 and up")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the optimizer is called with, besides parameters."""
+        """Arguments of the optimizer after the parameters."""
         common = {"betas": self.betas, "weight_decay": self.weight_decay}
         return {"lr": self.lr, **{name: value for name, value in common.items() if value is not None}, **self.args}
 
     def lr_at(self, step: int, num_steps: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 1, of a run of `num_steps`."""
+        """Return the learning rate of optimizer step `step`, counted from 1, in a run of `num_steps`."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
+        if self.schedule == "constant":
+            return self.lr
         done = min(1.0, (step - self.warmup_steps) / max(1, num_steps - self.warmup_steps))
-        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[self.schedule]
-        return self.min_lr + (self.lr - self.min_lr) * left if self.schedule != "constant" else self.lr
+        remaining = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.min_lr + (self.lr - self.min_lr) * remaining
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that train. Raises ConfigError where none does, or its arguments are wrong."""
-    from streamvid.modules.build import import_object
-
+    """Build the optimizer of all parameters that train. Raises ConfigError if none does or its arguments are wrong."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ConfigError("trainable: nothing trains; name a child in model.trainable, or one for lora.base_model")
+        raise ConfigError("nothing trains; set model.trainable or model.lora.base_model to a child")
     try:
         made: torch.optim.Optimizer = import_object(config.factory)(parameters, **config.arguments)
     except TypeError as error:
         raise ConfigError(
-            f"optimizer.factory {config.factory!r} does not take {', '.join(config.arguments)}: {error}; "
-            "set betas or weight_decay to null, and args as it wants them"
+            f"optimizer.factory {config.factory!r} does not accept {', '.join(config.arguments)}: {error}; "
+            "set betas or weight_decay to null, and args to what it accepts"
         ) from error
     return made
 
 
 class Ema:
-    """An exponential moving average of the parameters that train, in float32, where they are."""
+    """Exponential moving average of the parameters that train, in float32, on their devices."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -85,17 +82,17 @@ class Ema:
         self.mean = {name: tensor.detach().float().clone() for name, tensor in self._live.items()}
 
     def update(self) -> None:
-        """One step's worth."""
+        """Average in the weights after one step."""
         for name, tensor in self._live.items():
             self.mean[name].lerp_(tensor.detach().float(), 1 - self.decay)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         return dict(self.mean)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         if state.keys() != self.mean.keys():
             raise StateError(
-                "the checkpoint's moving average is of other parameters; use the config that it was made by"
+                "the moving average in the checkpoint has other parameters; use the config that wrote the checkpoint"
             )
         for name, tensor in state.items():
             self.mean[name].copy_(tensor)

@@ -1,1 +1,5 @@
-"""Ready-made training modules."""
+"""Ready-made training modules. `small` works as it is and needs no weights, or uses those that ship with it.
+
+Imports modules and below; torch, safetensors, and transformers when asked for. Reading order: small (the module), flow
+(the loss), transformer (the model), codec and autoencoder (latents), text_encoder.
+"""

@@ -1,11 +1,11 @@
-"""A small causal autoencoder of video, home-made: 8 times less height and width, 4 times less frames after the first.
+"""A small causal video autoencoder of our own: 8 times smaller in height and width, 4 times in frames after the first.
 
     (B, 3, 4k+1, H, W) ─ cells of 4x4 ─► width/4 ─► /8, every 2nd frame ─► every 4th ─► (B, C, k+1, ⌈H/8⌉, ⌈W/8⌉)
 
-Causal: nothing looks at later frames, so the first frame alone has the first latent of its clip, and images are clips
-of one frame. The weights that ship with it come from minutes on two cores and the three scenes of the demo corpus
-(tools/train_autoencoder.py): 26 dB on other videos of these scenes. They show how latent training goes, and are no
-match for a published autoencoder.
+Causal: no output depends on later frames, so the first frame alone has the first latent of its clip, and an image is a
+clip of one frame. The weights that ship with it were trained for minutes on two cores, on the three scenes of the demo
+corpus (tools/train_autoencoder.py), and reach 26 dB on other videos of these scenes. They demonstrate training on
+latents and are no match for a published autoencoder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.recipes.codec import Size, fill_up, patchify, unpatchify
 
@@ -27,32 +28,30 @@ CELL = (1, 4, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class AutoencoderConfig:
-    """Widths at a quarter and an eighth of the picture's size, and channels of a latent."""
+    """Configuration of the autoencoder."""
 
-    outer_width: int = 48
-    inner_width: int = 64
-    latent_channels: int = 16
+    outer_width: int = option(48, minimum=1, help="Channels at a quarter of the picture's size.")
+    inner_width: int = option(64, minimum=1, help="Channels at an eighth of the picture's size.")
+    latent_channels: int = option(16, minimum=1, help="Channels of a latent.")
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; allowed: 1 and up")
+        check_options(self)
 
 
 class CausalConv(nn.Conv3d):
-    """A convolution that repeats the first frame in front of it, and sees no later frame than its own."""
+    """A convolution padded with the first frame in front, so that no output depends on later frames."""
 
     def __init__(self, width_in: int, width_out: int, kernel: Size, stride: Size = (1, 1, 1)) -> None:
         super().__init__(width_in, width_out, kernel, stride, padding=(0, kernel[1] // 2, kernel[2] // 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C', ⌈T/stride⌉, …); output i sees frames up to i·stride."""
+        """(B, C, T, H, W) → (B, C', ⌈T/stride⌉, …); output i depends on frames up to i·stride."""
         before = x[:, :, :1].expand(-1, -1, self.kernel_size[0] - 1, -1, -1)
         return super().forward(torch.cat([before, x], dim=2))
 
 
 class Residual(nn.Module):
-    """Within frames, then between them, added to what came in. Normed place by place: no frame tells of another."""
+    """A residual block: within frames, then between them. The norm is per position, so it mixes no frames."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,13 +60,13 @@ class Residual(nn.Module):
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → the same shape."""
+        """(B, C, T, H, W) → (B, C, T, H, W)."""
         normed = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) * self.scale
         return x + self.time(functional.silu(self.space(functional.silu(normed))))  # type: ignore[no-any-return]
 
 
-class TwiceTheFrames(nn.Module):
-    """T frames → 2T - 1: the first stays one, and each later one becomes two."""
+class UpsampleTime(nn.Module):
+    """Upsampling of T frames to 2T - 1: each frame but the first becomes two."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -78,21 +77,21 @@ class TwiceTheFrames(nn.Module):
         return self.time(x.repeat_interleave(2, dim=2)[:, :, 1:])  # type: ignore[no-any-return]
 
 
-class TwiceTheSize(nn.Module):
-    """(B, C, T, H, W) → (B, C', T, 2H, 2W)."""
+class UpsampleSpace(nn.Module):
+    """Upsampling of height and width to twice their size."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
         self.spread = nn.Conv3d(width_in, 4 * width_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each place becomes a cell of 2x2."""
+        """(B, C, T, H, W) → (B, C', T, 2H, 2W)."""
         size = (x.shape[2], 2 * x.shape[3], 2 * x.shape[4])
         return unpatchify(self.spread(x).permute(0, 2, 3, 4, 1).flatten(1, 3), size, (1, 2, 2))
 
 
 class Autoencoder(nn.Module):
-    """`encode` and `decode` of any size. Latents have mean 0 and deviation 1 a channel on what it was trained on."""
+    """Autoencoder of videos of any size. On its training data, latents have mean 0 and deviation 1 per channel."""
 
     mean: Tensor
     std: Tensor
@@ -113,40 +112,40 @@ class Autoencoder(nn.Module):
         self.decoder = nn.Sequential(
             CausalConv(channels, inner, (1, 3, 3)),
             Residual(inner),
-            TwiceTheFrames(inner),
-            TwiceTheSize(inner, outer),
+            UpsampleTime(inner),
+            UpsampleSpace(inner, outer),
             Residual(outer),
-            TwiceTheFrames(outer),
+            UpsampleTime(outer),
             CausalConv(outer, 3 * CELL[1] * CELL[2], (1, 3, 3)),
         )
         self.register_buffer("mean", torch.zeros(channels, 1, 1, 1))
         self.register_buffer("std", torch.ones(channels, 1, 1, 1))
 
     def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
-        """The shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+        """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
         return latent_shape(self.config.latent_channels, size)
 
     def encode(self, video: Tensor) -> Tensor:
-        """Float (B, 3, T, H, W) in -1..1 → (B, C, t, h, w); T not of 4k+1, H, W not of 8 are filled by repeating."""
+        """Encode float (B, 3, T, H, W) in -1..1 as (B, C, t, h, w), padding T to 4k+1 and H, W to multiples of 8."""
         _, t, h, w = self.latent_shape((video.shape[2], video.shape[3], video.shape[4]))
         video = fill_up(video, (4 * t - 3, 8 * h, 8 * w))
         cells = patchify(video, CELL).reshape(video.shape[0], video.shape[2], 2 * h, 2 * w, -1).permute(0, 4, 1, 2, 3)
         return (self.encoder(cells) - self.mean) / self.std  # type: ignore[no-any-return]
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """(B, C, t, h, w) → (B, 3, T, H, W) of `size` (T, H, W), about -1..1."""
+        """Decode (B, C, t, h, w) to (B, 3, T, H, W) of `size` (T, H, W), in about -1..1."""
         _, _, t, h, w = latents.shape
         cells = self.decoder(latents * self.std + self.mean).permute(0, 2, 3, 4, 1).flatten(1, 3)
         return unpatchify(cells, (4 * t - 3, 8 * h, 8 * w), CELL)[:, :, : size[0], : size[1], : size[2]]
 
 
 def latent_shape(channels: int, size: Size) -> tuple[int, int, int, int]:
-    """The shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+    """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
     return (channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
 
 
 def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> None:
-    """Weights in half precision, the config and `facts` in the metadata."""
+    """Save weights in half precision, with the configuration and `facts` in the metadata."""
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -154,7 +153,7 @@ def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> N
 
 
 def autoencoder_config(path: Path | None = None) -> AutoencoderConfig:
-    """The config in a file that `save_autoencoder` wrote, the shipped one by default. Raises ConfigError."""
+    """Read the configuration from a file of `save_autoencoder`, by default the shipped one. Raises ConfigError."""
     from safetensors import SafetensorError, safe_open
 
     source = path or SHIPPED
@@ -163,14 +162,14 @@ def autoencoder_config(path: Path | None = None) -> AutoencoderConfig:
             return AutoencoderConfig(**json.loads((file.metadata() or {})["config"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"autoencoder is {str(source)!r}: {error}; give a file that tools/train_autoencoder.py wrote, or null"
+            f"autoencoder is {str(source)!r}: {error}; give a file of tools/train_autoencoder.py, or null"
         ) from None
 
 
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
-    """The autoencoder of a file that `save_autoencoder` wrote, the shipped one by default; frozen, float32.
+    """Load an autoencoder from a file of `save_autoencoder`, by default the shipped one; frozen, float32.
 
-    Raises ConfigError for a file that is none.
+    Raises ConfigError for any other file.
     """
     from safetensors.torch import load_file
 

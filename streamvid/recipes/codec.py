@@ -1,10 +1,10 @@
-"""Video ↔ latents by cutting space-time patches: exact, invertible, for any size, dtype and bucket.
+"""Video ↔ latents by space-time patches: exact, invertible, for any size, dtype and bucket.
 
     (B, C, T, H, W)  ── patchify ──►  (B, N, C·pt·ph·pw)  ── unpatchify ──►  (B, C, T, H, W)
                                        N = ⌈T/pt⌉ · ⌈H/ph⌉ · ⌈W/pw⌉, in order t, h, w
 
-B batch, C channel, T frames, H height, W width. A size that the patch does not divide is filled up by repeating the
-last frame, row or column; `unpatchify` cuts that off again.
+B is batch, C channel, T frames, H height, W width. A size that is not a multiple of the patch is padded by repeating
+the last frame, row or column; `unpatchify` removes the padding.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Size = tuple[int, int, int]
 
 
 def grid_size(size: Size, patch: Size) -> Size:
-    """How many patches (t, h, w) cover a video of (T, H, W)."""
+    """Return the number of patches (t, h, w) that cover a video of (T, H, W)."""
     return (-(-size[0] // patch[0]), -(-size[1] // patch[1]), -(-size[2] // patch[2]))
 
 
 def fill_up(video: Tensor, size: Size) -> Tensor:
-    """(B, C, T, H, W) with its last frame, row and column repeated until it is of `size`."""
+    """Pad (B, C, T, H, W) to `size` by repeating its last frame, row and column."""
     for dim, length in enumerate(size, start=2):
         if length > video.shape[dim]:
             fill = list(video.shape)
@@ -33,7 +33,7 @@ def fill_up(video: Tensor, size: Size) -> Tensor:
 
 
 def patchify(video: Tensor, patch: Size) -> Tensor:
-    """(B, C, T, H, W) of any dtype → (B, N, C·pt·ph·pw) of the same."""
+    """Cut (B, C, T, H, W) of any dtype into (B, N, C·pt·ph·pw)."""
     pt, ph, pw = patch
     t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), patch)
     video = fill_up(video, (t * pt, h * ph, w * pw))
@@ -42,7 +42,7 @@ def patchify(video: Tensor, patch: Size) -> Tensor:
 
 
 def unpatchify(tokens: Tensor, size: Size, patch: Size) -> Tensor:
-    """(B, N, C·pt·ph·pw) → (B, C, T, H, W), the inverse of `patchify` for a video of `size` (T, H, W)."""
+    """Invert `patchify` for a video of `size` (T, H, W): (B, N, C·pt·ph·pw) → (B, C, T, H, W)."""
     t, h, w = grid_size(size, patch)
     pt, ph, pw = patch
     cells = tokens.reshape(tokens.shape[0], t, h, w, -1, pt, ph, pw).permute(0, 4, 1, 5, 2, 6, 3, 7)
@@ -51,7 +51,7 @@ def unpatchify(tokens: Tensor, size: Size, patch: Size) -> Tensor:
 
 
 class PatchCodec(nn.Module):
-    """The codec without weights: a latent's channels are the pixels of one patch. Nothing is lost."""
+    """A lossless codec without weights: the channels of a latent are the pixels of one patch."""
 
     def __init__(self, patch: Size, channels: int = 3) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class PatchCodec(nn.Module):
         self.channels = channels
 
     def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
-        """The shape (C, t, h, w) of the latents of a video of (T, H, W)."""
+        """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
         return (self.channels * math.prod(self.patch), *grid_size(size, self.patch))
 
     def encode(self, video: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C·pt·ph·pw, t, h, w), a view of its patches: the copy is made where it is used."""
+        """Encode (B, C, T, H, W) as (B, C·pt·ph·pw, t, h, w), a view of its patches."""
         t, h, w = grid_size((video.shape[2], video.shape[3], video.shape[4]), self.patch)
         return patchify(video, self.patch).reshape(video.shape[0], t, h, w, -1).permute(0, 4, 1, 2, 3)
 
     def decode(self, latents: Tensor, size: Size) -> Tensor:
-        """(B, C·pt·ph·pw, t, h, w) → (B, C, T, H, W) of `size` (T, H, W), every value as it was."""
+        """Decode (B, C·pt·ph·pw, t, h, w) to (B, C, T, H, W) of `size` (T, H, W), exactly."""
         return unpatchify(latents.permute(0, 2, 3, 4, 1).flatten(1, 3), size, self.patch)

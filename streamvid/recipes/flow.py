@@ -1,8 +1,8 @@
-"""Rectified flow: the straight way between latents and noise, the loss of a model of its direction, and a sampler.
+"""Rectified flow: the straight path between latents and noise, the loss of a model of its velocity, and a sampler.
 
 x_t = (1 - t)·x_0 + t·noise        velocity = noise - x_0        t = shifted(sigmoid(normal)), most often near 1/2
 
-All of it is drawn sample by sample from a seed each, so that a sample's loss does not depend on the batch it is in.
+Noise and time are drawn per sample from a seed, so that the loss of a sample does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-"""(x_t (B, C, t, h, w), times (B,)) → velocity, shaped as x_t."""
+"""(x_t (B, C, t, h, w), times (B,)) → velocity, in the shape of x_t."""
 
 
 def shifted(times: Tensor, shift: float) -> Tensor:
-    """Times moved towards the noise for shift > 1: what many values say together outlives much noise (1: as it is)."""
+    """Move times towards the noise for shift > 1: large latents stay recognizable under more noise (1: unchanged)."""
     return shift * times / (1 + (shift - 1) * times)
 
 
 def draw_noise_and_times(
     shape: Sequence[int], seeds: Sequence[int], device: torch.device | str, shift: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32, row i from seeds[i] alone.
+    """Draw normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32, row i from seeds[i] only.
 
-    shape: of one sample's latents.   seeds: B integers from 0 up to 2**63 - 1.   device: where they are drawn; the
-    numbers differ between kinds of devices.
+    shape: of the latents of one sample.   seeds: B integers from 0 to 2**63 - 1.   device: where they are drawn;
+    different kinds of devices give different numbers.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
@@ -40,7 +40,7 @@ def draw_noise_and_times(
 
 
 def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """The mean squared error of the model's velocity, a sample: (B,) float32, whatever precision the model works in.
+    """Return the mean squared error of the model's velocity per sample: (B,) float32, at any precision of the model.
 
     latents: (B, C, t, h, w); noise: the same shape; times: (B,).
     """
@@ -51,7 +51,7 @@ def rectified_flow_loss(velocity: Velocity, latents: Tensor, noise: Tensor, time
 
 @torch.no_grad()
 def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: float = 1.0) -> Tensor:
-    """From noise (B, C, t, h, w) along the velocity to latents, float32, in `num_steps` straight steps."""
+    """Follow the velocity from noise (B, C, t, h, w) to latents, float32, in `num_steps` straight steps."""
     times = shifted(torch.linspace(1, 0, num_steps + 1, device=noise.device), shift)
     x = noise.float()
     for now, then in itertools.pairwise(times):
@@ -60,5 +60,5 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Classifier-free guidance: from the velocity without text towards the one with it, and beyond for guidance > 1."""
+    """Apply classifier-free guidance: move from the velocity without text to that with it; beyond it above 1."""
     return without + guidance * (with_text - without)

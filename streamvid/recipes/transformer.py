@@ -4,9 +4,9 @@
     latents (B,C,t,h,w) ─ patchify ┴ linear ─ + sin/cos (t,h,w) ─► block × depth ─► linear ─ + ─ unpatchify ─► velocity
     time (B,) ─ sin/cos ─ MLP ─┐                                    ▲   ▲
                   ┌─ mean ─────┴─► condition (B,dim) ── adaLN-zero ─┘   │
-    text (B,L,D) ─┴─ MLP ─► with one state that is always there ── cross-attention
+    text (B,L,D) ─┴─ MLP ─► with one learned state in front ──── cross-attention
 
-At the start every block is the identity and the velocity is zero, so the first loss is that of predicting nothing.
+Every block starts as the identity and the velocity as zero, so the first loss is that of predicting zero.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TIME_FREQUENCIES = 128
 
 
 def wave_features(position: Tensor, num_frequencies: int, longest: float = 10_000.0) -> Tensor:
-    """(…,) → (…, 2·num_frequencies) float32: cosines and sines of falling frequency."""
+    """Map (…,) to (…, 2·num_frequencies) float32: cosines and sines of decreasing frequency."""
     exponent = torch.arange(num_frequencies, device=position.device, dtype=torch.float32) / num_frequencies
     angle = position.float()[..., None] * torch.exp(-math.log(longest) * exponent)
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
 def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
-    """(t, h, w) → (t·h·w, dim) float32: a third of the width an axis, so that a grid of any size has a place."""
+    """Embed the positions of a (t, h, w) grid as (t·h·w, dim) float32, with a third of the width per axis."""
     per_axis = dim // 6
     axes = [wave_features(torch.arange(length, device=device), per_axis) for length in grid]
     parts = [axes[0][:, None, None, :], axes[1][None, :, None, :], axes[2][None, None, :, :]]
@@ -39,7 +39,7 @@ def grid_embedding(grid: Size, dim: int, device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Every token looks at all of `context`: at its own sequence, or at the text."""
+    """Attention of every token to `context`: its own sequence, or the text."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens (B, N, dim), context (B, L, dim), mask bool (B, L), True where there is something → (B, N, dim)."""
+        """tokens (B, N, dim), context (B, L, dim), mask bool (B, L), False for padding → (B, N, dim)."""
         q, k, v = (
             linear(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, source in ((self.q, tokens), (self.k, context), (self.v, context))
@@ -60,8 +60,8 @@ class Attention(nn.Module):
         return self.o(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
-    """Self-attention, cross-attention to the text, MLP, each scaled, shifted and gated by the condition.
+class TransformerBlock(nn.Module):
+    """Self-attention, cross-attention to the text and MLP, each scaled, shifted and gated by the condition.
 
     The gates start at zero.
     """
@@ -90,10 +90,10 @@ class Block(nn.Module):
 
 
 class VideoTransformer(nn.Module):
-    """Velocity of the flow at (latents, time) given states of a text."""
+    """Velocity of the flow at (latents, time), given states of a text."""
 
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
-        """channels: of the latents.   patch: (t, h, w) latents that one token covers.   text_width: D of a state."""
+        """channels: of latents.   patch: (t, h, w) latents per token.   text_width: D of a state."""
         super().__init__()
         self.dim, self.channels, self.patch = dim, channels, patch
         patch_values = channels * math.prod(patch)
@@ -102,28 +102,28 @@ class VideoTransformer(nn.Module):
         self.text = nn.Sequential(
             nn.LayerNorm(text_width), nn.Linear(text_width, dim), nn.GELU(approximate="tanh"), nn.Linear(dim, dim)
         )
-        # Something to look at where there is no text: without it, attention to nothing is no number.
+        # A target for attention without any text, which would be NaN.
         self.always = nn.Parameter(torch.zeros(1, 1, dim))
-        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(dim, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
         self.modulation = _zero(nn.Linear(dim, 2 * dim))
         self.head = _zero(nn.Linear(dim, patch_values))
-        # Noise fills every direction of a patch, of which `dim` may be few: it passes by the blocks, by a gain that
-        # depends on the time, and the head has only the picture to take out of it.
+        # Noise fills every direction of a patch, which may have more values than `dim`. It bypasses the blocks with a
+        # gain that depends on the time, so that the head only has to remove the picture.
         self.bypass = _zero(nn.Linear(dim, patch_values))
 
     def forward(self, latents: Tensor, times: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """The velocity, shaped as the latents.
+        """Return the velocity, in the shape of the latents.
 
-        latents: float (B, C, t, h, w); times: float (B,) in 0..1; text: (B, L, D), L states a sample; mask: bool
-        (B, L), True where a state is no padding.
+        latents: float (B, C, t, h, w); times: float (B,) in 0..1; text: (B, L, D), L states per sample; mask: bool
+        (B, L), False for padding.
         """
         size, dtype = (latents.shape[2], latents.shape[3], latents.shape[4]), self.always.dtype
         patches = patchify(latents, self.patch).to(dtype)
         tokens = self.embed(patches)
         tokens = tokens + grid_embedding(grid_size(size, self.patch), self.dim, latents.device).to(tokens.dtype)
         states = self.text(text.to(dtype))
-        # Times run over 0..1; the waves are made for whole steps, of which a thousand is customary.
+        # Times run over 0..1, and the waves suit whole steps, usually a thousand.
         time = self.time(wave_features(1000 * times, TIME_FREQUENCIES).to(dtype))
         condition = functional.silu(time + masked_mean(states, mask))
         states = torch.cat([self.always.to(states.dtype).expand(len(states), -1, -1), states], dim=1)
@@ -136,7 +136,7 @@ class VideoTransformer(nn.Module):
 
 
 def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """(B, L, dim), bool (B, L) → (B, dim): the mean of the states that are no padding, zeros where all are."""
+    """Average the states that are not padding, (B, L, dim) → (B, dim); zeros if all are."""
     counted = mask.unsqueeze(-1).to(states.dtype)
     return (states * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
 

@@ -1,4 +1,8 @@
-"""The thin accelerate loop: any module trained on what the loader delivers."""
+"""The thin accelerate loop: any module trained on what the loader delivers.
+
+Imports everything below it; the only user of accelerate. Reading order: config, trainer (the loop), run (one step),
+tasks, data, launch (processes and signals), checkpoint, metrics, evaluate, encode.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ __all__ = ["TrainConfig", "TrainResult", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in ("TrainResult", "train"):
-        # torch and accelerate take seconds to import; `streamvid --help` has no use for them.
+        # torch and accelerate take seconds to import, and `streamvid --help` needs neither.
         from streamvid.trainer import trainer
 
         return getattr(trainer, name)

@@ -1,11 +1,11 @@
-"""Checkpoints: written whole under a temporary name, then renamed, so that what has its name is complete.
+"""Checkpoints: written completely under a temporary name, then renamed, so that every named one is complete.
 
-OUTPUT/step-N.safetensors             what trains, for any reader: a file a model where several do, LoRA in its own
-OUTPUT/config.yaml, versions.json     what made it
-OUTPUT/state/step-N/                  all that a resumed run needs
-    model.safetensors, optimizer.bin …    accelerate's own files, without what is frozen
-    trainer.json                          step, samples, tokens, what the model was made of
-    loader.json                           where the loader stands
+OUTPUT/step-N.safetensors             trained weights for any reader: one file per model, LoRA in its own
+OUTPUT/config.yaml, versions.json     configuration and software of the run
+OUTPUT/state/step-N/                  everything that a resumed run needs
+    model.safetensors, optimizer.bin …    accelerate's own files, without frozen weights
+    trainer.json                          step, samples, tokens, and what the model was made of
+    loader.json                           the loader's state
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,9 @@ from torch import Tensor, nn
 
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.modules import weights
-from streamvid.modules.gather import changing, gathered, require_numbers
+from streamvid.modules import saving
 from streamvid.modules.optimizer import Ema
-from streamvid.modules.state_files import write_state
+from streamvid.modules.weight_files import write_state
 from streamvid.trainer.config import TrainConfig
 from streamvid.trainer.data import Batches
 from streamvid.trainer.metrics import METRICS_FILE
@@ -43,58 +43,86 @@ _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "n
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is: optimizer steps made; samples and tokens they took, of this rank and those of a run resumed."""
+class TrainProgress:
+    """Position of a run: optimizer steps, and the samples and tokens of this rank and of the run that it resumed."""
 
     step: int = 0
     num_samples: int = 0
     num_tokens: int = 0
 
-    def after(self, num_samples: int, num_tokens: int) -> Progress:
-        """One step later, which took so many."""
-        return Progress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
+    def after(self, num_samples: int, num_tokens: int) -> TrainProgress:
+        """Return the position after one more step with this many samples and tokens."""
+        return TrainProgress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """Content of trainer.json. model: what the model was made of, which a resumed run must share."""
+
+    progress: TrainProgress
+    model: Mapping[str, object]
+    weights: str
+
+    def write(self, folder: Path) -> None:
+        content = {"version": STATE_VERSION, **dataclasses.asdict(self.progress)}
+        _write_json(folder / "trainer.json", {**content, "model": self.model, "weights": self.weights})
+
+    @staticmethod
+    def read(folder: Path) -> SavedRun:
+        """Read a checkpoint's trainer.json. Raises StateError."""
+        saved = _read_json(folder / "trainer.json")
+        if saved.get("version") != STATE_VERSION:
+            raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
+        progress = TrainProgress(saved["step"], saved["num_samples"], saved["num_tokens"])
+        return SavedRun(progress, saved["model"], saved["weights"])
 
 
 class Checkpoints:
-    """Those of one run; every rank calls each method."""
+    """The checkpoints of one run. Every rank calls each method."""
 
     def __init__(self, config: TrainConfig, accelerator: Accelerator) -> None:
-        self.config, self.accelerator, self.folder = config, accelerator, config.output / "state"
-        self._made_of, self._has_zero = _made_of(config), accelerator.distributed_type.value == "DEEPSPEED"
+        self.config = config
+        self.accelerator = accelerator
+        self.folder = config.output / "state"
+        self._made_of = _made_of(config)
+        self._has_zero = accelerator.distributed_type.value == "DEEPSPEED"
 
     def describe(self) -> None:
-        """Write the effective config and the versions beside the weights."""
+        """Write the effective configuration and the versions of packages."""
         self.config.output.mkdir(parents=True, exist_ok=True)
         (self.config.output / "config.yaml").write_text(dump_config(self.config), encoding="utf-8")
         installed = {one.name: one.version for one in importlib.metadata.distributions()}
         _write_json(self.config.output / "versions.json", {name: installed.get(name) for name in _PACKAGES})
 
     def save(
-        self, name: str, step: nn.Module, ema: Ema | None, progress: Progress, loader_state: dict[str, Any]
+        self,
+        name: str,
+        module: nn.Module,
+        ema: Ema | None,
+        progress: TrainProgress,
+        loader_state: Mapping[str, object],
     ) -> None:
-        """Weights by `name`, and the state of this step. The oldest go, beyond those that are to stay."""
+        """Save the weights as `name` and the state of this step, and remove the oldest beyond those to keep."""
         folder = self.folder / f"step-{progress.step}"
         temporary = folder.with_name(f".{folder.name}.tmp")
-        model = self.accelerator.unwrap_model(step).model
-        whole = {"": gathered(changing(model))}
-        require_numbers(model, whole[""], progress.step)
+        model = self.accelerator.unwrap_model(module).model
+        trained = saving.gathered(saving.changing(model))
+        saving.require_finite(model, trained, progress.step)
         if self.accelerator.is_main_process:
-            for left in self.folder.glob(".step-*.tmp"):
-                shutil.rmtree(left)
+            for abandoned in self.folder.glob(".step-*.tmp"):
+                shutil.rmtree(abandoned)
             temporary.mkdir(parents=True)
         self.accelerator.wait_for_everyone()
-        # DeepSpeed writes its own file of weights, in which frozen ones would be too.
-        own = {"exclude_frozen_parameters": True} if self._has_zero else {}
-        self.accelerator.save_state(str(temporary), safe_serialization=True, **own)
-        if ema is not None:
-            whole[".ema"] = whole[""] | gathered(ema.mean)
+        # DeepSpeed writes its own file of weights, which would include frozen ones.
+        options = {"exclude_frozen_parameters": True} if self._has_zero else {}
+        self.accelerator.save_state(str(temporary), safe_serialization=True, **options)
+        averaged = None if ema is None else trained | saving.gathered(ema.mean)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            for kind, tensors in whole.items():
-                self._save_weights(f"{name}{kind}", model, tensors)
-            _write_json(temporary / "trainer.json", {
-                "version": STATE_VERSION, **dataclasses.asdict(progress), "model": self._made_of, "weights": name,
-            })  # fmt: skip
+            self._save_weights(name, model, trained)
+            if averaged is not None:
+                self._save_weights(f"{name}.ema", model, averaged)
+            SavedRun(progress, self._made_of, name).write(temporary)
             _write_json(temporary / "loader.json", loader_state)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
@@ -103,81 +131,89 @@ class Checkpoints:
         self.accelerator.wait_for_everyone()
 
     def _save_weights(self, name: str, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        for file in weights.files(model, tensors):
+        for file in saving.files(model, tensors):
             path = self.config.output / f"{name}{file.name and '.'}{file.name}.safetensors"
-            state = weights.remove_prefix(file.tensors, self.config.remove_prefix)
+            state = saving.remove_prefix(file.tensors, self.config.checkpoints.remove_prefix)
             temporary = path.with_name(f".{path.name}.tmp")
             write_state(temporary, state, file.metadata)
             temporary.rename(path)
 
     def find(self) -> Path | None:
-        """The state folder to go on from, or None for a fresh run. Raises ConfigError where that would spoil a run."""
-        there, output, resume = _state_folders(self.folder), self.config.output, self.config.resume_from_checkpoint
-        newest = there[-1] if there else None
-        if resume == "latest":
+        """Return the state folder to resume from; None for a new run. Raises ConfigError if that would mix two runs."""
+        existing, output = _state_folders(self.folder), self.config.output
+        newest = existing[-1] if existing else None
+        if self.config.checkpoints.resume == "latest":
             return newest
-        if resume is None and (newest or (output / METRICS_FILE).exists()):
+        if self.config.checkpoints.resume is None:
+            if newest is not None or (output / METRICS_FILE).exists():
+                raise ConfigError(
+                    f"output {output} already holds a run and checkpoints.resume is null; "
+                    "allowed: 'latest' to resume it, or another output folder"
+                )
+            return None
+        resume = Path(self.config.checkpoints.resume)
+        if not (resume / "trainer.json").is_file():
             raise ConfigError(
-                f"output {output} holds a run already and resume_from_checkpoint is null; "
-                "allowed: 'latest' to go on with it, or an output folder of its own"
-            )
-        if resume is not None and not (resume / "trainer.json").is_file():
-            raise ConfigError(
-                f"resume_from_checkpoint is {resume}, which is no checkpoint; "
+                f"checkpoints.resume is {resume}, which is not a checkpoint; "
                 "allowed: 'latest', null or OUTPUT/state/step-N"
             )
-        newer = [path.name for path in there if resume is not None and _step_of(path) > _read(resume)["step"]]
+        step = SavedRun.read(resume).progress.step
+        newer = [path.name for path in existing if _step_of(path) > step]
         if newer:
             raise ConfigError(
-                f"resume_from_checkpoint is {resume}, but output {output} holds newer ones ({', '.join(newer)}), "
-                "which 'latest' would take for this run's; move them away or choose another output"
+                f"checkpoints.resume is {resume}, but output {output} holds newer checkpoints ({', '.join(newer)}), "
+                "which 'latest' would mistake for those of this run; move them away or choose another output"
             )
         return resume
 
-    def load(self, folder: Path | None, step: nn.Module, ema: Ema | None, loader: Batches) -> Progress:
-        """Fill the prepared model, optimizer and loader; the progress of this rank."""
-        _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(step))
+    def load(self, folder: Path | None, module: nn.Module, ema: Ema | None, loader: Batches) -> TrainProgress:
+        """Restore the prepared model, optimizer and loader; return the progress of this rank."""
+        _leave_frozen_out(self.accelerator, self.accelerator.unwrap_model(module))
         if ema is not None:
             self.accelerator.register_for_checkpointing(ema)
         if folder is None:
-            return Progress()
-        saved = _read(folder)
-        different = [key for key in self._made_of if self._made_of[key] != saved["model"].get(key)]
-        if different:
-            pairs = ", ".join(f"{k} is {self._made_of[k]} here and {saved['model'].get(k)} there" for k in different)
-            raise StateError(
-                f"checkpoint {folder} is of another model: {pairs}; use its values, or another output folder"
-            )
+            return TrainProgress()
+        saved = SavedRun.read(folder)
+        self._check_model(saved, folder)
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
-        except Exception as error:  # of torch, safetensors, DeepSpeed, which have no class in common
+        except Exception as error:  # torch, safetensors and DeepSpeed have no error class in common
             raise StateError(f"cannot read checkpoint {folder}: {error}; resume from another one") from error
-        self.accelerator.step = 0  # counts batches, of which there may be another number to a step now
+        self.accelerator.step = 0  # it counts batches, and the number of batches per step may differ now
         loader.load_state_dict(_read_json(folder / "loader.json"))
         _log.info("resumed %s", folder)
-        # Counts are added up over the ranks, of which there may be more or fewer than there were.
-        is_first = self.accelerator.is_main_process
-        return Progress(saved["step"], *((saved["num_samples"], saved["num_tokens"]) if is_first else (0, 0)))
+        # Counts are added up over the ranks, of which there may be more or fewer than before.
+        return saved.progress if self.accelerator.is_main_process else TrainProgress(saved.progress.step)
+
+    def _check_model(self, saved: SavedRun, folder: Path) -> None:
+        pairs = [(key, value, saved.model.get(key)) for key, value in self._made_of.items()]
+        different = [f"{key} is {here} here and {there} there" for key, here, there in pairs if here != there]
+        if different:
+            raise StateError(
+                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use its values, or another "
+                "output folder"
+            )
 
     def _remove_old(self) -> None:
-        for folder in _state_folders(self.folder)[: -self.config.keep_checkpoints]:
-            # What has its name is complete, also where a kill comes in the midst of this.
+        for folder in _state_folders(self.folder)[: -self.config.checkpoints.keep]:
+            # Renamed first, so that a kill during the removal leaves no incomplete checkpoint.
             shutil.rmtree(folder.rename(folder.with_name(f".{folder.name}.tmp")))
-        if self.config.keep_weights is not None:
+        if self.config.checkpoints.keep_weights is not None:
             saves: dict[str, list[Path]] = {}  # oldest first, by time, because steps and epochs do not compare
             for path in sorted(self.config.output.glob("*.safetensors"), key=lambda one: one.stat().st_mtime_ns):
                 if found := _WEIGHTS.fullmatch(path.name):
                     saves.setdefault(found[1], []).append(path)
-            for path in itertools.chain.from_iterable(list(saves.values())[: -self.config.keep_weights]):
+            old = list(saves.values())[: -self.config.checkpoints.keep_weights]
+            for path in itertools.chain.from_iterable(old):
                 path.unlink()
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Let accelerate save and load of a model what trains and what it counts: files have the rest.
+    """Make accelerate save and load only what training changes; weight files have the rest.
 
-    Where ranks hold parts of the weights, FSDP and DeepSpeed write theirs themselves.
+    FSDP and DeepSpeed write sharded weights themselves.
     """
-    wanted = changing(model).keys()
+    wanted = saving.changing(model).keys()
 
     def save(models: list[nn.Module], states: list[dict[str, Tensor]], folder: str) -> None:
         plain = [{name.removeprefix("module."): tensor for name, tensor in one.items()} for one in states]  # DDP's
@@ -192,12 +228,16 @@ def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
     accelerator.register_load_state_pre_hook(load)
 
 
-def _made_of(config: TrainConfig) -> dict[str, Any]:
-    lora = dataclasses.asdict(config.lora)
-    made: dict[str, Any] = {"model.factory": config.model.factory, "optimizer.factory": config.optimizer.factory}
-    made |= {f"model.args.{name}": value for name, value in config.model.args.items()}
-    made |= {"model.trainable": config.model.trainable, "ema": config.optimizer.ema_decay is not None}
-    made |= {f"lora.{name}": lora[name] for name in ("base_model", "target_modules", "rank", "alpha")}
+def _made_of(config: TrainConfig) -> dict[str, object]:
+    model = config.model
+    made: dict[str, object] = {
+        "model.factory": model.factory,
+        "optimizer.factory": config.optimizer.factory,
+        **{f"model.args.{name}": value for name, value in model.args.items()},
+        "model.trainable": model.trainable,
+        "ema": config.optimizer.ema_decay is not None,
+        **{f"lora.{name}": getattr(model.lora, name) for name in ("base_model", "target_modules", "rank", "alpha")},
+    }
     return json.loads(json.dumps(made, default=str))  # type: ignore[no-any-return]
 
 
@@ -210,13 +250,6 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    saved = _read_json(folder / "trainer.json")
-    if saved.get("version") != STATE_VERSION:
-        raise StateError(f"{folder} has version {saved.get('version')!r}; only {STATE_VERSION} can be read")
-    return saved
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -224,5 +257,5 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise StateError(f"cannot read {path} of the checkpoint: {error}; resume from another one") from error
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

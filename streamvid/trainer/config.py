@@ -1,105 +1,137 @@
-"""What a training run is told. `streamvid.config.load_config(TrainConfig, path, overrides)` reads it from YAML."""
+"""Configuration of a training run. `streamvid.config.load_config(TrainConfig, path, overrides)` reads it from YAML."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.config import require, require_at_least, require_one_of
-from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.config import check_options, option, require, require_one_of
+from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
+
+DatasetValue = str | dict[str, Any] | tuple[str | dict[str, Any], ...]
+"""A URL, the fields of a `streamvid.DatasetConfig`, or several of either."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesConfig:
+    """Precomputed features: what task "sft:data_process" writes and "sft:train" reads."""
+
+    url: str | None = option(None, metavar="URL", help="Folder or URL of the features.")
+    num_visits: int = option(1, minimum=1, help="Crops of each clip that are encoded.")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        None, help="Stored dtype of floating-point features.", shown_default="that of the module's output"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The batches of a run."""
+
+    dataset: DatasetValue = option(help="URL of a sealed dataset, or fields of a DatasetConfig, or a list of either.")
+    batch_size: int | dict[str, int] | None = option(None, help="Samples per rank, or {bucket: samples}.")
+    max_tokens_per_batch: int | None = option(None, minimum=1, help="Video tokens per batch, instead of batch_size.")
+    accumulate: int = option(1, minimum=1, help="Batches of a rank per optimizer step.")
+    num_workers: int | None = option(
+        None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
+    )
+    storage: StorageOptions = option(default_factory=StorageOptions, help="Access to the object store.")
+    cache_dir: Path | None = option(None, help="Local folder that caches what is read from an object store.")
+    cache_bytes: int | None = option(None, help="Size limit of cache_dir.")
+    features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
+    extra_inputs: tuple[str, ...] = option((), help="Columns and media that the module reads; verified at the start.")
+    loader: dict[str, Any] = option(default_factory=dict, help="Further arguments of streamvid.VideoLoader.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
+        require_one_of(self, "batch_size", "max_tokens_per_batch")
+        sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
+        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Held-out loss on the same batches with the same noise and times each time, and samples to look at.
+    """Held-out loss, on the same batches with the same noise each time, and generated samples."""
 
-    steps: how often, in steps; None: never.   num_batches: a rank's; 0: none.
-    sample_steps: how often the module's `sample` makes videos of the first held-out batch; None: never.
-    """
-
-    steps: int | None = 100
-    num_batches: int = 2
-    sample_steps: int | None = None
+    steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
+    num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
+    sample_steps: int | None = option(None, minimum=1, help="Generate videos by the module's `sample` every N steps.")
 
     def __post_init__(self) -> None:
-        require_at_least(self, 1, "steps", "sample_steps")
-        require_at_least(self, 0, "num_batches")
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Saved weights and training states."""
+
+    steps: int | None = option(None, minimum=1, help="Save every N steps.", shown_default="after each epoch")
+    keep: int = option(3, minimum=1, help="Number of training states to keep.")
+    keep_weights: int | None = option(None, minimum=1, help="Number of weight files to keep.", shown_default="all")
+    remove_prefix: str = option("", help="Prefix to remove from the names of saved tensors.")
+    resume: str | Path | None = option("latest", help="'latest', a folder OUTPUT/state/step-N, or null for a new run.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Metrics of a run, in OUTPUT/metrics.jsonl and elsewhere."""
+
+    steps: int = option(10, minimum=1, help="Log metrics every N steps.")
+    trackers: tuple[str, ...] = option((), help="Further trackers, by accelerate: tensorboard, wandb, …")
+    profile_steps: int = option(0, minimum=0, help="Steps to profile with torch, after the first ones.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccelerateConfig:
+    """Settings of accelerate that `accelerate launch` does not decide."""
+
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
+        None, help="Precision of autocast.", shown_default="as `accelerate launch` sets it"
+    )
+    cpu: bool = option(False, help="Use no accelerator.")
+    find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training run. A step is one of the optimizer.
+    """Training run configuration. A step is an optimizer step."""
 
-    dataset: URL or path of a sealed dataset; or fields of a `streamvid.DatasetConfig`; or several of either.
-    output: the folder for metrics.jsonl, weights and state.
-    task: "sft", "sft:data_process" (encode once, into `sidecar`), "sft:train" (from there), or "package.module:name".
-    max_steps, num_epochs: how long; at most one of them, and one epoch where neither is given.
-    batch_size: samples a rank, or {bucket: samples}; max_tokens_per_batch takes its place where given.
-    accumulate: batches of a rank that make up a step.
-    storage: how an object store is reached.   cache_dir, cache_bytes: a local folder for what is read from it.
-    loader: any other argument of `streamvid.VideoLoader`.
-    sidecar: URL of what "sft:data_process" writes; num_visits: crops of each clip there; encode_dtype: of its floats.
-    save_steps: how often weights and state are saved; None: after each epoch.  keep_checkpoints: the newest so many
-        states stay; keep_weights: likewise of the weights, None: all.   remove_prefix: cut from their names.
-    resume_from_checkpoint: "latest" goes on from the newest in `output` if there is one, a path from that state folder,
-        None starts anew.
-    trackers: where metrics go besides metrics.jsonl: any that accelerate knows.   profile_steps: how many steps
-        torch's profiler looks at, after the first ones.
-    find_unused_parameters: some trainable parameters take no part in some steps.
-    mixed_precision: None leaves it to `accelerate launch`.  cpu: do not use an accelerator that is there.
-    """
-
-    dataset: str | dict[str, Any] | tuple[str | dict[str, Any], ...]
-    output: Path
-    task: str = "sft"
-    seed: int = 0
-    max_steps: int | None = None
-    num_epochs: int | None = None
-    batch_size: int | dict[str, int] | None = None
-    max_tokens_per_batch: int | None = None
-    accumulate: int = 1
-    num_workers: int | None = None
-    storage: StorageOptions = field(default_factory=StorageOptions)
-    cache_dir: Path | None = None
-    cache_bytes: int | None = None
-    loader: dict[str, Any] = field(default_factory=dict)
-    sidecar: str | None = None
-    num_visits: int = 1
-    encode_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    model: ModelConfig = field(default_factory=ModelConfig)
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    save_steps: int | None = None
-    keep_checkpoints: int = 3
-    keep_weights: int | None = None
-    remove_prefix: str = ""
-    resume_from_checkpoint: Literal["latest"] | Path | None = "latest"
-    log_steps: int = 10
-    trackers: tuple[str, ...] = ()
-    profile_steps: int = 0
-    find_unused_parameters: bool = False
-    mixed_precision: Literal["no", "fp16", "bf16"] | None = None
-    cpu: bool = False
+    output: Path = option(help="Folder of the run: metrics, weights and training states.")
+    task: str = option("sft", help="sft, sft:data_process, sft:train or package.module:name.")
+    seed: int = option(0, help="Seed of everything random in the run.")
+    max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
+    num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
+    data: DataConfig = option(help="The batches of the run.")
+    model: ModelConfig = option(default_factory=ModelConfig, help="The training module.")
+    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig, help="The optimizer and its schedule.")
+    eval: EvalConfig = option(default_factory=EvalConfig, help="Evaluation during training.")
+    checkpoints: CheckpointConfig = option(default_factory=CheckpointConfig, help="Saved weights and states.")
+    logging: LoggingConfig = option(default_factory=LoggingConfig, help="Metrics and trackers.")
+    accelerate: AccelerateConfig = option(default_factory=AccelerateConfig, help="Settings of accelerate.")
 
     def __post_init__(self) -> None:
-        require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
+        check_options(self)
         require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
-        require_at_least(self, 1, "max_steps", "num_epochs", "max_tokens_per_batch", "save_steps", "accumulate")
-        require_at_least(self, 1, "keep_checkpoints", "keep_weights", "log_steps", "num_visits")
-        require_at_least(self, 0, "num_workers", "profile_steps")
         require_one_of(self, "max_steps", "num_epochs")
-        require_one_of(self, "batch_size", "max_tokens_per_batch")
-        sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
-        require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
-        needs_sidecar = self.task in ("sft:data_process", "sft:train")
+        needs_features = self.task in ("sft:data_process", "sft:train")
         require(
-            self.sidecar is not None or not needs_sidecar,
-            "sidecar",
+            self.data.features.url is not None or not needs_features,
+            "data.features.url",
             "null",
-            f"a folder or URL, as sidecar=latents/, for task {self.task!r}",
+            f"a folder or URL, as data.features.url=latents/, for task {self.task!r}",
         )

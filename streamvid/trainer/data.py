@@ -1,4 +1,4 @@
-"""The batches of a run: the training loader, a few held-out batches to judge the model by, and how long both took."""
+"""The batches of a run: the training loader, a few held-out batches, and the time that both took."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import nn
+
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.plain import check_arguments, open_datasets, with_inputs
 from streamvid.loader.stores import Stores
 from streamvid.modules.encoding import check_fresh
 from streamvid.storage import open_store
-from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.config import DataConfig, TrainConfig
 
 if TYPE_CHECKING:
     from streamvid.dataset.reader import Dataset
@@ -23,14 +25,16 @@ if TYPE_CHECKING:
     from streamvid.loader.stats import LoaderStats
 
 _log = logging.getLogger(__name__)
-_OWN = (
+
+_SET_ELSEWHERE = (
     *("dataset", "world", "num_epochs", "accumulate", "split", "seed", "batch_size", "max_tokens_per_batch", "storage"),
     *("cache_dir", "cache_bytes", "num_workers", "device", "process_group", "shared_group", "sidecars"),
 )
+"""Arguments of VideoLoader that `data.loader` may not set: other fields do, or the trainer."""
 
 
 class Batches(Protocol):
-    """What training asks of a loader; `streamvid.VideoLoader` is one. Steps are equal in number on all ranks."""
+    """What training needs of a loader, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
 
     @property
     def epoch(self) -> int: ...
@@ -43,9 +47,9 @@ class Batches(Protocol):
 
 
 class BatchClock:
-    """Batches without end, epoch after epoch, the time that passes while they come, and what the loader says of it.
+    """Endless batches, epoch after epoch, with the time spent on them and the loader's own figures.
 
-    A loader without `stats()` is no less a loader: then there is the time alone.
+    The figures are those of `stats()`, which a loader need not have.
     """
 
     def __init__(self, loader: Iterable[Batch]) -> None:
@@ -62,7 +66,7 @@ class BatchClock:
         return batch
 
     def take_fields(self) -> dict[str, float]:
-        """Seconds since the last call, those of them that went into waiting for data, and the loader's own figures."""
+        """Return the seconds since the last call, those of them spent waiting for data, and the loader's figures."""
         now = time.perf_counter()
         seconds, waited = now - self._since, self._wait_seconds
         spent = {"seconds": round(seconds, 4), "data_wait_seconds": round(waited, 4)}
@@ -75,31 +79,48 @@ class BatchClock:
         return spent
 
 
+def stores_of(data: DataConfig) -> Stores:
+    """Return the stores of a run's datasets."""
+    return Stores.of(data.storage, data.cache_dir, data.cache_bytes)
+
+
 def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str, Any]:
-    """What training, evaluation and encoding ask of their loaders alike."""
-    check_arguments(config.loader, _OWN, "loader")
-    options: dict[str, Any] = {"batch_size": config.batch_size, "max_tokens_per_batch": config.max_tokens_per_batch}
-    options |= {"storage": config.storage, "seed": config.seed, "num_workers": config.num_workers, **config.loader}
-    return with_inputs(options, config.model.extra_inputs, datasets)
+    """Return the arguments of VideoLoader that training, evaluation and encoding share."""
+    data = config.data
+    check_arguments(data.loader, _SET_ELSEWHERE, "data.loader")
+    options = {
+        "batch_size": data.batch_size,
+        "max_tokens_per_batch": data.max_tokens_per_batch,
+        "storage": data.storage,
+        "seed": config.seed,
+        "num_workers": data.num_workers,
+        **data.loader,
+    }
+    return with_inputs(options, data.extra_inputs, datasets)
 
 
 @contextmanager
-def open_loaders(config: TrainConfig, module: Any = None) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """The training loader and the one for evaluation: of split "val" where a dataset has it, else "train"."""
-    stores = Stores.of(config.storage, config.cache_dir, config.cache_bytes)
-    configs, datasets = open_datasets(config.dataset, stores)
+def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
+    """Open the training loader and that for evaluation: of split "val" if a dataset has it, else of "train"."""
+    stores = stores_of(config.data)
+    configs, datasets = open_datasets(config.data.dataset, stores)
     options = loader_options(config, datasets)
     if config.task == "sft:train":
-        sidecar = Sidecar(open_store(str(config.sidecar), stores.options), stores.cache)
-        check_fresh(sidecar, config.model, module)
-        options.pop("media", None)  # `encode` had them, and what it made of them is there
-        options |= {"sidecars": sidecar}
+        features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
+        check_fresh(features, config.model, module)
+        options.pop("media", None)  # `encode` had them, and the features hold what it made of them
+        options["sidecars"] = features
     with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]
-    held_out = options | {"split": "val" if with_val else "train", "num_workers": 0, "prefetch_bytes": 0}
+    # Padded, so that a held-out split of a few samples still fills a step on every rank; read once, so no prefetch.
+    held_out = options | {
+        "split": "val" if with_val else "train",
+        "num_workers": 0,
+        "prefetch_bytes": 0,
+        "tail": "pad",
+    }
     with ExitStack() as stack:
-        loader = VideoLoader(configs, **options, num_epochs=None, accumulate=config.accumulate)
+        loader = VideoLoader(configs, **options, num_epochs=None, accumulate=config.data.accumulate)
         stack.enter_context(loader)
-        # Padded, so that a held-out split of a few samples still fills a step on every rank; read once, so no prefetch.
-        evaluation = stack.enter_context(VideoLoader(with_val or configs, **held_out | {"tail": "pad"}))
-        _log.info("evaluation: the first %d batches a rank of split %r", config.eval.num_batches, held_out["split"])
+        evaluation = stack.enter_context(VideoLoader(with_val or configs, **held_out))
+        _log.info("evaluation: the first %d batches per rank of split %r", config.eval.num_batches, held_out["split"])
         yield loader, evaluation

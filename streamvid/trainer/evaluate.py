@@ -1,4 +1,4 @@
-"""Judging a model: its loss on held-out batches that stay the same, and what it makes of their texts."""
+"""Evaluation of a model: its loss on held-out batches that stay the same, and videos that it generates."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def evaluate(accelerator: Accelerator, step: nn.Module, batches: Sequence[Batch]) -> float:
-    """The mean loss a sample over all ranks' batches; repeats are left out where the module gives a loss a sample."""
+def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batch]) -> float:
+    """Return the mean loss per sample over the batches of all ranks, without repeats if the loss is per sample."""
     total = torch.zeros(2, device=accelerator.device)
-    with evaluating(step):
+    with evaluating(module):
         for number, batch in enumerate(one.to(accelerator.device) for one in batches):
-            set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # what a module draws by itself
-            losses = step(batch, validates=True)["loss"].float()
+            set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # for what the module draws itself
+            losses = module(batch, validates=True)["loss"].float()
             count = (~batch.is_repeat).float() if losses.ndim else losses.new_tensor(len(batch.sample_keys))
             total += torch.stack([(losses * count).sum(), count.sum()])
     loss_sum, count_sum = accelerator.reduce(total, reduction="sum").tolist()
     return float(loss_sum / count_sum) if count_sum else float("nan")
 
 
-def save_samples(accelerator: Accelerator, step: nn.Module, batch: Batch, folder: Path, name: str) -> None:
-    """A contact sheet and a movie of what the module's `sample` makes of a batch; every rank calls it."""
-    unwrapped = accelerator.unwrap_model(step)
+def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
+    """Write a contact sheet and a movie of what the module's `sample` generates; every rank calls it."""
+    unwrapped = accelerator.unwrap_model(module)
     model = unwrapped.model
     if not hasattr(model, "sample"):
-        raise ConfigError(f"eval.sample_steps is set and {type(model).__name__} has no `sample`; give it one, or null")
-    with evaluating(step), accelerator.autocast():
+        raise ConfigError(
+            f"eval.sample_steps is set but {type(model).__name__} has no method `sample`; add one, or set it to null"
+        )
+    with evaluating(module), accelerator.autocast():
         set_seed(accelerator.process_index)
         video = model.sample(unwrapped.encoded(batch.to(accelerator.device)))
     if accelerator.is_main_process:

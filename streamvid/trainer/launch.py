@@ -1,83 +1,145 @@
-"""What accelerate and DeepSpeed are told of a run: the config's word counts, and what they would ignore is refused."""
+"""The process of a run: its Accelerator, DeepSpeed's settings, and signals that ask it to stop."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import GradientAccumulationPlugin, InitProcessGroupKwargs, ProfileKwargs
 
 from streamvid.errors import ConfigError
-from streamvid.modules.recompute_deepspeed import deepspeed_checkpoint
+from streamvid.modules.activation_checkpointing import deepspeed_checkpoint
 from streamvid.trainer.config import TrainConfig
 
 _AUTO = {"enabled": "auto", "dtype": "auto"}
 
 
+@dataclass
+class StopRequest:
+    """The first signal that asked this process to stop, if any."""
+
+    signal_number: int | None = None
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Collect SIGINT, SIGTERM and SIGUSR1, so that a stop leaves a checkpoint; a second Ctrl-C interrupts as usual."""
+    request = StopRequest()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and request.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.signal_number = request.signal_number or number
+
+    # Python lets only the main thread handle signals; in other threads the caller decides when to stop.
+    is_main = threading.current_thread() is threading.main_thread()
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if is_main else ()
+    before = {number: signal.signal(number, note) for number in handled}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    """The Accelerator of this process. ConfigError where the launcher and the config do not go together."""
-    asked = next((name for name in ("DEEPSPEED", "FSDP") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"), None)
-    # Without an accelerator, accelerate takes ranks for strangers unless it is told `cpu`; or, for DeepSpeed, which it
-    # forgets with `cpu`, a backend.
-    is_bare = not torch.accelerator.is_available()
-    needs_backend = is_bare and asked == "DEEPSPEED"
-    kwargs: list[Any] = [DistributedDataParallelKwargs(
-        find_unused_parameters=config.find_unused_parameters, broadcast_buffers=False
-    )]  # fmt: skip
-    kwargs += [InitProcessGroupKwargs(backend="gloo")] if needs_backend else []
-    if config.profile_steps:
-        schedule = {"wait": 1, "warmup": 1, "active": config.profile_steps, "repeat": 1}
-        kwargs.append(ProfileKwargs(schedule_option=schedule, output_trace_dir=str(config.output / "profile")))
-    if missing := set(config.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
+    """Make the Accelerator of this process. Raises ConfigError if launcher and config contradict each other."""
+    backend = next((name for name in ("DEEPSPEED", "FSDP") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"), None)
+    # Without an accelerator, accelerate does not connect the ranks unless it gets `cpu`; or, for DeepSpeed, which it
+    # ignores together with `cpu`, a communication backend.
+    has_none = not torch.accelerator.is_available()
+    needs_gloo = has_none and backend == "DEEPSPEED"
+    _check_trackers(config)
     accelerator = Accelerator(
-        mixed_precision=config.mixed_precision,
-        cpu=(config.cpu or is_bare) and not needs_backend,
-        # A plugin, because a number gives way to the launcher's.
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.accumulate),
-        log_with=list(config.trackers) or None,
+        mixed_precision=config.accelerate.mixed_precision,
+        cpu=(config.accelerate.cpu or has_none) and not needs_gloo,
+        # A plugin, because a plain number yields to the launcher's.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.data.accumulate),
+        log_with=list(config.logging.trackers) or None,
         project_dir=str(config.output),
-        kwargs_handlers=kwargs,
+        kwargs_handlers=_handlers(config, needs_gloo),
     )
     used = accelerator.distributed_type.value
-    if asked not in (None, used):
-        raise ConfigError(f"{asked} is asked for without accelerators (cpu={config.cpu}); allowed: cpu_2ranks.yaml")
-    sharded = used == "FSDP" or (used == "DEEPSPEED" and _tell_deepspeed(accelerator, config) == 3)
-    if sharded and config.optimizer.ema_decay is not None:
-        decay = config.optimizer.ema_decay
-        raise ConfigError(f"ema_decay is {decay} and no rank has whole weights; allowed: DDP or ZeRO-2, or null")
+    if backend not in (None, used):
+        raise ConfigError(
+            f"the launcher asks for {backend} but there is no accelerator (cpu={config.accelerate.cpu}); "
+            "allowed: cpu_2ranks.yaml"
+        )
+    is_sharded = used == "FSDP" or (used == "DEEPSPEED" and _configure_deepspeed(accelerator, config) == 3)
+    if is_sharded and config.optimizer.ema_decay is not None:
+        raise ConfigError(
+            f"optimizer.ema_decay={config.optimizer.ema_decay}: cannot be combined with sharded weights; "
+            "use DDP or ZeRO-2, or set it to null"
+        )
     return accelerator
 
 
-def _tell_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
-    """Fill what its JSON leaves to us; the stage of ZeRO."""
-    told: dict[str, Any] = accelerator.state.deepspeed_plugin.deepspeed_config
-    for key, name, value in (
-        ("gradient_accumulation_steps", "accumulate", config.accumulate),
-        ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),
-    ):
-        if told.get(key, "auto") not in ("auto", value):
-            raise ConfigError(f"{key} of DeepSpeed's JSON is {told[key]}, and {name} {value}; allowed there: 'auto'")
-        told[key] = value
-    # Only its own figures need this one: batches come in several sizes.
-    told["train_micro_batch_size_per_gpu"] = config.batch_size if isinstance(config.batch_size, int) else 1
-    # As everywhere here: float32 weights and autocast. DeepSpeed's own bf16 casts weights, and not what comes to them.
-    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    dtype = "bfloat16" if told["bf16"]["enabled"] else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-    if told.get("torch_autocast", _AUTO) == _AUTO:
-        told["torch_autocast"] = {"enabled": dtype is not None} | ({} if dtype is None else {"dtype": dtype})
-    # To an optimizer that is offloaded, accelerate would make Adam of any other.
-    is_adam = config.optimizer.factory in ("torch.optim:AdamW", "torch.optim:Adam")
-    told.setdefault("zero_force_ds_cpu_optimizer", is_adam)
-    return int(told["zero_optimization"]["stage"])
+def end_processes() -> None:
+    """Leave the process group of a launch."""
+    PartialState().destroy_process_group()
 
 
-def recompute_function(accelerator: Accelerator) -> Callable[..., Any] | None:
-    """What recomputes blocks in place of torch: DeepSpeed, where its JSON has `activation_checkpointing`."""
+def is_launched_alone(environ: Mapping[str, str]) -> bool:
+    """Check whether accelerate's CPU launcher set up a group whose other processes it leaves to mpirun to start."""
+    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    is_cpu_launch = environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_PORT" in environ
+    return is_cpu_launch and not any(name in environ for name in ranks)
+
+
+def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
+    """Return DeepSpeed's checkpoint function if its JSON has `activation_checkpointing`; None: torch's."""
     plugin = accelerator.state.deepspeed_plugin
     options = None if plugin is None else plugin.deepspeed_config.get("activation_checkpointing")
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)
+
+
+def _check_trackers(config: TrainConfig) -> None:
+    if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
+        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
+
+
+def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
+    found: list[Any] = [
+        DistributedDataParallelKwargs(
+            find_unused_parameters=config.accelerate.find_unused_parameters, broadcast_buffers=False
+        )
+    ]
+    if needs_gloo:
+        found.append(InitProcessGroupKwargs(backend="gloo"))
+    if config.logging.profile_steps:
+        schedule = {"wait": 1, "warmup": 1, "active": config.logging.profile_steps, "repeat": 1}
+        found.append(ProfileKwargs(schedule_option=schedule, output_trace_dir=str(config.output / "profile")))
+    return found
+
+
+def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
+    """Fill the "auto" values of DeepSpeed's JSON; return the stage of ZeRO."""
+    settings: dict[str, Any] = accelerator.state.deepspeed_plugin.deepspeed_config
+    for key, name, value in (
+        ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),
+        ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),
+    ):
+        if settings.get(key, "auto") not in ("auto", value):
+            raise ConfigError(f"{key} of DeepSpeed's JSON is {settings[key]} and {name} {value}; allowed there: 'auto'")
+        settings[key] = value
+    # Only its own throughput figures use this: batches have several sizes.
+    batch_size = config.data.batch_size
+    settings["train_micro_batch_size_per_gpu"] = batch_size if isinstance(batch_size, int) else 1
+    # As everywhere here: float32 weights and autocast. DeepSpeed's own bf16 casts weights but not their inputs.
+    precision = config.accelerate.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    dtype = "bfloat16" if settings["bf16"]["enabled"] else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    if settings.get("torch_autocast", _AUTO) == _AUTO:
+        settings["torch_autocast"] = {"enabled": dtype is not None} | ({} if dtype is None else {"dtype": dtype})
+    # accelerate would replace any other optimizer that is offloaded by DeepSpeed's Adam.
+    is_adam = config.optimizer.factory in ("torch.optim:AdamW", "torch.optim:Adam")
+    settings.setdefault("zero_force_ds_cpu_optimizer", is_adam)
+    return int(settings["zero_optimization"]["stage"])

@@ -1,67 +1,121 @@
-"""metrics.jsonl: one JSON object a line, a line a step at most, without gap or repeat over any number of resumes."""
+"""metrics.jsonl: one JSON object per line, at most one line per step, without gaps or repeats over any resumes."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 METRICS_FILE = "metrics.jsonl"
 
-
-def append_metrics(folder: Path, record: dict[str, Any]) -> None:
-    """Add one line. A number that JSON has no word for is a ValueError, not a line that no reader takes."""
-    line = json.dumps(record, allow_nan=False) + "\n"
-    with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
-        file.write(line)
+MetricValue: TypeAlias = float | int | dict[str, float] | None
+MetricLine: TypeAlias = dict[str, MetricValue]
 
 
-def merge_told(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One record of what each rank tells: losses and figures averaged, counts added up, times of the first."""
-    of_bucket: dict[str, list[float]] = {}
-    for name, loss, count, of_sample in sorted(entry for one in told for entry in one["buckets"]):
-        sums = of_bucket.setdefault(name, [0.0, 0.0, 0.0])
-        sums[0], sums[1], sums[2] = sums[0] + loss * count, sums[1] + count, sums[2] + of_sample * count
-    of_figure: dict[str, list[float]] = {}  # which a module may tell of some batches alone
-    for name, value in (entry for one in told for entry in one["figures"].items()):
-        of_figure.setdefault(name, []).append(value)
-    samples, tokens = sum(one["samples"] for one in told), sum(one["tokens"] for one in told)
-    spent, seconds = dict(told[0]["spent"]), max(told[0]["spent"]["seconds"], 1e-9)
-    spent["data_substituted"] = sum(one["spent"].get("data_substituted", 0) for one in told)
-    # The slowest rank's wait is everybody's.
+@dataclass(frozen=True, order=True)
+class BucketLoss:
+    """Mean loss of one batch."""
+
+    bucket_id: str
+    loss: float
+    num_samples: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank did since the last line.
+
+    figures: further values of the module.   spent: seconds and the loader's figures.
+    num_samples, num_tokens: of the whole run.
+    """
+
+    loss: float
+    figures: Mapping[str, float]
+    batches: Sequence[BucketLoss]
+    spent: Mapping[str, float]
+    num_samples: int
+    num_tokens: int
+
+
+def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
+    """Merge the reports of all ranks into one line: losses averaged, counts added, times of the first rank."""
+    of_bucket: dict[str, list[BucketLoss]] = {}
+    for batch in sorted(batch for report in reports for batch in report.batches):
+        of_bucket.setdefault(batch.bucket_id, []).append(batch)
+    batches = [batch for some in of_bucket.values() for batch in some]
+    spent = dict(reports[0].spent)
+    seconds = max(spent["seconds"], 1e-9)
+    spent["data_substituted"] = sum(report.spent.get("data_substituted", 0) for report in reports)
+    # The slowest rank's wait holds up all others.
     for name in ("data_wait_seconds", "data_wait_share"):
-        spent[name] = max(one["spent"][name] for one in told)
+        spent[name] = max(report.spent[name] for report in reports)
     return {
-        "loss": sum(one["loss"] for one in told) / len(told),
-        **{name: sum(values) / len(values) for name, values in of_figure.items()},
-        "loss_of_bucket": {name: sums[0] / sums[1] for name, sums in of_bucket.items()},
-        "samples": samples,
-        "tokens": tokens,
+        "loss": sum(report.loss for report in reports) / len(reports),
+        **_mean_figures(reports),
+        "loss_of_bucket": {name: _mean_loss(some) for name, some in of_bucket.items()},
+        "samples": sum(report.num_samples for report in reports),
+        "tokens": sum(report.num_tokens for report in reports),
         **spent,
-        "samples_per_second": round(sum(sums[1] for sums in of_bucket.values()) / seconds, 4),
-        "tokens_per_second": round(sum(sums[2] for sums in of_bucket.values()) / seconds, 4),
+        "samples_per_second": round(sum(batch.num_samples for batch in batches) / seconds, 4),
+        "tokens_per_second": round(sum(batch.num_tokens for batch in batches) / seconds, 4),
     }
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it, with None for a number that it has no word for."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _mean_loss(batches: Sequence[BucketLoss]) -> float:
+    return sum(one.loss * one.num_samples for one in batches) / sum(one.num_samples for one in batches)
 
 
-def flat(record: dict[str, Any]) -> dict[str, float]:
-    """A record as trackers take it: numbers by name, those of buckets by "name/bucket"."""
-    parts = {name: value for name, value in record.items() if isinstance(value, dict)}
-    nested = {f"{name}/{key}": value for name, values in parts.items() for key, value in values.items()}
-    return {name: value for name, value in record.items() if name != "step" and name not in parts} | nested
+def _mean_figures(reports: Iterable[RankReport]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}  # a module may report a figure for some batches only
+    for report in reports:
+        for name, value in report.figures.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def append_metrics(folder: Path, line: Mapping[str, object]) -> None:
+    """Append one line. Raises ValueError for numbers that JSON cannot represent."""
+    text = json.dumps(line, allow_nan=False) + "\n"
+    with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def finite(line: Mapping[str, MetricValue]) -> MetricLine:
+    """Replace numbers that JSON cannot represent by None."""
+
+    def clean(value: float | None) -> float | None:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {
+        name: {key: clean(one) for key, one in value.items()} if isinstance(value, dict) else clean(value)  # type: ignore[misc]
+        for name, value in line.items()
+    }
+
+
+def flat(line: Mapping[str, MetricValue]) -> dict[str, float]:
+    """Flatten a line for trackers: values per bucket become "name/bucket"."""
+    found: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            found |= {f"{name}/{key}": one for key, one in value.items()}
+        elif value is not None and name != "step":
+            found[name] = value
+    return found
+
+
+def readable(line: Mapping[str, MetricValue]) -> str:
+    """Format a line for the log, without the loader's figures except shares."""
+    shown = {name: value for name, value in line.items() if not name.startswith("data_") or name.endswith("share")}
+    return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else v}" for name, v in shown.items())
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Cut off what a lost stretch of the run wrote: lines of later steps, and a last line that a kill tore."""
+    """Remove what a lost stretch of the run wrote: lines of later steps, and a last line that a kill cut short."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

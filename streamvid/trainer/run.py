@@ -1,13 +1,13 @@
-"""What a run holds from its first step to its last, the same on every rank but for the batches."""
+"""Everything that a run holds from its first step to its last; the same on every rank except for the batches."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,15 +17,25 @@ from torch import Tensor, nn
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.modules.build import build_module
 from streamvid.modules.optimizer import Ema, build_optimizer
-from streamvid.modules.summary import summarize
+from streamvid.modules.summary import format_table, summarize
 from streamvid.plan.hashing import hash64
-from streamvid.trainer.checkpoint import Checkpoints, Progress
+from streamvid.trainer.checkpoint import Checkpoints, TrainProgress
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import BatchClock, Batches
+from streamvid.trainer.data import BatchClock, Batches, open_loaders
 from streamvid.trainer.evaluate import evaluate, save_samples
-from streamvid.trainer.launch import make_accelerator, recompute_function
-from streamvid.trainer.metrics import append_metrics, drop_metrics_after, flat, merge_told, plain
-from streamvid.trainer.tasks import Step, find_task
+from streamvid.trainer.launch import checkpoint_function, make_accelerator
+from streamvid.trainer.metrics import (
+    BucketLoss,
+    MetricLine,
+    RankReport,
+    append_metrics,
+    drop_metrics_after,
+    finite,
+    flat,
+    merge_reports,
+    readable,
+)
+from streamvid.trainer.tasks import TaskModule, find_task
 
 if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
@@ -34,28 +44,37 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StepMade:
-    """What one step of the optimizer was made of, on this rank; tensors are still on their device."""
+@dataclass
+class StepResult:
+    """One optimizer step on this rank. Tensors stay on their device until they are reported."""
 
     loss: Tensor
-    figures: dict[str, Tensor]
-    grad_norm: Tensor | float | None
     lr: float
-    num_samples: int
-    num_tokens: int
+    figures: Mapping[str, Tensor] = field(default_factory=dict)
+    grad_norm: Tensor | float | None = None
+    num_samples: int = 0
+    num_tokens: int = 0
 
 
 class Run:
-    """Raises ConfigError and StateError before anything is written."""
+    """A training run. Its constructor raises ConfigError and StateError before anything is written.
+
+    module, loader, eval_loader: replace those of the configuration.   stack: closes what the run opens.
+    """
 
     def __init__(
-        self, config: TrainConfig, module: nn.Module | None, loader: Batches | None,
-        eval_loader: Iterable[Batch] | None, open_loaders: Callable[[nn.Module], tuple[Batches, Iterable[Batch]]],
-    ) -> None:  # fmt: skip
-        self.config, self.last = config, dict[str, Any]()
+        self,
+        config: TrainConfig,
+        stack: ExitStack,
+        module: nn.Module | None = None,
+        loader: Batches | None = None,
+        eval_loader: Iterable[Batch] | None = None,
+    ) -> None:
+        self.config = config
+        self.last: MetricLine = {}
+        self._batches: list[tuple[Bucket, Tensor, int]] = []
         task = find_task(config.task)
-        if task.sidecar == "write":
+        if task.features == "write":
             raise ConfigError(f"task is {config.task!r}, which trains nothing; use streamvid.trainer.encode")
         self.accelerator = accelerator = make_accelerator(config)
         self.is_main: bool = accelerator.is_main_process
@@ -64,33 +83,37 @@ class Run:
         # No rank may write before every rank has looked.
         accelerator.wait_for_everyone()
         if module is None:
-            module = build_module(
-                config.model, config.lora, config.recompute, task=config.task, seed=config.seed,
-                checkpoint_function=recompute_function(accelerator),
-            )  # fmt: skip
+            recompute = checkpoint_function(accelerator)
+            module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
         if loader is None:
-            loader, eval_loader = open_loaders(module)
+            loader, eval_loader = stack.enter_context(open_loaders(config, module))
         self.loader = loader
-        self._of_buckets: list[tuple[Bucket, Tensor, int]] = []
         optimizer = build_optimizer(config.optimizer, module)
-        _log.info("%s", summarize(module))
-        self.step_module, self.optimizer = accelerator.prepare(Step(module, task), optimizer)
-        self.parameters = [one for one in self.step_module.parameters() if one.requires_grad]
+        _log.info("%s", format_table(summarize(module)))
+        self.module, self.optimizer = accelerator.prepare(TaskModule(module, task), optimizer)
+        self.parameters = [one for one in self.module.parameters() if one.requires_grad]
         decay = config.optimizer.ema_decay
-        self.ema = None if decay is None else Ema(accelerator.unwrap_model(self.step_module).model, decay)
-        wanted = config.eval.num_batches if config.eval.steps or config.eval.sample_steps else 0
-        held_out = itertools.islice(eval_loader or (), wanted) if wanted else ()
-        self.fixed = [batch.clone() for batch in held_out]
-        self.progress = self.checkpoints.load(folder, self.step_module, self.ema, loader)
-        for group in self.optimizer.param_groups:  # the checkpoint's are as its config said
+        self.ema = None if decay is None else Ema(accelerator.unwrap_model(self.module).model, decay)
+        self.held_out = self._held_out(eval_loader)
+        self.progress = self.checkpoints.load(folder, self.module, self.ema, loader)
+        for group in self.optimizer.param_groups:  # the checkpoint has those of its own configuration
             group |= {name: value for name, value in config.optimizer.arguments.items() if name in group}
         self.num_steps = self._num_steps()
+        self._begin_output(is_resumed=folder is not None)
+
+    def _held_out(self, loader: Iterable[Batch] | None) -> list[Batch]:
+        settings = self.config.eval
+        wanted = settings.num_batches if settings.steps or settings.sample_steps else 0
+        return [batch.clone() for batch in itertools.islice(loader or (), wanted)] if wanted else []
+
+    def _begin_output(self, is_resumed: bool) -> None:
+        config = self.config
         if self.is_main:
             self.checkpoints.describe()
-            drop_metrics_after(config.output, self.progress.step if folder is not None else -1)
-        if config.trackers:
-            told = {"task": config.task, "seed": config.seed, "dataset": str(config.dataset)}
-            accelerator.init_trackers("streamvid", config=told)
+            drop_metrics_after(config.output, self.progress.step if is_resumed else -1)
+        if config.logging.trackers:
+            settings = {"task": config.task, "seed": config.seed, "dataset": str(config.data.dataset)}
+            self.accelerator.init_trackers("streamvid", config=settings)
 
     def _num_steps(self) -> int:
         if self.config.max_steps is not None:
@@ -98,96 +121,107 @@ class Run:
         loader, epochs = self.loader, self.config.num_epochs or 1
         if loader.epoch >= epochs:
             return self.progress.step
-        # From where the loader stands, because other ranks or batch sizes make other steps of what is left.
+        # From the loader's position, because another number of ranks or batch size changes the remaining steps.
         later = loader.num_steps(epochs) - loader.num_steps(loader.epoch + 1)
-        return self.progress.step + (loader.num_steps_left + later) // self.config.accumulate
+        return self.progress.step + (loader.num_steps_left + later) // self.config.data.accumulate
 
-    def take_step(self, clock: BatchClock, number: int) -> StepMade:
-        """One step of the optimizer, the `number`th, over `accumulate` batches."""
+    def take_step(self, clock: BatchClock, number: int) -> StepResult:
+        """Make optimizer step `number`, over `accumulate` batches."""
         config, accelerator = self.config, self.accelerator
-        loss, figures, samples, tokens, norm = torch.zeros((), device=accelerator.device), {}, 0, 0, None
-        lr = config.optimizer.lr_at(number, self.num_steps)
-        for micro_step in range(config.accumulate):
+        result = StepResult(torch.zeros((), device=accelerator.device), config.optimizer.lr_at(number, self.num_steps))
+        for micro_step in range(config.data.accumulate):
             batch = clock.next_batch().to(accelerator.device)
-            # What a module draws by itself, as its dropout, is then the same in a resumed run.
+            # What a module draws itself, such as dropout, is then the same in a resumed run.
             set_seed(hash64(config.seed, number, micro_step, accelerator.process_index) & 0x7FFFFFFF)
-            with accelerator.accumulate(self.step_module):
+            with accelerator.accumulate(self.module):
                 for group in self.optimizer.param_groups:  # before `backward`, in which DeepSpeed steps
-                    group["lr"] = lr
-                found = self.step_module(batch)
-                mean = found.pop("loss").float().mean()
-                # The loader's weights make what accelerate averages, over ranks and batches, the mean of all samples.
+                    group["lr"] = result.lr
+                figures = self.module(batch)
+                mean = figures.pop("loss").float().mean()
+                # accelerate averages over ranks and batches; with the loader's weights that is the mean of all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
                     largest = config.optimizer.grad_clip or float("inf")
-                    norm = accelerator.clip_grad_norm_(self.parameters, largest)
+                    result.grad_norm = accelerator.clip_grad_norm_(self.parameters, largest)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            loss += mean.detach() * batch.loss_weight / config.accumulate
-            figures = {name: torch.as_tensor(value).detach().float().mean() for name, value in found.items()}
-            self._of_buckets.append((batch.bucket, mean.detach(), len(batch.sample_keys)))
-            samples += len(batch.sample_keys)
-            tokens += len(batch.sample_keys) * batch.bucket.tokens
+            result.loss += mean.detach() * batch.loss_weight / config.data.accumulate
+            result.figures = {name: torch.as_tensor(one).detach().float().mean() for name, one in figures.items()}
+            num_samples = len(batch.sample_keys)
+            self._batches.append((batch.bucket, mean.detach(), num_samples))
+            result.num_samples += num_samples
+            result.num_tokens += num_samples * batch.bucket.tokens
         if self.ema is not None:
             self.ema.update()
-        return StepMade(loss, figures, norm, lr, samples, tokens)
+        return result
 
-    def report(self, progress: Progress, made: StepMade | None = None, spent: dict[str, float] | None = None) -> None:
-        """Add a line to metrics.jsonl and the trackers, with what is due of evaluation; every rank calls it."""
-        step, config = progress.step, self.config
-        record: dict[str, Any] = {"step": step}
+    def report(
+        self, progress: TrainProgress, made: StepResult | None = None, spent: Mapping[str, float] | None = None
+    ) -> None:
+        """Evaluate if due and add a line to metrics.jsonl and the trackers; every rank calls it."""
+        step, settings = progress.step, self.config.eval
+        line: MetricLine = {"step": step}
         if made is not None and spent is not None:
-            record |= {"loss": 0.0, "lr": made.lr, **self._told(progress, made, spent), "step": step}
-            if not math.isfinite(record["loss"]):
-                raise StreamvidError(
-                    f"loss is {record['loss']} at step {step}; lower optimizer.lr or optimizer.grad_clip"
-                )
-        if self.fixed and config.eval.steps and (step in (0, self.num_steps) or step % config.eval.steps == 0):
-            record["eval_loss"] = evaluate(self.accelerator, self.step_module, self.fixed)
-        if self.fixed and step and self.is_due(step, config.eval.sample_steps):
-            save_samples(self.accelerator, self.step_module, self.fixed[0], config.output / "samples", f"step-{step}")
-        self.last |= record
-        if self.is_main and len(record) > 1:
-            append_metrics(config.output, plain(record))
-            short = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in record.items()}
-            _log.info("%s", ", ".join(f"{k} {v}" for k, v in short.items() if k[:5] != "data_" or k.endswith("share")))
-        self.accelerator.log(flat(record), step=step)
+            line |= {"loss": 0.0, "lr": made.lr, **self._merged(progress, made, spent)}
+            self._require_finite(line["loss"], step)
+        is_end = step in (0, self.num_steps)
+        if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):
+            line["eval_loss"] = evaluate(self.accelerator, self.module, self.held_out)
+        if self.held_out and step and self.is_due(step, settings.sample_steps):
+            folder = self.config.output / "samples"
+            save_samples(self.accelerator, self.module, self.held_out[0], folder, f"step-{step}")
+        self.last |= line
+        if self.is_main and len(line) > 1:
+            append_metrics(self.config.output, finite(line))
+            _log.info("%s", readable(line))
+        self.accelerator.log(flat(line), step=step)
 
-    def _told(self, progress: Progress, made: StepMade, spent: dict[str, float]) -> dict[str, Any]:
-        """What all ranks tell of the steps since the last line, as one record."""
-        buckets = [(one.id, float(loss), count, one.tokens) for one, loss, count in self._of_buckets]
-        self._of_buckets.clear()
-        spent = spent | {"step_seconds": round(spent["seconds"] * self.config.accumulate / len(buckets), 5)}
-        told = {"loss": float(made.loss), "figures": {name: float(one) for name, one in made.figures.items()}}
-        told |= {"buckets": buckets, "spent": spent, "samples": progress.num_samples, "tokens": progress.num_tokens}
-        norm = {} if made.grad_norm is None else {"grad_norm": float(made.grad_norm)}
-        return merge_told(gather_object([told])) | norm
+    def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:
+        """Merge what all ranks did since the last line."""
+        batches = [BucketLoss(one.id, float(loss), count, count * one.tokens) for one, loss, count in self._batches]
+        self._batches.clear()
+        step_seconds = round(spent["seconds"] * self.config.data.accumulate / len(batches), 5)
+        report = RankReport(
+            loss=float(made.loss),
+            figures={name: float(one) for name, one in made.figures.items()},
+            batches=batches,
+            spent={**spent, "step_seconds": step_seconds},
+            num_samples=progress.num_samples,
+            num_tokens=progress.num_tokens,
+        )
+        line = merge_reports(gather_object([report]))
+        return line if made.grad_norm is None else {**line, "grad_norm": float(made.grad_norm)}
 
-    def save(self, progress: Progress) -> None:
-        """Weights and state; every rank calls it."""
+    @staticmethod
+    def _require_finite(loss: object, step: int) -> None:
+        if not isinstance(loss, float) or not math.isfinite(loss):
+            raise StreamvidError(f"loss is {loss} at step {step}; lower optimizer.lr or optimizer.grad_clip")
+
+    def save(self, progress: TrainProgress) -> None:
+        """Save weights and state; every rank calls it."""
         name = f"epoch-{self.loader.epoch}" if self.ends_epoch else f"step-{progress.step}"
-        self.checkpoints.save(name, self.step_module, self.ema, self.total(progress), self.loader.state_dict())
+        self.checkpoints.save(name, self.module, self.ema, self.total(progress), self.loader.state_dict())
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether an epoch has just ended that is to be saved."""
-        return self.config.save_steps is None and self.loader.num_steps_left == 0
+        """Whether an epoch has just ended after which the run saves."""
+        return self.config.checkpoints.steps is None and self.loader.num_steps_left == 0
 
-    def total(self, progress: Progress) -> Progress:
-        """What all ranks did together."""
+    def total(self, progress: TrainProgress) -> TrainProgress:
+        """Add up the progress of all ranks."""
         counts = gather_object([(progress.num_samples, progress.num_tokens)])
-        return Progress(progress.step, sum(one[0] for one in counts), sum(one[1] for one in counts))
+        return TrainProgress(progress.step, sum(one[0] for one in counts), sum(one[1] for one in counts))
 
     def any_rank(self, here: bool) -> bool:
-        """Whether `here` holds on a rank, so that all act on a signal at the same step."""
+        """Return whether `here` holds on any rank, so that all act on a signal at the same step."""
         if self.accelerator.num_processes == 1:
             return here
         flag = torch.tensor(float(here), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def profiler(self) -> AbstractContextManager[Any]:
-        """torch's profiler over some steps after the first, its traces in OUTPUT/profile; or nothing."""
-        return self.accelerator.profile() if self.config.profile_steps else nullcontext()
+        """Return torch's profiler, with traces in OUTPUT/profile, if the configuration asks for it."""
+        return self.accelerator.profile() if self.config.logging.profile_steps else nullcontext()
 
     def close(self) -> None:
         self.accelerator.end_training()

@@ -1,24 +1,24 @@
-"""What a step makes of a batch: the encoders' outputs, where they are not read from a sidecar, and the task's loss."""
+"""What a step computes from a batch: the encoders' outputs, unless they are precomputed, and the loss of the task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
-from streamvid.modules.build import import_object
 from streamvid.modules.encoding import with_encoded
+from streamvid.modules.factory import import_object
 
 Loss = Callable[[nn.Module, Batch], "Tensor | Mapping[str, Tensor]"]
 
 
 def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
-    """What the module's forward says."""
+    """Return the loss that the module's forward computes."""
     return module(batch)  # type: ignore[no-any-return]
 
 
@@ -26,24 +26,24 @@ def own_loss(module: nn.Module, batch: Batch) -> Tensor | Mapping[str, Tensor]:
 class Task:
     """One way of training.
 
-    loss: (module, batch) → a mean loss, one a sample (B,), or a mapping with "loss" and other figures.
-    sidecar: "write": the outputs of the module's `encode` go there and nothing trains; "read": they come from there.
+    loss: (module, batch) → a mean loss, a loss per sample (B,), or a mapping with "loss" and further figures.
+    features: "write": store the outputs of the module's `encode` and train nothing; "read": train on stored ones.
     """
 
     loss: Loss = own_loss
-    sidecar: Literal["read", "write"] | None = None
+    features: Literal["read", "write"] | None = None
 
 
-TASKS = {"sft": Task(), "sft:data_process": Task(sidecar="write"), "sft:train": Task(sidecar="read")}
+TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train": Task(features="read")}
 
 
 def find_task(name: str) -> Task:
-    """One of TASKS, or a user's own by import path: a Task, or the function that is its loss."""
+    """Return one of TASKS, or a user's own by import path: a Task, or the function that computes its loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
     if module in ("", "sft") or not attribute:
-        raise ConfigError(f"task is {name!r}; allowed: {', '.join(TASKS)}, or 'package.module:name' of your own")
+        raise ConfigError(f"task is {name!r}; allowed: {', '.join(TASKS)}, or the import path 'package.module:name'")
     found = import_object(name)
     if not isinstance(found, Task) and not callable(found):
         raise ConfigError(
@@ -52,33 +52,34 @@ def find_task(name: str) -> Task:
     return found if isinstance(found, Task) else Task(loss=found)
 
 
-class Step(nn.Module):
-    """What accelerate prepares: one forward, what is frozen included, so that sharded weights are gathered in it."""
+class TaskModule(nn.Module):
+    """The module that accelerate prepares. One forward includes frozen parts, so that FSDP gathers their weights."""
 
     def __init__(self, model: nn.Module, task: Task) -> None:
         super().__init__()
-        self.model, self.task = model, task
+        self.model = model
+        self.task = task
 
     def encoded(self, batch: Batch) -> Batch:
-        """The batch with what the module's `encode` makes of it, unless it came from a sidecar."""
+        """Add the outputs of the module's `encode` to the batch, unless they are precomputed."""
         encode = getattr(self.model, "encode", None)
-        if encode is None or self.task.sidecar == "read":
+        if encode is None or self.task.features == "read":
             return batch
         device = next(batch.tensors()).device
-        # What it draws moves nothing that the rest of the step draws: from a sidecar, it would draw nothing.
+        # Random numbers of `encode` do not shift those of the rest of the step: with features it would draw none.
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             return with_encoded(batch, encode(batch))
 
     def forward(self, batch: Batch, validates: bool = False) -> dict[str, Tensor]:
-        """The loss, by "loss", and what else the module tells; each a number or (B,)."""
+        """Return the loss as "loss" and the module's further figures; each a number or (B,)."""
         batch = self.encoded(batch)
         validate = getattr(self.model, "validate", None) if validates else None
-        found: Any = self.task.loss(self.model, batch) if validate is None else validate(batch)
-        told: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {"loss": found}
-        loss, count = told.get("loss"), len(batch.sample_keys)
+        found = self.task.loss(self.model, batch) if validate is None else validate(batch)
+        figures = dict(found) if isinstance(found, Mapping) else {"loss": found}
+        loss, count = figures.get("loss"), len(batch.sample_keys)
         if not isinstance(loss, Tensor) or loss.ndim > 1 or loss.numel() not in (1, count):
             raise ConfigError(
                 f"task: the loss of {type(self.model).__name__} is {getattr(loss, 'shape', type(loss).__name__)}; "
-                f"allowed: a tensor, () or ({count},), or a mapping with one by 'loss'"
+                f"allowed: a tensor of shape () or ({count},), or a mapping that has one as 'loss'"
             )
-        return told
+        return figures

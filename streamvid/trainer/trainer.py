@@ -1,4 +1,4 @@
-"""train(): batches in, trained weights out. Processes, devices and precision are accelerate's business."""
+"""train(): batches in, trained weights out. accelerate handles processes, devices and precision."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rich.progress import Progress as ProgressBar
 from torch import nn
 
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import BatchClock, Batches, open_loaders
+from streamvid.trainer.data import BatchClock, Batches
+from streamvid.trainer.launch import StopRequest, stop_requests
 from streamvid.trainer.run import Run
-from streamvid.trainer.stop import StopRequest, stop_requests
 
 if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run ended. `stopped_by` is the signal that ended it early, its checkpoint saved; None: it is complete."""
+    """Result of a run. stopped_by: the signal that ended it early, after a checkpoint; None: it is complete."""
 
     output: Path
     step: int
@@ -43,22 +43,23 @@ def train(
     eval_loader: Iterable[Batch] | None = None,
     module: nn.Module | None = None,
 ) -> TrainResult:
-    """Train as `config` says, from the newest checkpoint where there is one; tasks that train, not sft:data_process.
+    """Train as `config` says, from the newest checkpoint if there is one; not for task "sft:data_process".
 
-    loader, eval_loader: batches to use in place of those of `config.dataset`; the caller closes them. A loader
-    without an eval_loader trains without evaluation.   module: in place of what `config.model` says.
-    Ctrl-C, SIGTERM and SIGUSR1 end it after the current step, its checkpoint saved.
-    Raises ConfigError, StateError, what the loader raises, and StreamvidError where the loss is no number any more.
+    loader, eval_loader: batches instead of those of `config.data`; the caller closes them. A loader without an
+    eval_loader trains without evaluation.   module: replaces that of `config.model`.
+    Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
+    Raises ConfigError, StateError, what the loader raises, and StreamvidError if the loss is no longer finite.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
-        run = Run(config, module, loader, eval_loader, lambda made: stack.enter_context(open_loaders(config, made)))
+        run = Run(config, stack, module, loader, eval_loader)
         stack.callback(run.close)
         return _loop(run, stop)
 
 
 def _loop(run: Run, stop: StopRequest) -> TrainResult:
-    config, progress, saved = run.config, run.progress, run.progress
+    config, progress = run.config, run.progress
+    saved = progress
     if progress.step == 0:
         run.report(progress)
     clock = BatchClock(run.loader)
@@ -71,9 +72,9 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
             made = run.take_step(clock, progress.step + 1)
             progress = progress.after(made.num_samples, made.num_tokens)
             is_last = progress.step == run.num_steps
-            if is_last or run.is_due(progress.step, config.log_steps, config.eval.steps, config.eval.sample_steps):
+            if is_last or run.is_due(progress.step, config.logging.steps, config.eval.steps, config.eval.sample_steps):
                 run.report(progress, made, clock.take_fields())
-            if is_last or run.is_due(progress.step, config.save_steps) or run.ends_epoch:
+            if is_last or run.is_due(progress.step, config.checkpoints.steps) or run.ends_epoch:
                 run.save(progress)
                 saved = progress
             bar.advance(bar_of_run)
@@ -81,14 +82,18 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
                 profiler.step()
     if saved != progress:
         run.save(progress)
-    stopped = progress.step < run.num_steps
+    is_stopped = progress.step < run.num_steps
     return TrainResult(
         output=config.output,
         step=progress.step,
         num_steps=run.num_steps,
         num_samples=run.total(progress).num_samples,
-        loss=run.last.get("loss"),
-        eval_loss=run.last.get("eval_loss"),
-        # A rank that got no signal itself stops for one that did.
-        stopped_by=signal.Signals(stop.signal_number or signal.SIGTERM) if stopped else None,
+        loss=_number(run.last.get("loss")),
+        eval_loss=_number(run.last.get("eval_loss")),
+        # A rank that got no signal itself stops for another rank's.
+        stopped_by=signal.Signals(stop.signal_number or signal.SIGTERM) if is_stopped else None,
     )
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, float) else None

@@ -22,9 +22,9 @@ from tests.conftest import run_streamvid
 
 # The small module that ships; one visit, no workers: the dataset has two samples.
 SETTINGS = (
-    "batch_size=1",
-    "num_workers=0",
-    "cpu=true",
+    "data.batch_size=1",
+    "data.num_workers=0",
+    "accelerate.cpu=true",
     "max_steps=2",
     "eval.num_batches=0",
     "model.args={dim: 12, heads: 2}",
@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 def arguments(tiny: Tiny, folder: Path) -> list[str]:
-    own = (f"dataset={tiny.dataset}", f"sidecar={folder / 'sidecar'}", f"output={folder / 'out'}")
+    own = (f"data.dataset={tiny.dataset}", f"data.features.url={folder / 'sidecar'}", f"output={folder / 'out'}")
     return [word for one in (*SETTINGS, *own) for word in ("--set", one)]
 
 
@@ -47,10 +47,13 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     """SHARD-1: a dry run loads nothing and writes nothing; the last part seals; training reads it; again it is done."""
     given = arguments(tiny, tmp_path)
     survey = invoke("encode", *given, "--dry-run").splitlines()
-    assert survey[0] == f"2 samples in 2 shards → {tmp_path / 'sidecar'}" and "known once" in survey[1]
+    assert survey[0] == f"2 samples in 2 shards → {tmp_path / 'sidecar'}" and "estimated once" in survey[1]
     assert not (tmp_path / "sidecar").exists() and not (tmp_path / "out").exists()
     first = run_streamvid("encode", *given, "--part", "2/2")
-    assert first.stdout.splitlines()[0] == "1 samples in 1 shards encoded" and "the last one seals" in first.stdout
+    assert (
+        first.stdout.splitlines()[0] == "encoded 1 samples in 1 shards"
+        and "the last part to finish seals" in first.stdout
+    )
     assert "encode 1/1" in first.stderr
     half = json.loads(invoke("encode", *given, "--dry-run", "--json"))
     assert (half["num_samples_done"], half["is_sealed"]) == (1, False)
@@ -62,7 +65,7 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     assert json.loads(written["train.json"])["dataset"] == str(tiny.dataset)  # for --dataset_base_path
     assert whole["is_sealed"] and whole["num_bytes_expected"] == size
     assert (
-        "0 samples in 0 shards encoded\nsealed" in invoke("encode", *given)
+        "encoded 0 samples in 0 shards\nsealed" in invoke("encode", *given)
         and files_of(tmp_path / "sidecar") == written
     )
     trained = invoke("train", *given, "--set", "task=sft:train", "--set", "model.args={dim: 24, heads: 2}")
@@ -72,9 +75,12 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
 def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
     given = arguments(tiny, tmp_path)
     for more, said in (
-        (["--part", "3/2"], "'3/2' is no part"),
-        (["--set", "model.paths={autoencoder: nowhere.safetensors}", "--dry-run"], "nowhere.safetensors is not there"),
-        (["--set", "batch_size=null"], "give exactly one of them"),
+        (["--part", "3/2"], "'3/2' is not a part"),
+        (
+            ["--set", "model.weights.paths={autoencoder: nowhere.safetensors}", "--dry-run"],
+            "nowhere.safetensors does not exist",
+        ),
+        (["--set", "data.batch_size=null"], "give exactly one of them"),
     ):
         with pytest.raises((ConfigError, click.UsageError), match=re.escape(said)):
             cli.main(["encode", *given, *more], standalone_mode=False)
@@ -84,7 +90,7 @@ def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path:
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path) -> None:
     """STOP-1: 130, with what is done kept."""
-    slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "num_visits=3"]
+    slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "data.features.num_visits=3"]
     given = arguments(tiny, tmp_path) + slow
     args = ["--set", f"model.args={{log: '{tmp_path}', pause: 0.3}}"]
     process = subprocess.Popen(
@@ -95,6 +101,6 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path)
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=200)[0]
-    assert process.returncode == 130 and "the same command goes on from there" in told
+    assert process.returncode == 130 and "run the same command again to resume" in told
     assert not list((tmp_path / "sidecar").rglob("spool*"))
     assert "sealed: " in invoke("encode", *given, "--set", "model.args={}")

@@ -1,4 +1,4 @@
-"""streamvid train: what is wrong with a config or a dataset is said before anything is done. Runs: test_train_run.py."""
+"""streamvid train: mistakes in a config or a dataset are reported before anything is done."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TINY = ROOT / "configs" / "train" / "tiny.yaml"
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("datset=ds", "did you mean 'dataset'?"),
+        ("data.datset=ds", "did you mean 'dataset'?"),
         ("optimizer.learning_rate=1", "optimizer.learning_rate"),
         ("max_steps=many", 'max_steps is "many"'),
         ("max_steps", "max_steps"),
-        ("max_steps=0", "1 and up"),
+        ("max_steps=0", "must be an integer from 1"),
         ("max_steps=1.5", "max_steps"),
     ],
 )
 def test_a_bad_key_or_value_is_named(tmp_path: Path, override: str, says: str) -> None:
-    arguments = ("--set", "dataset=ds", "--set", f"output={tmp_path / 'run'}", "--set", override)
+    arguments = ("--set", "data.dataset=ds", "--set", f"output={tmp_path / 'run'}", "--set", override)
     with pytest.raises(ConfigError) as caught:
         config_of("--config", TINY, *arguments)
     assert says in str(caught.value)
@@ -35,7 +35,14 @@ def test_a_bad_key_or_value_is_named(tmp_path: Path, override: str, says: str) -
 
 
 def test_a_bad_key_is_exit_code_2(tiny: Tiny, tmp_path: Path) -> None:
-    arguments = ("--set", f"dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "datset=ds")
+    arguments = (
+        "--set",
+        f"data.dataset={tiny.dataset}",
+        "--set",
+        f"output={tmp_path / 'run'}",
+        "--set",
+        "data.datset=ds",
+    )
     done = run_streamvid("train", "--config", TINY, *arguments, check=False)
     assert done.returncode == 2 and "did you mean 'dataset'?" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -49,7 +56,7 @@ def test_a_missing_config_is_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -> None:
-    arguments = ("--set", f"dataset={tmp_path / 'ds'}", "--set", f"output={tmp_path / 'run'}")
+    arguments = ("--set", f"data.dataset={tmp_path / 'ds'}", "--set", f"output={tmp_path / 'run'}")
     done = run_streamvid("train", "--config", TINY, *arguments, check=False)
     assert done.returncode == 1 and f"error: no dataset at {tmp_path / 'ds'}" in done.stderr
     assert "Traceback" not in done.stderr
@@ -59,7 +66,7 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
 def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> None:
     """As a full disk is: what the system says of it, and no traceback."""
     (tmp_path / "run").write_text("mine")
-    arguments = ("--set", f"dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "max_steps=1")
+    arguments = ("--set", f"data.dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "max_steps=1")
     done = run_streamvid("train", "--config", TINY, *arguments, check=False)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ")
     assert str(tmp_path / "run") in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

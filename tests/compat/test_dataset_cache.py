@@ -138,7 +138,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.cli.test_train_cache import KEYS, sharded
+from tests.compat.test_dataset_cache import KEYS, sharded
 if __name__ == "__main__":
     folder, built = sharded(Path(sys.argv[2]), file_keys=KEYS)
     print(json.dumps([str(folder), built]), flush=True)
@@ -213,9 +213,9 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
         ConfigError, match="num_frames: 80 frames do not keep the rule 4k\\+1; nearest allowed: 77 and 81"
     ):
         options_of(videos, num_frames=80)
-    with pytest.raises(ConfigError, match="height is 64, and width not given"):
+    with pytest.raises(ConfigError, match="height is 64 but width is not given"):
         options_of(videos, height=64)
-    with pytest.raises(ConfigError, match="of which the metadata has no column; it has video, prompt"):
+    with pytest.raises(ConfigError, match="but the metadata has no such column; it has video, prompt"):
         options_of(videos, file_keys="clip,film")
     fixed = options_of(videos, height=64, width=96)  # with max_pixels, as their scripts have it: the size goes first
     assert {(bucket.height, bucket.width) for bucket in fixed.table.buckets} == {(64, 96)}

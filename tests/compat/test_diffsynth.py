@@ -1,4 +1,4 @@
-"""streamvid train's flags of DiffSynth-Studio: what each says in TrainConfig, and what wins where it is said twice."""
+"""DiffSynth-Studio's flags: what each sets in TrainConfig, and which wins over --set and a file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.cli.verbs.train import command, resolved_config
-from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_fields, override
+from streamvid.cli.verbs.train import command, request_of
+from streamvid.compat.dataset_cache import cached_dataset
+from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_options, override
 from streamvid.config import load_config
 from streamvid.errors import ConfigError
-from streamvid.trainer.config import TrainConfig
+from streamvid.sharder.options import ShardOptions
+from streamvid.trainer.config import DataConfig, TrainConfig
 from tests.cli.conftest import Tiny
 
 # Those of its training document, in its order, and num_frames, initialize_model_on_cpu of its scripts.
@@ -50,30 +52,41 @@ def parsed(*arguments: object) -> dict[str, Any]:
     return dict(command.make_context("train", [str(argument) for argument in arguments]).params)
 
 
+def shard(source: str, options: ShardOptions) -> str:
+    """The dataset in the cache, as the command gets it."""
+    folder, _ = cached_dataset(source, options, lambda *_: None, lambda _: None)
+    return str(folder)
+
+
 def config_of(*arguments: object) -> TrainConfig:
     """The run that a command line asks for."""
     given = parsed(*arguments)
     given.pop("init")
-    return resolved_config(*(given.pop(name) for name in ("config", "overrides", "factory", "trackers")), given)
+    request = request_of(*(given.pop(name) for name in ("config", "overrides", "factory", "trackers")), given)
+    return request.resolve(shard)
 
 
 def test_every_documented_flag_is_there_by_its_name() -> None:
     """Checklist: the document's flags; --help shows each, in groups, with examples."""
-    assert {flag.name for flag in FLAGS} == set(DOCUMENTED)
+    assert {flag.name for flags in FLAGS.values() for flag in flags} == set(DOCUMENTED)
     shown = CliRunner().invoke(command, ["--help"]).output
     assert [name for name in DOCUMENTED if f"--{name}" not in shown] == []
-    assert all(f"{flag.group} (as DiffSynth-Studio):" in shown for flag in FLAGS) and "Examples:" in shown
+    assert all(f"{title} (as DiffSynth-Studio):" in shown for title in FLAGS) and "Examples:" in shown
 
 
 def test_a_full_training_of_the_document(tiny: Tiny) -> None:
     config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(FULL))
-    assert config.dataset == {"url": str(tiny.dataset), "num_repeats": 50}
-    assert config.model.id_with_origin_paths.split(",")[1] == "Qwen/Qwen-Image:text_encoder/model*.safetensors"
-    assert (config.optimizer.lr, config.num_epochs, config.remove_prefix) == (1e-5, 2, "dit.")
+    assert config.data.dataset == {"url": str(tiny.dataset), "num_repeats": 50}
+    assert config.model.weights.id_with_origin_paths.split(",")[1] == "Qwen/Qwen-Image:text_encoder/model*.safetensors"
+    assert (config.optimizer.lr, config.num_epochs, config.checkpoints.remove_prefix) == (1e-5, 2, "dit.")
     assert (config.output, config.model.trainable) == (Path("models/train/Qwen-Image_full"), ("dit",))
-    assert config.recompute.blocks and not config.recompute.offload and config.find_unused_parameters
+    assert (
+        config.model.activation_checkpointing.blocks
+        and not config.model.activation_checkpointing.offload
+        and config.accelerate.find_unused_parameters
+    )
     # What the command leaves open is theirs: one clip a step, its first frames, no clipping, saved each epoch.
-    assert (config.batch_size, config.loader, config.save_steps, config.accumulate) == (
+    assert (config.data.batch_size, config.data.loader, config.checkpoints.steps, config.data.accumulate) == (
         1,
         {"temporal": "head"},
         None,
@@ -90,28 +103,32 @@ def test_a_full_training_of_the_document(tiny: Tiny) -> None:
 def test_a_lora_training_of_the_document(tiny: Tiny) -> None:
     config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA))
     layers = ("to_q", "to_k", "to_v", "add_q_proj", "to_out.0", "img_mod.1")
-    assert (config.lora.base_model, config.lora.target_modules, config.lora.rank) == ("dit", layers, 32)
+    assert (config.model.lora.base_model, config.model.lora.target_modules, config.model.lora.rank) == (
+        "dit",
+        layers,
+        32,
+    )
     # All else is frozen where no child is named to train as a whole.
-    assert (config.model.trainable, config.num_workers, config.model.init) == ((), 8, "cpu")
+    assert (config.model.trainable, config.data.num_workers, config.model.init) == ((), 8, "cpu")
     both = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--trainable_models", "vae,text_encoder")
-    assert both.model.trainable == ("vae", "text_encoder") and both.lora == config.lora
+    assert both.model.trainable == ("vae", "text_encoder") and both.model.lora == config.model.lora
 
 
 FIELDS: dict[str, tuple[str, Any]] = {
     "learning_rate": ("optimizer.lr", st.floats(1e-8, 1.0)),
     "weight_decay": ("optimizer.weight_decay", st.floats(0, 1)),
     "num_epochs": ("num_epochs", st.integers(1, 99)),
-    "save_steps": ("save_steps", st.integers(1, 99)),
-    "gradient_accumulation_steps": ("accumulate", st.integers(1, 9)),
-    "lora_rank": ("lora.rank", st.integers(1, 99)),
-    "dataset_num_workers": ("num_workers", st.integers(0, 9)),
+    "save_steps": ("checkpoints.steps", st.integers(1, 99)),
+    "gradient_accumulation_steps": ("data.accumulate", st.integers(1, 9)),
+    "lora_rank": ("model.lora.rank", st.integers(1, 99)),
+    "dataset_num_workers": ("data.num_workers", st.integers(0, 9)),
     "output_path": ("output", st.text("ab /.é𝄞", min_size=1).map(lambda text: f"out{text}")),
-    "lora_base_model": ("lora.base_model", st.text("ab._1", min_size=1)),
+    "lora_base_model": ("model.lora.base_model", st.text("ab._1", min_size=1)),
 }
 SAID = st.fixed_dictionaries({}, optional={name: values for name, (_, values) in FIELDS.items()})
 
 
-PLAIN = TrainConfig(dataset="ds", output=Path("run"))
+PLAIN = TrainConfig(data=DataConfig(dataset="ds"), output=Path("run"))
 
 
 def value_at(config: object, name: str) -> object:
@@ -126,16 +143,19 @@ def test_set_goes_before_flags_and_flags_before_the_file(
     file: dict[str, Any], flags: dict[str, Any], sets: dict[str, Any]
 ) -> None:
     """Whatever is said where, and with all the rest left to the defaults of TrainConfig, as there is a file."""
-    tree: dict[str, Any] = {"dataset": "ds", "output": "run"}
+    tree: dict[str, Any] = {"data": {"dataset": "ds"}, "output": "run"}
     for name, value in file.items():
-        section, _, last = FIELDS[name][0].rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[last] = value
+        *sections, last = FIELDS[name][0].split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
     overrides = [override(FIELDS[name][0], value) for name, value in sets.items()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(tree))  # JSON is YAML
         given = {"dataset_base_path": "ds", **flags}
-        lines = flag_overrides(given, named_fields(tree, overrides), has_config=True)
+        lines = flag_overrides(given, named_options(tree, overrides), has_config=True)
         config = load_config(TrainConfig, path, [*lines, *overrides])
     for name, (field, _) in FIELDS.items():
         said = [where[name] for where in (sets, flags, file) if name in where]
@@ -146,8 +166,8 @@ def test_set_goes_before_flags_and_flags_before_the_file(
 @settings(max_examples=50)
 @given(text=st.text().filter(lambda text: "\x7f" not in text))
 def test_any_text_reaches_the_config_as_it_is(text: str) -> None:
-    config = load_config(TrainConfig, None, [override("dataset", text or "x"), override("output", "run")])
-    assert config.dataset == (text or "x")
+    config = load_config(TrainConfig, None, [override("data.dataset", text or "x"), override("output", "run")])
+    assert config.data.dataset == (text or "x")
 
 
 def test_sharded_models_are_lists_in_the_list() -> None:
@@ -156,11 +176,11 @@ def test_sharded_models_are_lists_in_the_list() -> None:
     expected = (("dit-1.safetensors", "dit-2.safetensors"), "vae.safetensors")
     for text in (nested, '[["dit-1.safetensors", "dit-2.safetensors",], "vae.safetensors",]'):
         lines = flag_overrides({"model_paths": text}, (), has_config=True)
-        assert load_config(TrainConfig, None, ["dataset=ds", "output=run", *lines]).model.paths == expected
+        assert load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines]).model.weights.paths == expected
     lines = flag_overrides({"fp8_models": nested, "extra_inputs": "edit_image, mask"}, (), has_config=True)
-    model = load_config(TrainConfig, None, ["dataset=ds", "output=run", *lines]).model
-    assert model.fp8 == ("dit-1.safetensors", "dit-2.safetensors", "vae.safetensors")
-    assert model.extra_inputs == ("edit_image", "mask")
+    config = load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines])
+    assert config.model.fp8 == ("dit-1.safetensors", "dit-2.safetensors", "vae.safetensors")
+    assert config.data.extra_inputs == ("edit_image", "mask")
     with pytest.raises((ConfigError, click.BadParameter), match="JSON"):
         flag_overrides({"fp8_models": "[a, b"}, (), has_config=True)
 
@@ -178,39 +198,41 @@ def test_target_modules(tiny: Tiny, given: str | None, targets: object) -> None:
     """Checklist 29 and 30: a single name is a name; an expression says so; nothing is chosen for you."""
     flags = () if given is None else ("--lora_target_modules", given)
     config = config_of("--dataset_base_path", tiny.dataset, "--lora_base_model", "dit", *flags)
-    assert config.lora.target_modules == targets
+    assert config.model.lora.target_modules == targets
 
 
 def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     """With --config, what nobody says is TrainConfig's; but of clips the first frames are taken, one a step."""
     file = tmp_path / "mine.yaml"
-    file.write_text("output: run\nmax_steps: 7\nmax_tokens_per_batch: 4000\nloader: {temporal: random}\n")
+    file.write_text("output: run\nmax_steps: 7\ndata: {max_tokens_per_batch: 4000, loader: {temporal: random}}\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset)
-    assert (config.max_steps, config.max_tokens_per_batch, config.batch_size) == (7, 4000, None)
-    assert (
-        config.loader == {"temporal": "random"} and config.optimizer == TrainConfig(dataset="x", output=file).optimizer
-    )
+    assert (config.max_steps, config.data.max_tokens_per_batch, config.data.batch_size) == (7, 4000, None)
+    assert config.data.loader == {"temporal": "random"} and config.optimizer == PLAIN.optimizer
     file.write_text("output: run\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--set", "max_steps=3")
-    assert (config.batch_size, config.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
+    assert (config.data.batch_size, config.data.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
 
 
 def test_flags_go_before_a_file_that_says_the_same_otherwise(tiny: Tiny, tmp_path: Path) -> None:
     """Its dataset, its number of steps; and a task that --set says is heeded as one of a flag."""
     file = tmp_path / "mine.yaml"
-    file.write_text("dataset: other/\noutput: run\nmax_steps: 7\nsidecar: elsewhere/\n")
+    file.write_text("data: {dataset: other/, features: {url: elsewhere/}}\noutput: run\nmax_steps: 7\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--num_epochs", 2)
-    assert (config.dataset, config.max_steps, config.num_epochs) == (str(tiny.dataset), None, 2)
+    assert (config.data.dataset, config.max_steps, config.num_epochs) == (str(tiny.dataset), None, 2)
     given = ("--config", file, "--dataset_base_path", tiny.dataset, "--output_path", "latents")
-    assert config_of(*given, "--set", "task=sft:data_process").sidecar == "latents"
-    assert config_of(*given).sidecar == "elsewhere/"
+    assert config_of(*given, "--set", "task=sft:data_process").data.features.url == "latents"
+    assert config_of(*given).data.features.url == "elsewhere/"
 
 
 def test_stage_one_writes_where_output_path_says(tiny: Tiny) -> None:
     """Nothing trains there: what would train is not asked for, as it is not built."""
     config = config_of("--dataset_base_path", tiny.dataset, *shlex.split(LORA), "--task", "sft:data_process")
-    assert config.sidecar == "./models/train/Qwen-Image_lora"
-    assert config.lora.base_model is None and not config.recompute.blocks and config.model.trainable is None
+    assert config.data.features.url == "./models/train/Qwen-Image_lora"
+    assert (
+        config.model.lora.base_model is None
+        and not config.model.activation_checkpointing.blocks
+        and config.model.trainable is None
+    )
 
 
 def test_factory_and_trackers(tiny: Tiny) -> None:
@@ -224,22 +246,28 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
         "--tracker",
         "wandb",
     )
-    assert config.model.factory == "my.train:build" and config.trackers == ("tensorboard", "wandb")
+    assert config.model.factory == "my.train:build" and config.logging.trackers == ("tensorboard", "wandb")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ((), "--config FILE, --dataset_base_path, or --init FOLDER"),
-        (("--max_pixels", "100", "--set", "dataset=ds", "--set", "output=run"), "--max_pixels is about the data of"),
+        (
+            ("--max_pixels", "100", "--set", "data.dataset=ds", "--set", "output=run"),
+            "--max_pixels describes the data of",
+        ),
         (("--dataset_base_path", "{tiny}", "--dataset_repeat", "0"), "dataset_repeat is 0; allowed: 1 and up"),
-        (("--dataset_base_path", "{tiny}", "--set", "dataset=ds"), "dataset stands beside dataset_base_path"),
-        (("--dataset_base_path", "{tiny}", "--set", "datset=ds"), "did you mean 'dataset'?"),
+        (
+            ("--dataset_base_path", "{tiny}", "--set", "data.dataset=ds"),
+            "data.dataset: cannot be combined with dataset_base_path",
+        ),
+        (("--dataset_base_path", "{tiny}", "--set", "data.datset=ds"), "did you mean 'dataset'?"),
         (("--dataset_base_path", "{tiny}", "--max_pixel", "100"), "--max_pixels"),
-        (("--dataset_base_path", "{tiny}", "--max_pixels", "100"), "max_pixels is 100, and the dataset"),
-        (("--dataset_base_path", "{tiny}", "--dataset_metadata_path", "m.csv"), "which is a dataset already"),
+        (("--dataset_base_path", "{tiny}", "--max_pixels", "100"), "max_pixels is 100, but the dataset"),
+        (("--dataset_base_path", "{tiny}", "--dataset_metadata_path", "m.csv"), "is already sealed (dataset)"),
         (("--dataset_base_path", "{videos}"), "dataset_metadata_path"),
-        (("--dataset_base_path", "{tiny}", "--task", "sft:train"), "sidecar is null"),
+        (("--dataset_base_path", "{tiny}", "--task", "sft:train"), "data.features.url is null"),
         (("--dataset_base_path", "{tiny}", "--lora_checkpoint", "a.safetensors"), "base_model"),
     ],
 )

@@ -57,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def arguments(log: Path, *given: object) -> list[str]:
-    fixed = ["--factory", FACTORY, "--set", f"model.args={{log: {log}}}", "--set", "cpu=true"]
+    fixed = ["--factory", FACTORY, "--set", f"model.args={{log: {log}}}", "--set", "accelerate.cpu=true"]
     return [*fixed, "--set", "eval.num_batches=0", *map(str, given)]
 
 
@@ -164,12 +164,12 @@ def test_the_documents_two_commands(videos: Path, tmp_path: Path) -> None:
 
     # Run again, the first stage finds all done; what it wrote is not read as anything else, or with other sizes.
     assert train(log, *stage_1, "--task", "sft:data_process") == 0
-    with pytest.raises(ConfigError, match="task sft:train reads such"):
+    with pytest.raises(ConfigError, match="only task sft:train reads it"):
         train(log, *stage_2, "--task", "sft")
-    with pytest.raises(ConfigError, match="num_frames is 5, and the dataset .* was made with num_frames=9"):
+    with pytest.raises(ConfigError, match="num_frames is 5, but the dataset .* was made with num_frames=9"):
         train(log, *stage_2, "--task", "sft:train", "--num_frames", 5)
     (latents / NOTE).unlink()
-    with pytest.raises(ConfigError, match="--set dataset=URL"):
+    with pytest.raises(ConfigError, match="--set data.dataset=URL"):
         train(log, *stage_2, "--task", "sft:train")
 
 
@@ -200,9 +200,9 @@ def test_a_project_to_start_from_trains(
     with pytest.raises(ConfigError, match="not empty"):
         command.main(["--init", str(project)], standalone_mode=False)
     assert {path.name: path.read_text() for path in project.iterdir()} == written
-    dataset = config_of(*of_metadata(videos)).dataset
-    changes = (f"dataset={dataset}", "max_steps=2", "eval.sample_steps=2", "eval.steps=2", "eval.num_batches=1")
-    settings = [word for change in (*changes, "batch_size=1", "cpu=true") for word in ("--set", change)]
+    dataset = config_of(*of_metadata(videos)).data.dataset
+    changes = (f"data.dataset={dataset}", "max_steps=2", "eval.sample_steps=2", "eval.steps=2", "eval.num_batches=1")
+    settings = [word for change in (*changes, "data.batch_size=1", "accelerate.cpu=true") for word in ("--set", change)]
     monkeypatch.chdir(project)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which the folder is added, for its training.py
     assert command.main(["--config", "config.yaml", *settings], standalone_mode=False) == 0
@@ -219,7 +219,7 @@ def test_mistakes_are_told_before_anything_is_sharded(
     wrongs = (
         ("learning_rate=1", "learning_rate"),
         ("max_steps=many", "max_steps"),
-        ("model.paths=[no.safetensors]", "no.safetensors"),
+        ("model.weights.paths=[no.safetensors]", "no.safetensors"),
         ("model.factory=tests.compat.logged_training:biuld", "biuld"),
     )
     for wrong, says in wrongs:

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from streamvid.modules.build import build_module
-from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig
 from tests.modules import modules
 
 
@@ -30,13 +30,14 @@ def main(how: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = ModelConfig(
+        lora=LoraConfig(base_model="dit", target_modules="q,v", rank=2),
+        activation_checkpointing=ActivationCheckpointingConfig(blocks=("Block",)),
         factory="tests.modules.modules:build",
         trainable=("refiner", "dit.embed"),
         fp8=("dit.blocks", "autoencoder"),
         args={"dropout": 0.2},
     )
-    adapters = LoraConfig(base_model="dit", target_modules="q,v", rank=2)
-    module = build_module(model, adapters, RecomputeConfig(blocks=("Block",)), task="sft", seed=0)
+    module = build_module(model, task="sft", seed=0)
     alone = copy.deepcopy(module)
     together = spread(module, how)
     for one in (together, alone):

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from streamvid.errors import ConfigError
 from streamvid.modules import activation_checkpointing, lora
-from streamvid.modules.config import LoraConfig, RecomputeConfig
+from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig
 from tests.modules import modules
 
 Prepare = Callable[[nn.Module], object]
@@ -47,7 +47,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def wrapping(
     function: activation_checkpointing.Checkpoint | None = None, *blocks: str, offload: bool = False
 ) -> Prepare:
-    config = RecomputeConfig(blocks=blocks or ("Block",), offload=offload)
+    config = ActivationCheckpointingConfig(blocks=blocks or ("Block",), offload=offload)
     return functools.partial(activation_checkpointing.wrap, config=config, function=function)
 
 
@@ -94,7 +94,7 @@ def test_less_is_kept_from_forward_to_backward() -> None:
 
 def test_blocks_run_again_only_on_the_way_back_and_not_without_gradients() -> None:
     module = modules.build(depth=2, task="sft:train")
-    activation_checkpointing.wrap(module, RecomputeConfig(blocks=("dit.blocks.1",)))
+    activation_checkpointing.wrap(module, ActivationCheckpointingConfig(blocks=("dit.blocks.1",)))
     runs = {0: 0, 1: 0}
     for place, block in enumerate(module.dit.blocks):
         block.norm.register_forward_hook(lambda *_, place=place: runs.__setitem__(place, runs[place] + 1))
@@ -122,7 +122,7 @@ def test_blocks_are_named_by_class_or_by_name_and_the_outermost_counts(
 ) -> None:
     module = modules.build(task="sft:train")
     names = list(module.state_dict())
-    assert list(activation_checkpointing.wrap(module, RecomputeConfig(blocks=blocks))) == wrapped
+    assert list(activation_checkpointing.wrap(module, ActivationCheckpointingConfig(blocks=blocks))) == wrapped
     assert list(module.state_dict()) == names
     module(modules.batch()).backward()
 
@@ -130,21 +130,25 @@ def test_blocks_are_named_by_class_or_by_name_and_the_outermost_counts(
 def test_a_name_of_no_block_is_refused_with_those_there_are() -> None:
     said = r"blocks names 'DiTBlock', .*allowed: a class, as Block \(2\), or dotted names, as dit.blocks.\*"
     with pytest.raises(ConfigError, match=said):
-        activation_checkpointing.wrap(modules.build(), RecomputeConfig(blocks=("Block", "DiTBlock")))
-    with pytest.raises(ConfigError, match="here no blocks stand in a ModuleList"):
-        activation_checkpointing.wrap(nn.Sequential(nn.Linear(1, 1)), RecomputeConfig(blocks=("DiTBlock",)))
-    with pytest.raises(ConfigError, match="blocks names 'auto', which no part of the models is"):
-        activation_checkpointing.wrap(nn.Sequential(nn.Linear(1, 1)), RecomputeConfig(blocks=("auto",)))
+        activation_checkpointing.wrap(modules.build(), ActivationCheckpointingConfig(blocks=("Block", "DiTBlock")))
+    with pytest.raises(ConfigError, match="this module has no ModuleList of blocks"):
+        activation_checkpointing.wrap(
+            nn.Sequential(nn.Linear(1, 1)), ActivationCheckpointingConfig(blocks=("DiTBlock",))
+        )
+    with pytest.raises(ConfigError, match="blocks names 'auto', which no part of the models matches"):
+        activation_checkpointing.wrap(nn.Sequential(nn.Linear(1, 1)), ActivationCheckpointingConfig(blocks=("auto",)))
 
 
 def test_offload_by_another_library_is_refused() -> None:
     with pytest.raises(ConfigError, match="cpu_checkpointing"):
-        activation_checkpointing.wrap(modules.build(), RecomputeConfig(blocks=("Block",), offload=True), checkpoint)
+        activation_checkpointing.wrap(
+            modules.build(), ActivationCheckpointingConfig(blocks=("Block",), offload=True), checkpoint
+        )
 
 
 def test_a_wrapped_block_keeps_its_class_for_policies_and_its_copies_run_themselves() -> None:
     module = modules.build(task="sft:train")
-    activation_checkpointing.wrap(module, RecomputeConfig(blocks=("Block",)))
+    activation_checkpointing.wrap(module, ActivationCheckpointingConfig(blocks=("Block",)))
     block = module.dit.blocks[0]
     assert isinstance(block, modules.Block)
     assert type(block).__name__ == "Block"

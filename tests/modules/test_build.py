@@ -13,19 +13,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules.build import build_module, call_factory, import_object, train_mode
-from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.build import build_module, train_mode
+from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig, WeightsConfig
+from streamvid.modules.factory import call_factory, import_object
 from tests.modules import modules
 
 BUILD = "tests.modules.modules:build"
 
 
-def make(
-    lora: LoraConfig | None = None, recompute: RecomputeConfig | None = None, task: str = "sft", **fields: Any
-) -> nn.Module:
+def make(lora: LoraConfig | None = None, task: str = "sft", **fields: Any) -> nn.Module:
     options = {name: fields.pop(name) for name in ("seed", "dtype_of_frozen") if name in fields}
-    config = ModelConfig(**{"factory": BUILD, **fields})
-    return build_module(config, lora, recompute or RecomputeConfig(), task=task, **{"seed": 0, **options})
+    weights = WeightsConfig(paths=fields.pop("paths", ()))
+    config = ModelConfig(**{"factory": BUILD, "lora": lora or LoraConfig(), "weights": weights, **fields})
+    return build_module(config, task=task, **{"seed": 0, **options})
 
 
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -60,8 +60,8 @@ def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
         ("no_such_package.train:build", "no module 'no_such_package'"),
         ("tests.modules.no_such:build", "no module 'tests.modules.no_such'"),
         ("tests.modules.modules:bulid", "has no 'bulid'; nearest: build"),
-        ("tests.modules.modules:THREE", "is a int, which cannot be called"),
-        ("tests.modules.modules:no_module", "gave a int; it has to give a torch.nn.Module"),
+        ("tests.modules.modules:THREE", "is a int and cannot be called"),
+        ("tests.modules.modules:no_module", "returns a int; it must return an nn.Module"),
     ],
 )
 def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: str) -> None:
@@ -71,14 +71,14 @@ def test_a_wrong_factory_is_told_by_what_is_wrong_with_it(factory: str, said: st
 
 def test_files_that_are_not_there_are_told_before_anything_is_made(tmp_path: Path) -> None:
     lora = LoraConfig(base_model="dit", checkpoint=tmp_path / "a", preset_path=tmp_path / "b", preset_model="dit")
-    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b, where no file is"):
+    with pytest.raises(ConfigError, match=r"checkpoint is .*/a and preset_path is .*/b, which does not exist"):
         make(lora, factory="no_such_package:build")
-    with pytest.raises(ConfigError, match="c.safetensors is not there"):
+    with pytest.raises(ConfigError, match="c.safetensors does not exist"):
         make(paths=(str(tmp_path / "c.safetensors"),), factory="no_such_package:build")
 
 
 def test_arguments_that_a_factory_does_not_take_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"does not take the arguments given: got an unexpected keyword .*'width'"):
+    with pytest.raises(ConfigError, match=r"does not accept these arguments: got an unexpected keyword .*'width'"):
         make(args={"width": 3})
 
 
@@ -87,9 +87,11 @@ def test_an_error_inside_a_users_module_is_told_as_that(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken_training_a.py").write_text("import no_such_library_x\n")
     (tmp_path / "broken_training_b.py").write_text("width = 3 / 0\n")
-    with pytest.raises(ConfigError, match="broken_training_a fails as it is imported: No module named 'no_such_lib"):
+    with pytest.raises(
+        ConfigError, match="importing broken_training_a fails with ModuleNotFoundError: No module named 'no_such_lib"
+    ):
         import_object("broken_training_a:build")
-    with pytest.raises(ConfigError, match="broken_training_b fails as it is imported: ZeroDivisionError"):
+    with pytest.raises(ConfigError, match="importing broken_training_b fails with ZeroDivisionError"):
         import_object("broken_training_b:build")
 
 
@@ -100,7 +102,7 @@ def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch:
         "import torch\nclass Own:\n    @staticmethod\n    def build(width):\n        return torch.nn.Linear(width, 1)\n"
     )
     (tmp_path / "train_of_this_test.py").write_text(text)
-    assert call_factory("train_of_this_test:Own.build", 3).in_features == 3
+    assert call_factory("train_of_this_test:Own.build", width=3).in_features == 3
 
 
 def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:
@@ -139,7 +141,10 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
     [
         ({"trainable": ("dit.block",)}, "'dit.block', which has no parameters here; nearest: dit.blocks"),
         ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
-        ({"trainable": ()}, "nothing trains; name it in model.trainable or lora.base_model: dit, refiner, autoencoder"),
+        (
+            {"trainable": ()},
+            "nothing trains; set model.trainable or lora.base_model to one of: dit, refiner, autoencoder",
+        ),
     ],
 )
 def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any], said: str) -> None:
@@ -179,9 +184,13 @@ def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> 
     ("base", "trainable", "said"),
     [
         ("dit", ("dit",), "'dit' and lora.base_model is 'dit': adapters are for frozen weights"),
-        ("dit", ("dit.blocks.0",), "would train whole and by adapters"),
+        ("dit", ("dit.blocks.0",), "would train both whole and by adapters"),
         ("autoencoder", (), "an encoder, which runs without gradients"),
-        ("unet", (), "base_model is 'unet', which the training module has not; allowed: dit, refiner, autoencoder"),
+        (
+            "unet",
+            (),
+            "base_model is 'unet', which the training module does not have; allowed: dit, refiner, autoencoder",
+        ),
         ("", (), "base_model is ''"),
     ],
 )
@@ -229,7 +238,7 @@ def test_all_of_it_together_trains(tmp_path: Path) -> None:
     save_file(whole.dit.state_dict(), tmp_path / "dit.safetensors")
     module = make(
         LoraConfig(base_model="dit", target_modules="q,k,v,o,ffn.0,ffn.2", rank=4),
-        RecomputeConfig(blocks=("Block",)),
+        activation_checkpointing=ActivationCheckpointingConfig(blocks=("Block",)),
         paths=(str(tmp_path / "dit.safetensors"),),
         trainable=("refiner",),
         fp8=(str(tmp_path / "dit.safetensors"), "autoencoder"),

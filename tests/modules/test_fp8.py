@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules import activation_checkpointing, fp8, lora
-from streamvid.modules.config import LoraConfig, RecomputeConfig
-from streamvid.modules.summary import summarize
+from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig
+from streamvid.modules.summary import summarize, total
 from tests.modules import modules
 
 
@@ -88,12 +88,12 @@ def test_bytes_are_half_of_bfloat16() -> None:
 
     half = nn.ModuleDict({"m": nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(3)))})
     half = half.requires_grad_(False).to(torch.bfloat16)
-    before, count = linear_bytes(half), summarize(half).num_parameters
+    before, count = linear_bytes(half), total(summarize(half)).num_parameters
     assert list(fp8.store(half, ["m"])) == ["m.0", "m.1", "m.2"]
     # Besides the half, four bytes for each of 256 outputs.
     assert linear_bytes(half) == before // 2 + 3 * 4 * 256
-    assert summarize(half).num_parameters == count
-    assert summarize(half).rows[0].dtypes == ("float8_e4m3fn",)
+    assert total(summarize(half)).num_parameters == count
+    assert summarize(half)[0].dtypes == ("float8_e4m3fn",)
 
 
 def gradient_of_input(module: nn.Module, x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def test_adapters_on_8_bits_train_and_the_stored_bytes_stay() -> None:
     layers = fp8.store(stored, ["dit"])
     assert "dit.blocks.0.attention.q.base_layer" in layers
     before = {name: tensor.clone() for name, tensor in stored.state_dict().items()}
-    activation_checkpointing.wrap(stored, RecomputeConfig(blocks=("Block",)))
+    activation_checkpointing.wrap(stored, ActivationCheckpointingConfig(blocks=("Block",)))
     for one, other in zip(modules.train(stored, 4), modules.train(rounded, 4), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
     changed = {name for name, tensor in stored.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -189,12 +189,12 @@ def test_weights_that_two_layers_share_stay_as_they_are() -> None:
 def test_what_trains_and_what_is_not_there_is_refused() -> None:
     module = frozen()
     module.dit.head.bias.requires_grad_(True)
-    with pytest.raises(ConfigError, match=r"fp8 names 'dit', of which dit.head.bias trains; 8 bits are for frozen"):
+    with pytest.raises(ConfigError, match=r"fp8 names 'dit', but dit.head.bias trains; 8 bits are for frozen"):
         fp8.store(module, ["dit"])
     with pytest.raises(ConfigError, match="'text_encoder', which is neither a part of the training module nor one of"):
         fp8.store(module, ["text_encoder"])
     module.refiner[2].weight.data[0, 0] = float("nan")
-    with pytest.raises(ConfigError, match="refiner.2, whose weights are not all finite numbers"):
+    with pytest.raises(ConfigError, match="refiner.2, whose weights are not all finite"):
         fp8.store(module, ["refiner"])
     assert list(fp8.store(module, ["dit.blocks.0.ffn"])) == ["dit.blocks.0.ffn.0", "dit.blocks.0.ffn.2"]
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules import lora, weights
+from streamvid.modules import lora, saving
 from streamvid.modules.config import LoraConfig
 from tests.modules import modules
 
@@ -35,7 +35,7 @@ def adapted(seed: int = 0, trained: bool = True, dim: int = 16, **fields: object
 
 
 def save(module: nn.Module, path: Path) -> Path:
-    (file,) = [file for file in weights.files(module) if file.metadata]
+    (file,) = [file for file in saving.files(module) if file.metadata]
     save_file(file.tensors, path, metadata=file.metadata)
     return path
 
@@ -93,10 +93,13 @@ def test_a_preset_of_a_convolution_is_fused_as_peft_computes_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "without its other half"),
-        ({"blocks.9.attention.q.lora_A.weight": (2, 16), "blocks.9.attention.q.lora_B.weight": (16, 2)}, "of no layer"),
-        ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "adapters are of another model"),
-        ({"embed.weight": (2, 16)}, "has no lora_A and lora_B"),
+        ({"blocks.0.attention.q.lora_A.weight": (2, 16)}, "lacks its other half"),
+        (
+            {"blocks.9.attention.q.lora_A.weight": (2, 16), "blocks.9.attention.q.lora_B.weight": (16, 2)},
+            "belongs to no layer",
+        ),
+        ({"embed.lora_A.weight": (2, 16), "embed.lora_B.weight": (16, 2)}, "adapters belong to another model"),
+        ({"embed.weight": (2, 16)}, "has neither lora_A nor lora_B"),
     ],
 )
 def test_a_preset_that_does_not_fit_is_refused(tmp_path: Path, state: dict[str, tuple[int, ...]], said: str) -> None:
@@ -131,7 +134,7 @@ def test_saved_keys_load_as_a_folder_of_peft(tmp_path: Path) -> None:
     import peft
 
     module = adapted(target_modules="q,v")
-    file = weights.files(module)[-1]
+    file = saving.files(module)[-1]
     torch.manual_seed(0)
     theirs = modules.build(task="sft:train")
     config = peft.LoraConfig(r=4, lora_alpha=4, target_modules=json.loads(file.metadata["target_modules"]))
@@ -156,17 +159,18 @@ def test_a_checkpoint_is_taken_in_all_forms_of_its_keys(tmp_path: Path, prefix: 
 
 def test_a_checkpoint_of_other_layers_rank_or_alpha_is_refused(tmp_path: Path) -> None:
     path = save(adapted(target_modules="q,v"), tmp_path / "lora.safetensors")
-    with pytest.raises(
-        ConfigError, match=r"no adapters for blocks.0.attention.k.lora_A.weight.*for what gets none: noth"
-    ):
+    with pytest.raises(ConfigError, match=r"lacks adapters: blocks.0.attention.k.lora_A.weight.*that get none: none"):
         adapted(target_modules="q,k,v", checkpoint=path)
-    with pytest.raises(ConfigError, match=r"for nothing; and has for what gets none: blocks.0.attention.v.lora_A"):
+    with pytest.raises(
+        ConfigError,
+        match=r"lacks adapters: none; it has adapters for layers that get none: blocks.0.attention.v.lora_A",
+    ):
         adapted(target_modules="q", checkpoint=path)
     with pytest.raises(ConfigError, match=r"lora_A.weight is \(4, 16\), here \(8, 16\); rank is 8"):
         adapted(target_modules="q,v", rank=8, alpha=4, checkpoint=path)
     with pytest.raises(ConfigError, match=r"alpha is 8, but .* has 4.0: set lora.alpha=4.0"):
         adapted(target_modules="q,v", alpha=8, checkpoint=path)
-    with pytest.raises(ConfigError, match="where no file is"):
+    with pytest.raises(ConfigError, match="which does not exist"):
         adapted(checkpoint=tmp_path / "nothing.safetensors")
 
 
@@ -188,11 +192,11 @@ def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("to_q", "'to_q', with which no name ends; allowed: ends of names, as 0, 2, embed, head, k"),
-        ("q,w", "'w', with which no name ends"),
+        ("to_q", "'to_q', but no name ends with it; allowed: ends of names, as 0, 2, embed, head, k"),
+        ("q,w", "'w', but no name ends with it"),
         ("regex:q", "'q' matches no whole name"),
-        ("regex:(", "which is none"),
-        ("ffn", r"takes in blocks.0.ffn \(Sequential\), blocks.1.ffn \(Sequential\)"),
+        ("regex:(", "is not a regular expression"),
+        ("ffn", r"matches blocks.0.ffn \(Sequential\), blocks.1.ffn \(Sequential\)"),
     ],
 )
 def test_names_of_no_layer_are_refused(wanted: str, said: str) -> None:
@@ -215,11 +219,14 @@ def test_layers_are_chosen_by_size_within_blocks_and_the_choice_is_told(caplog: 
     mixed.blocks[1].attention.k = nn.Linear(512, 600)
     mixed.blocks[1].attention.v = nn.Linear(511, 600)
     assert list(lora.choose_targets(mixed, "")) == ["blocks.1.attention.k"]
-    with pytest.raises(ConfigError, match="no linear layer stands in a list of blocks"):
+    with pytest.raises(ConfigError, match="no list of blocks has a linear layer"):
         lora.choose_targets(modules.build(depth=1).dit, "")
     with caplog.at_level(logging.INFO):
         adapted(target_modules="")
-    assert "12 layers of dit (chosen, as target_modules is empty): blocks.*.attention.q, blocks" in caplog.text
+    assert (
+        "12 layers of dit (chosen by size, because target_modules is empty): blocks.*.attention.q, blocks"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

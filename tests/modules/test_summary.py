@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from streamvid.modules import fp8
-from streamvid.modules.summary import summarize
+from streamvid.modules.summary import format_table, summarize, total
 from tests.modules import modules
 
 
@@ -15,8 +15,8 @@ def test_each_model_has_a_row_with_its_true_numbers() -> None:
     module.dit.requires_grad_(False)
     module.dit.head.to(torch.bfloat16).requires_grad_(True)
     module.scale = nn.Parameter(torch.ones(3))
-    summary = summarize(module)
-    rows = {row.name: row for row in summary.rows}
+    found = summarize(module)
+    rows = {row.name: row for row in found}
     assert list(rows) == ["(own)", "dit", "refiner", "autoencoder"]
     for name, part in module.named_children():
         numbers = [p.numel() for p in part.parameters()]
@@ -26,14 +26,14 @@ def test_each_model_has_a_row_with_its_true_numbers() -> None:
         assert rows[name].num_trainable == sum(p.numel() for p in part.parameters() if p.requires_grad)
         assert rows[name].num_bytes == sum(t.numel() * t.element_size() for t in tensors)
     assert rows["dit"].dtypes == ("float32", "bfloat16")
-    assert summary.num_parameters == sum(p.numel() for p in module.parameters())
-    assert summary.num_trainable == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert total(found).num_parameters == sum(p.numel() for p in module.parameters())
+    assert total(found).num_trainable == sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
 def test_a_shared_weight_counts_once_and_8_bits_as_what_they_stand_for() -> None:
     pair = modules.Pair().requires_grad_(False)
     fp8.store(pair, ["teacher"])
-    rows = {row.name: row for row in summarize(pair).rows}
+    rows = {row.name: row for row in summarize(pair)}
     assert rows["tied"].num_parameters == 7 * 5
     assert rows["teacher"].num_parameters == rows["student"].num_parameters
     assert rows["teacher"].dtypes == ("float8_e4m3fn", "float32")
@@ -41,7 +41,7 @@ def test_a_shared_weight_counts_once_and_8_bits_as_what_they_stand_for() -> None
 
 
 def test_the_table_is_for_people() -> None:
-    text = str(summarize(modules.build(dim=64)))
+    text = format_table(summarize(modules.build(dim=64)))
     lines = text.splitlines()
     assert lines[0].split() == ["model", "class", "parameters", "trainable", "bytes", "dtype"]
     assert lines[1].split() == ["dit", "Denoiser", "68,428", "68,428", "274.0", "kB", "float32"]

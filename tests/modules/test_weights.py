@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
-from streamvid.modules import lora, weights
-from streamvid.modules.config import LoraConfig, ModelConfig
+from streamvid.modules import lora, saving, weights
+from streamvid.modules.config import LoraConfig, WeightsConfig
+from streamvid.modules.weight_files import ROOT_VARIABLES, fingerprints, resolve
 from tests.modules import modules
 
 State = dict[str, Tensor]
@@ -31,12 +32,8 @@ State = dict[str, Tensor]
 
 @pytest.fixture(autouse=True)
 def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*weights.ROOT_VARIABLES, "DIFFSYNTH_SKIP_DOWNLOAD", "HF_HUB_OFFLINE"):
+    for name in (*ROOT_VARIABLES, "DIFFSYNTH_SKIP_DOWNLOAD", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def config(**fields: Any) -> ModelConfig:
-    return ModelConfig(factory="tests.modules.modules:build", **fields)
 
 
 def made(seed: int, **arguments: Any) -> nn.Module:
@@ -56,8 +53,8 @@ def shards(state: State, folder: Path, count: int) -> list[str]:
 
 
 def load(module: nn.Module, may_lack: tuple[str, ...] | None = (), **fields: Any) -> dict[str, str]:
-    model = config(**fields)
-    return weights.load(module, weights.resolve(model), model, may_lack=may_lack)
+    config = WeightsConfig(**fields)
+    return weights.load(module, resolve(config), config, may_lack=may_lack)
 
 
 def differing(one: State, other: State) -> set[str]:
@@ -107,14 +104,14 @@ def test_all_that_is_wrong_with_paths_is_told_before_anything_loads(tmp_path: Pa
     bad = [tmp_path / name for name in ("no.safetensors", "no-*.pth", "folder", "empty.pth", "cut.safetensors")]
     origins = "org/model:*.bin,no-colon"
     with pytest.raises(ConfigError) as raised:
-        weights.resolve(config(paths=(*map(str, bad), ()), id_with_origin_paths=origins, root=tmp_path / "root"))
+        resolve(WeightsConfig(paths=(*map(str, bad), ()), id_with_origin_paths=origins, root=tmp_path / "root"))
     said = str(raised.value)
     for path in bad:
         assert str(path) in said
-    assert "is not there" in said
+    assert "does not exist" in said
     assert "matches no file" in said
     assert "folder/*.safetensors" in said
-    assert "no whole safetensors file" in said
+    assert "is not a complete safetensors file" in said
     assert "an empty list" in said
     assert f"'org/model:*.bin' matches no file below {tmp_path / 'root' / 'org/model'}" in said
     assert "'no-colon' of id_with_origin_paths is not of the form id:glob" in said
@@ -132,9 +129,7 @@ def test_globs_below_a_root_are_one_model_each_and_mix_with_paths(
     monkeypatch.chdir(tmp_path)
 
     def root_of(**fields: Any) -> Path:
-        sources = weights.resolve(
-            config(id_with_origin_paths=origins, paths=(str(tmp_path / "refiner.pth"),), **fields)
-        )
+        sources = resolve(WeightsConfig(id_with_origin_paths=origins, paths=(str(tmp_path / "refiner.pth"),), **fields))
         assert [len(source.files) for source in sources] == [1, 2]
         return sources[1].files[0].parents[2]
 
@@ -157,11 +152,11 @@ def test_a_model_that_is_named_twice_counts_once_and_the_first_wins(
     save_file(first.dit.state_dict(), tmp_path / "a.safetensors")
     save_file(second.dit.state_dict(), tmp_path / "b.safetensors")
     a, b = str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
-    assert len(weights.resolve(config(paths=(a, a)))) == 1
+    assert len(resolve(WeightsConfig(paths=(a, a)))) == 1
     load(module, paths=(a, a, b))
     assert not differing(module.dit.state_dict(), first.dit.state_dict())
-    assert "a.safetensors is named twice; the first counts" in caplog.text
-    assert f"dit has weights from {a} already; left out: {b}" in caplog.text
+    assert "a.safetensors is named twice; the first entry counts" in caplog.text
+    assert f"dit has weights from {a} already; ignored: {b}" in caplog.text
 
 
 def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(tmp_path: Path) -> None:
@@ -209,7 +204,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     source, module = modules.Pair(), modules.Pair()
     save_file(source.teacher.state_dict(), tmp_path / "a.safetensors")
     path = str(tmp_path / "a.safetensors")
-    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); say whose it is"):
+    with pytest.raises(ConfigError, match=r"fits several models \(student, teacher\); name the right one"):
         load(module, paths=(path,))
     load(module, paths={"teacher": path})
     assert not differing(module.teacher.state_dict(), source.teacher.state_dict())
@@ -218,7 +213,7 @@ def test_a_file_that_fits_two_models_needs_a_name_or_its_models_prefix(tmp_path:
     assert not differing(module.student.state_dict(), source.teacher.state_dict())
     save_file({f"teacher.{n}": t for n, t in source.student.state_dict().items()}, tmp_path / "b.safetensors")
     assert set(load(module, paths=(str(tmp_path / "b.safetensors"),)).values()) == {"teacher"}
-    with pytest.raises(ConfigError, match="is for 'tutor', which the training module has not; allowed: student, teach"):
+    with pytest.raises(ConfigError, match="is for 'tutor', which the module does not have; allowed: student, teach"):
         load(module, paths={"tutor": path})
 
 
@@ -251,7 +246,7 @@ def test_files_of_encoders_that_a_task_does_without_are_skipped(tmp_path: Path) 
     assert not differing(module.dit.state_dict(), source.dit.state_dict())
     with pytest.raises(ConfigError, match="fits no model"):
         load(module, (), paths=(dit, vae))
-    with pytest.raises(ConfigError, match="is for 'autoencoder', which the training module has not"):
+    with pytest.raises(ConfigError, match="is for 'autoencoder', which the module does not have"):
         load(module, (), paths={"autoencoder": vae})
 
 
@@ -271,7 +266,9 @@ def test_a_hostile_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
     torch.save({"x": Hostile(proof)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "plain.bin").write_bytes(pickle.dumps({"x": Hostile(proof)}))
     for name in ("new.pth", "old.pt", "plain.bin"):
-        with pytest.raises(ConfigError, match=f"{name} is a pickle of more than tensors, which can run any code"):
+        with pytest.raises(
+            ConfigError, match=f"{name} is a pickle that holds more than tensors and could run any code"
+        ):
             load(made(0), paths=(str(tmp_path / name),))
     assert not proof.exists()
 
@@ -280,7 +277,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     torch.save({"weight": torch.zeros(1), "step": 3}, tmp_path / "mixed.pth")
     (tmp_path / "noise.pth").write_bytes(bytes(range(256)) * 4)
-    for name, said in {"list": "holds a list", "mixed": "has 'step', which is no tensor", "noise": "noise.pth"}.items():
+    for name, said in {"list": "holds a list", "mixed": "'step' is not a tensor", "noise": "noise.pth"}.items():
         with pytest.raises(ConfigError, match=said):
             load(made(0), paths=(str(tmp_path / f"{name}.pth"),))
 
@@ -289,7 +286,7 @@ def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> N
     rows = []
     for place in ("one", "two"):
         paths = shards(made(1).dit.state_dict(), tmp_path / place, 2)
-        rows.append(weights.fingerprints(weights.resolve(config(paths=(tuple(paths),)))))
+        rows.append(fingerprints(resolve(WeightsConfig(paths=(tuple(paths),)))))
     assert rows[0] == rows[1]
     content = Path(paths[0]).read_bytes()
     assert rows[0][0] == {
@@ -305,11 +302,11 @@ def test_what_is_saved_is_what_trains_and_loads_again(trainable: set[str]) -> No
     module.requires_grad_(False)
     for name in trainable:
         module.get_submodule(name).requires_grad_(True)
-    saved = weights.trainable_state(module)
+    saved = saving.trainable_state(module)
     assert {n for n, _ in module.named_parameters() if n in saved} == {
         n for n, p in module.named_parameters() if p.requires_grad
     }
-    files = weights.files(module)
+    files = saving.files(module)
     assert {name for file in files for name in file.tensors} == saved.keys()
     children = {name.partition(".")[0] for name in saved}
     assert {file.name for file in files} == ({""} if len(children) == 1 else children)
@@ -323,7 +320,7 @@ def test_a_saved_model_with_buffers_is_a_whole_weight_file(tmp_path: Path) -> No
     module.requires_grad_(False)
     module.autoencoder.requires_grad_(True)
     module.autoencoder.train()(modules.clip()["video"])
-    (file,) = weights.files(module)
+    (file,) = saving.files(module)
     save_file(file.tensors, tmp_path / "a.safetensors", metadata=file.metadata)
     load(again, paths=(str(tmp_path / "a.safetensors"),))
     assert not differing(again.autoencoder.state_dict(), module.autoencoder.state_dict())
@@ -334,7 +331,7 @@ def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -
     module.requires_grad_(False)
     module.refiner.requires_grad_(True)
     lora.inject(module, LoraConfig(base_model="dit", target_modules="q,v", rank=2, alpha=6))
-    files = {file.name: file for file in weights.files(module)}
+    files = {file.name: file for file in saving.files(module)}
     assert files.keys() == {"", "lora"}
     assert files[""].tensors.keys() == {f"refiner.{name}" for name in module.refiner.state_dict()}
     assert {name for name in files["lora"].tensors if "blocks.0" in name} == {
@@ -343,25 +340,25 @@ def test_adapters_have_a_file_of_their_own_with_rank_and_alpha(tmp_path: Path) -
     said = files["lora"].metadata
     assert (said["rank"], said["alpha"], said["base_model"]) == ("2", "6", "dit")
     assert len(json.loads(said["target_modules"])) == 4
-    assert not any(".default." in name or "base_layer" in name for name in weights.trainable_state(module))
+    assert not any(".default." in name or "base_layer" in name for name in saving.trainable_state(module))
     module.refiner.requires_grad_(False)
-    assert [file.name for file in weights.files(module)] == [""]
+    assert [file.name for file in saving.files(module)] == [""]
 
 
 def test_gathered_tensors_take_the_place_of_the_modules(tmp_path: Path) -> None:
     module = made(1)
     doubled = {name: 2 * parameter.detach() for name, parameter in module.named_parameters()}
-    for file in weights.files(module, doubled):
+    for file in saving.files(module, doubled):
         for name, tensor in file.tensors.items():
             assert torch.equal(tensor, doubled.get(name, module.state_dict()[name]))
 
 
 def test_a_prefix_is_cut_where_it_stands_and_never_makes_two_names_one() -> None:
     state = {"pipe.dit.a": torch.zeros(1), "refiner.pipe.dit.b": torch.ones(1)}
-    assert weights.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
-    assert weights.remove_prefix(state, "").keys() == state.keys()
-    with pytest.raises(ConfigError, match=r"without which pipe.dit.a has another one's name"):
-        weights.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
+    assert saving.remove_prefix(state, "pipe.dit.").keys() == {"a", "refiner.pipe.dit.b"}
+    assert saving.remove_prefix(state, "").keys() == state.keys()
+    with pytest.raises(ConfigError, match=r"without it pipe.dit.a would have the name of another tensor"):
+        saving.remove_prefix({**state, "a": torch.zeros(1)}, "pipe.dit.")
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -417,15 +414,16 @@ def hub(tmp_path: Path) -> Iterator[str]:
 RESOLVE = """
 import os, sys
 from pathlib import Path
-from streamvid.modules import weights
-from streamvid.modules.config import ModelConfig
+from streamvid.errors import ConfigError
+from streamvid.modules.config import WeightsConfig
+from streamvid.modules.weight_files import resolve as resolve_files
 
 def resolve(name, download, **environment):
     os.environ.update(environment)
-    model = ModelConfig(id_with_origin_paths=name + ":*.safetensors", root=Path(sys.argv[1]), download=download)
+    config = WeightsConfig(id_with_origin_paths=name + ":*.safetensors", root=Path(sys.argv[1]), download=download)
     try:
-        print(*(file.name for source in weights.resolve(model) for file in source.files))
-    except weights.ConfigError as error:
+        print(*(file.name for source in resolve_files(config) for file in source.files))
+    except ConfigError as error:
         print("refused:", error)
     for key in environment:
         del os.environ[key]
@@ -449,17 +447,17 @@ def test_a_hub_is_asked_only_where_that_is_on_and_not_switched_off(tmp_path: Pat
     for line in said[:3]:
         assert line.startswith("refused: weight files: 'org/model:*.safetensors' matches no file below")
     assert said[3:5] == ["model-00001-of-00002.safetensors model-00002-of-00002.safetensors"] * 2
-    assert said[5].startswith("refused: weight files: the hub does not give org/gone")
+    assert said[5].startswith("refused: weight files: cannot download org/gone")
     assert not (tmp_path / "org" / "model" / "README.md").exists()
 
 
 def test_a_trained_file_is_the_same_after_a_round_through_safetensors(tmp_path: Path) -> None:
     module = made(1)
     module.autoencoder.requires_grad_(False)
-    for file in weights.files(module):
+    for file in saving.files(module):
         save_file(file.tensors, tmp_path / f"{file.name}.safetensors", metadata=file.metadata)
     again = made(2)
     load(again, paths=tuple(str(path) for path in sorted(tmp_path.iterdir())))
     read = {name: tensor for path in tmp_path.iterdir() for name, tensor in load_file(path).items()}
     assert not differing(read, again.state_dict())
-    assert not differing(weights.trainable_state(module), read)
+    assert not differing(saving.trainable_state(module), read)

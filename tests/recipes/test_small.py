@@ -177,16 +177,16 @@ def _seeds(values: torch.Tensor) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"dims": 3}, "no dims; allowed: dim"),
-        ({"codec": "vae"}, "codec is 'vae'"),
+        ({"dims": 3}, "no field 'dims'; did you mean 'dim'"),
+        ({"codec": "vae"}, "codec='vae': must be 'patch' or 'autoencoder'"),
         ({"autoencoder": "x.safetensors"}, "drop one"),
         ({"codec": "autoencoder", "autoencoder": "no/such.safetensors"}, "no/such.safetensors"),
         ({"dim": 30, "heads": 4}, "dim is 30"),
-        ({"depth": 0}, "depth is 0"),
+        ({"depth": 0}, "depth=0: must be an integer from 1"),
         ({"patch": [1, 8]}, "patch is"),
         ({"patch": [1, 0, 8]}, "patch is"),
         ({"time_shift": 0.0}, "time_shift is 0.0"),
-        ({"guidance": float("nan")}, "guidance is nan"),
+        ({"guidance": float("nan")}, "guidance=nan: must be a number"),
         ({"text": "t5"}, "'t5'"),
     ],
 )

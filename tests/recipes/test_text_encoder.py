@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamvid.config import options_of
 from streamvid.errors import ConfigError
 from streamvid.recipes.text_encoder import (
     BYTES_WIDTH,
@@ -125,13 +126,13 @@ def test_padding_keeps_every_state_and_says_where_they_are(lengths: list[int]) -
         ({"kind": "transformers", "path": "x", "package": "y"}, "give one of the two"),
         ({"kind": "bytes", "path": "x"}, "neither"),
         ({"kind": "bytes", "width": 7}, "width is 7"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"tokens": 5}, "tokens; allowed: kind"),
+        ({"max_tokens": 0}, "max_tokens=0: must be an integer from 2"),
+        ({"tokens": 5}, "no field 'tokens'"),
     ],
 )
 def test_a_wrong_setting_is_named(given: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        TextConfig.of(given)
+        options_of(TextConfig, given, "text")
 
 
 def test_a_folder_or_package_without_weights_is_named(tmp_path: Path) -> None:

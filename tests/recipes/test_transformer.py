@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from streamvid.recipes.text_encoder import pad_states
-from streamvid.recipes.transformer import Block, VideoTransformer, grid_embedding, masked_mean
+from streamvid.recipes.transformer import TransformerBlock, VideoTransformer, grid_embedding, masked_mean
 from tests.recipes.small_batches import wake
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_it_starts_as_the_identity_with_no_velocity() -> None:
     assert not model(torch.randn(2, 3, 4, 8, 8), torch.rand(2), text, mask).any()
     tokens, condition, read = torch.randn(2, 7, 32), torch.randn(2, 32), torch.randn(2, 5, 32)
     for block in model.blocks:
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         assert torch.equal(block(tokens, condition, read, mask), tokens)
 
 

@@ -16,9 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.world import detect_world
-from streamvid.modules.config import ModelConfig
-from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.config import EvalConfig
+from streamvid.trainer import train
+from tests.trainer.configs import train_config
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
@@ -43,15 +42,13 @@ def main() -> None:
     frames = read_clip_frames(12, 16, 16)
     loader = StoppingLoader(frames, stop_at if world.rank == 1 else -1, world.rank)
     held_out = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks, seed=1)
-    config = TrainConfig(
-        dataset="in memory",
-        output=output,
-        max_steps=num_steps,
-        model=ModelConfig(factory="tests.trainer.modules:build"),
-        eval=EvalConfig(steps=4),
-        log_steps=1,
-        cpu=True,
-    )
+    changes = {
+        "max_steps": num_steps,
+        "model.factory": "tests.trainer.modules:build",
+        "eval.steps": 4,
+        "logging.steps": 1,
+    }
+    config = train_config("in memory", output, changes)
     result = dataclasses.asdict(train(config, loader, held_out)) | {"output": None}
     told = {"ranks": world.num_ranks, "keys": loader.handed_out, **result}
     (output / f"rank-{world.rank}.json").write_text(json.dumps(told))

@@ -8,33 +8,32 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from streamvid.cli import main
 from streamvid.config import dump_config
 from streamvid.modules.config import ModelConfig
-from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig, OptimizerConfig, TrainConfig
+from tests.trainer.configs import train_config
 
 
-def config_of(dataset: Path | dict[str, Any], output: Path, **changes: Any) -> TrainConfig:
+def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
     """A run of the tests' module that takes seconds."""
-    fields: dict[str, Any] = {
-        "dataset": dataset if isinstance(dataset, dict) else str(dataset),
-        "output": output,
+    few = {
         "max_steps": 8,
-        "batch_size": 2,
-        "num_workers": 0,
+        "data.batch_size": 2,
+        "data.num_workers": 0,
         "model": ModelConfig(factory="tests.trainer.modules:build", args={"dropout": 0.1}),
         "optimizer": OptimizerConfig(lr=1e-2),
         "eval": EvalConfig(num_batches=0),
-        "save_steps": 100,
-        "log_steps": 1,
-        "cpu": True,
+        "checkpoints.steps": 100,
+        "logging.steps": 1,
     }
-    return TrainConfig(**(fields | changes))
+    return train_config(dataset, output, {**few, **(changes or {})})
 
 
 @dataclass
@@ -71,7 +70,7 @@ def start(config: TrainConfig, ranks: int = 1) -> Ranks:
     Forks of a process that has imported what training imports, because those imports take longer than a test's run.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["streamvid.trainer.run", "streamvid.trainer.__main__", "tests.trainer.modules"])
+    context.set_forkserver_preload(["streamvid.trainer.trainer", "streamvid.cli.verbs.train", "tests.trainer.modules"])
     config.output.parent.mkdir(parents=True, exist_ok=True)
     number = len(list(config.output.parent.glob("*.stderr")))
     told = [config.output.with_suffix(f".{number + rank}.stderr") for rank in range(ranks)]
@@ -99,7 +98,8 @@ def _train(config: str, environment: dict[str, str], told: Path) -> None:
     torch.set_num_threads(1)
     written = told.with_suffix(".yaml")
     written.write_text(config)
-    sys.exit(main(["--config", str(written)]))
+    sys.argv = ["streamvid", "train", "--config", str(written)]
+    main()
 
 
 def run(config: TrainConfig, ranks: int = 1) -> None:

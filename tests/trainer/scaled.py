@@ -18,9 +18,9 @@ from accelerate.utils import DistributedType
 
 from streamvid.errors import StreamvidError
 from streamvid.loader.world import detect_world
-from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
-from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.modules.optimizer import OptimizerConfig
+from streamvid.trainer import train
+from tests.trainer.configs import train_config
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 SMALL = {"dim": 24, "depth": 2, "heads": 2, "patch": [1, 4, 4]}
@@ -40,25 +40,23 @@ def main() -> None:
     torch.set_num_threads(1)
     output, max_steps = Path(sys.argv[1]), int(sys.argv[2])
     fields = {name: yaml.safe_load(value) for name, value in (item.split("=", 1) for item in sys.argv[3:])}
-    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=3, ema_decay=fields.pop("ema_decay", None))
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and "LEAVE_FSDP" not in os.environ:
         let_fsdp_use_cpus()
     world = detect_world()
     frames = read_clip_frames(12, 16, 16)
     loader = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks)
     held_out = StandInLoader(frames, rank=world.rank, num_ranks=world.num_ranks, seed=1)
-    config = TrainConfig(
-        dataset="in memory",
-        output=output,
-        max_steps=max_steps,
-        model=ModelConfig(**fields.pop("model", {"args": SMALL})),
-        lora=LoraConfig(**fields.pop("lora", {})),
-        recompute=RecomputeConfig(blocks=tuple(fields.pop("blocks", ["Block"]))),
-        optimizer=optimizer,
-        eval=EvalConfig(steps=4),
-        log_steps=1,
-        **({"accumulate": 2} | fields),
-    )
+    usual = {
+        "max_steps": max_steps,
+        "data.accumulate": 2,
+        "model.args": SMALL,
+        "model.activation_checkpointing.blocks": ("TransformerBlock",),
+        "optimizer": OptimizerConfig(lr=3e-3, warmup_steps=3),
+        "eval.steps": 4,
+        "logging.steps": 1,
+        "accelerate.cpu": False,
+    }
+    config = train_config("in memory", output, usual | fields)
     try:
         train(config, loader, held_out)
     except StreamvidError as error:

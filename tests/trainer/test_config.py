@@ -10,7 +10,7 @@ from streamvid.errors import ConfigError
 from streamvid.trainer.config import OptimizerConfig, TrainConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-REQUIRED = ("dataset=d", "output=o")
+REQUIRED = ("data.dataset=d", "output=o")
 
 
 def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
@@ -27,24 +27,33 @@ def test_shipped_train_configs_load_and_dump_back(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (["model.factory=package.module"], "model: factory is 'package.module'; allowed: 'package.module:name'"),
-        (["lora.rank=0"], "lora: rank is 0; allowed: 1 and up"),
-        (["lora.preset_path=x"], "lora: preset_path is x and preset_model None; allowed: both, or neither"),
-        (["lora.checkpoint=x"], "lora: checkpoint is x and base_model null"),
-        (["recompute.offload=true"], "recompute: offload is true and blocks is empty"),
+        (["model.lora.rank=0"], "model.lora: rank=0: must be an integer from 1"),
+        (["model.lora.preset_path=x"], "model.lora: preset_path is x and preset_model None; allowed: both, or neither"),
+        (["model.lora.checkpoint=x"], "model.lora: checkpoint is x and base_model null"),
+        (
+            ["model.activation_checkpointing.offload=true"],
+            "model.activation_checkpointing: offload is true and blocks is empty",
+        ),
         (["optimizer.min_lr=1"], "optimizer: min_lr is 1.0; allowed: 0 up to lr=0.0001"),
         (["optimizer.ema_decay=1"], "optimizer: ema_decay is 1.0; allowed: in"),
-        (["task=sft:train"], "sidecar is null; allowed: a folder or URL, as sidecar=latents/, for task 'sft:train'"),
+        (
+            ["task=sft:train"],
+            "data.features.url is null; allowed: a folder or URL, as data.features.url=latents/, for task 'sft:train'",
+        ),
         (["optimizer.lr=0"], "optimizer: lr is 0.0; allowed: a finite number above 0"),
         (["optimizer.betas=[0.9, 1.0]"], "optimizer: betas is"),
         (["optimizer.grad_clip=0"], "optimizer: grad_clip is 0.0; allowed: above 0, or null for none"),
-        (["eval.steps=0"], "eval: steps is 0; allowed: 1 and up"),
-        (["max_steps=0"], "max_steps is 0; allowed: 1 and up"),
+        (["eval.steps=0"], "eval: steps=0: must be an integer or None from 1"),
+        (["max_steps=0"], "max_steps=0: must be an integer or None from 1"),
         (["max_steps=3", "num_epochs=1"], "max_steps=3 and num_epochs=1 are both set"),
-        (["batch_size=2", "max_tokens_per_batch=9"], "batch_size=2 and max_tokens_per_batch=9 are both set"),
-        (["batch_size={a: 0}"], "batch_size is {'a': 0}; allowed: 1 and up"),
+        (
+            ["data.batch_size=2", "data.max_tokens_per_batch=9"],
+            "data: batch_size=2 and max_tokens_per_batch=9 are both set",
+        ),
+        (["data.batch_size={a: 0}"], "data: batch_size is {'a': 0}; allowed: 1 and up"),
         (["seed=-1"], "seed is -1; allowed: 0 up to"),
-        (["dataset=''"], "dataset is empty"),
-        (["mixed_precision=fp8"], "mixed_precision is \"fp8\"; allowed: 'no', 'fp16' or 'bf16'"),
+        (["data.dataset=''"], "data: dataset is empty"),
+        (["accelerate.mixed_precision=fp8"], "accelerate.mixed_precision is \"fp8\"; allowed: 'no', 'fp16' or 'bf16'"),
     ],
 )
 def test_what_cannot_be_is_named(overrides: list[str], message: str) -> None:
@@ -53,10 +62,10 @@ def test_what_cannot_be_is_named(overrides: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("latest", "latest"), ("null", None), ("o/state/step-3", Path("o/state/step-3"))]
+    ("text", "value"), [("latest", "latest"), ("null", None), ("o/state/step-3", "o/state/step-3")]
 )
 def test_resume_is_latest_a_path_or_none(text: str, value: Any) -> None:
-    assert load_config(TrainConfig, None, [*REQUIRED, f"resume_from_checkpoint={text}"]).resume_from_checkpoint == value
+    assert load_config(TrainConfig, None, [*REQUIRED, f"checkpoints.resume={text}"]).checkpoints.resume == value
 
 
 def test_the_learning_rate_goes_as_its_schedule_says() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from streamvid.cli.verbs.train import command
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.__main__ import main
 from streamvid.trainer.config import EvalConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.trainer.configs import train_config
 
 
 @pytest.fixture(scope="module")
@@ -22,16 +23,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
-    return TrainConfig(
-        dataset=str(dataset),
-        output=output,
-        max_steps=num_steps,
-        batch_size=2,
-        num_workers=1,
-        model=ModelConfig(factory="tests.trainer.modules:build"),
-        eval=EvalConfig(steps=3),
-        log_steps=1,
-        cpu=True,
+    return train_config(
+        str(dataset),
+        output,
+        {
+            "max_steps": num_steps,
+            "data.batch_size": 2,
+            "data.num_workers": 1,
+            "model": ModelConfig(factory="tests.trainer.modules:build"),
+            "eval": EvalConfig(steps=3),
+            "logging.steps": 1,
+        },
     )
 
 
@@ -47,7 +49,7 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
     torch.set_num_threads(1)
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
-    assert "evaluation: the first 2 batches a rank of split 'train'" in caplog.text
+    assert "evaluation: the first 2 batches per rank of split 'train'" in caplog.text
     train(config_of(dataset, tmp_path / "parts", 3))
     parts = train(config_of(dataset, tmp_path / "parts", 8))
     assert losses_in(tmp_path / "parts") == losses_in(tmp_path / "whole")
@@ -55,14 +57,13 @@ def test_a_dataset_trains_and_resumes_to_the_same_losses(
     assert whole.eval_loss == parts.eval_loss
 
 
-def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(dump_config(config_of(dataset, tmp_path / "run", 2)))
-    assert main(["--config", str(file), "--set", "log_steps=2"]) == 0
+    assert command.main(["--config", str(file), "--set", "logging.steps=2"], standalone_mode=False) == 0
     assert [step for step, _ in losses_in(tmp_path / "run")] == [2]
-    assert main(["--config", str(file), "--set", "optimizer.rl=1"]) == 2
-    assert "optimizer.rl is no field; did you mean 'lr'?" in caplog.text
-    assert main(["--config", str(file), "--set", f"dataset={tmp_path / 'none'}"]) == 1
+    with pytest.raises(ConfigError, match=r"optimizer\.rl is no field; did you mean 'lr'\?"):
+        command.main(["--config", str(file), "--set", "optimizer.rl=1"], standalone_mode=False)
 
 
 def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_path: Path) -> None:
@@ -73,6 +74,6 @@ def test_a_dataset_that_grew_is_not_resumed_as_if_it_had_not(dataset: Path, tmp_
 
 
 def test_a_missing_batch_size_is_named(dataset: Path, tmp_path: Path) -> None:
-    config = TrainConfig(dataset=str(dataset), output=tmp_path / "run", max_steps=1, cpu=True)
+    config = train_config(str(dataset), tmp_path / "run", {"max_steps": 1})
     with pytest.raises(ConfigError, match="batch_size"):
         train(config)

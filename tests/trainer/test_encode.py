@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.loader.batch.features import torch_tensor
 from streamvid.loader.loader import VideoLoader
-from streamvid.modules.config import ModelConfig
+from streamvid.modules.config import ModelConfig, WeightsConfig
 from streamvid.modules.encoding import check_fresh
 from streamvid.plan import World
 from streamvid.sharder import sharder
 from streamvid.trainer import train
-from streamvid.trainer.config import TrainConfig
+from streamvid.trainer.config import FeaturesConfig, TrainConfig
 from streamvid.trainer.encode import encode
 from streamvid.trainer.tasks import with_encoded
 from tests.clips import encode as make_clip
@@ -39,6 +39,7 @@ from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
 from tests.media_clips import MEDIA, make_rows, write_rows
 from tests.servers import S3Env, S3Server
 from tests.shard_options import shard_options
+from tests.trainer.configs import changed
 from tests.trainer.encoders import build
 from tests.trainer.runs import config_of, losses_in, run, start
 
@@ -60,17 +61,19 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_dataset(tmp_path_factory.mktemp("base"), LAYOUT)
 
 
-def encoding(base: Path, sidecar: Path, args: dict[str, Any] | None = None, **changes: Any) -> TrainConfig:
+def encoding(base: Path, sidecar: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
     """A run that encodes, two visits a sample."""
-    fields = {"task": "sft:data_process", "sidecar": str(sidecar), "num_visits": 2}
-    model = ModelConfig(factory=ENCODERS, args={"draws": 0.5} if args is None else args)
-    config = config_of(base, sidecar.parent / "out", **fields, model=model)
-    return replace(config, **changes)
+    usual = {
+        "task": "sft:data_process",
+        "data.features": FeaturesConfig(url=str(sidecar), num_visits=2),
+        "model": ModelConfig(factory=ENCODERS, args={"draws": 0.5}),
+    }
+    return config_of(base, sidecar.parent / "out", {**usual, **(changes or {})})
 
 
-def training(config: TrainConfig, output: Path, **changes: Any) -> TrainConfig:
+def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
     """A run that reads what another one encoded."""
-    return replace(config, task="sft:train", output=output, **changes)
+    return changed(config, {"task": "sft:train", "output": output, **(changes or {})})
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -135,7 +138,9 @@ def test_ranks_of_a_launch_make_the_same_bytes_and_each_sample_once(
     dataset: Path, sidecar: Path, tmp_path: Path, ranks: int
 ) -> None:
     """SHARD-1: five shards for two or three ranks, which exchange nothing but their start."""
-    processes = start(encoding(dataset, tmp_path / "sidecar", {"draws": 0.5, "log": str(tmp_path)}), ranks)
+    processes = start(
+        encoding(dataset, tmp_path / "sidecar", {"model.args": {"draws": 0.5, "log": str(tmp_path)}}), ranks
+    )
     assert processes.wait() == [0] * ranks, processes.stderr()
     logs = [file.read_text().split() for file in tmp_path.glob("encoded-*")]
     assert len(logs) == ranks
@@ -154,7 +159,7 @@ def test_killed_and_run_again_it_ends_with_the_same_bytes_and_repeats_no_shard(
         log = tmp_path / f"log-{number}"
         log.mkdir()
         args = {"draws": 0.5, "log": str(log), "pause": 0.05}
-        processes = start(encoding(dataset, root, args), ranks=2)
+        processes = start(encoding(dataset, root, {"model.args": args}), ranks=2)
         while processes.is_alive() and not list(log.glob("encoded-*")):
             time.sleep(0.005)
         time.sleep(draw.random() * 0.4)
@@ -184,7 +189,9 @@ def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
     dataset: Path, sidecar: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """STOP-1: nothing half done is left but finished shards; waiting for other ranks is no obstacle."""
-    processes = start(encoding(dataset, tmp_path / "sidecar", {"draws": 0.5, "log": str(tmp_path), "pause": 0.1}))
+    processes = start(
+        encoding(dataset, tmp_path / "sidecar", {"model.args": {"draws": 0.5, "log": str(tmp_path), "pause": 0.1}})
+    )
     while processes.is_alive() and not list(tmp_path.glob("encoded-*")):
         time.sleep(0.005)
     processes.send(number)
@@ -198,7 +205,11 @@ def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tm
     """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for; all
     captions, as which are dropped is drawn in training."""
     source = {"url": str(dataset), "caption_dropout": 1.0}
-    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, dataset=source, encode_dtype="float16")
+    config = encoding(
+        dataset,
+        tmp_path / "sidecar",
+        {"model.args": {"draws": 0.0}, "data.dataset": source, "data.features.dtype": "float16"},
+    )
     assert encode(config).is_sealed
     found, module = stored(dataset, tmp_path / "sidecar", 2), _module(config)
     assert len(found) == 46
@@ -217,7 +228,7 @@ def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tm
 def _module(config: TrainConfig) -> Any:
     from streamvid.modules.build import build_module
 
-    return build_module(config.model, None, config.recompute, task="sft", seed=config.seed)
+    return build_module(config.model, task="sft", seed=config.seed)
 
 
 SMALL_MODEL = ModelConfig(args={"dim": 12, "depth": 1, "heads": 2})
@@ -231,9 +242,11 @@ def test_a_split_run_has_the_losses_of_one_stage(
     """The same batches, seeds and tensors, captions dropped and dropout drawn alike, and so the same losses, step by
     step, over two epochs of two visits: exactly with the small module, which encodes each clip alone."""
     source = {"url": str(dataset), "caption_dropout": 0.3}
-    config = encoding(dataset, tmp_path / "sidecar", dataset=source, model=model, num_epochs=2, max_steps=None)
+    config = encoding(
+        dataset, tmp_path / "sidecar", {"data.dataset": source, "model": model, "num_epochs": 2, "max_steps": None}
+    )
     assert encode(config).is_sealed
-    train(replace(config, task="sft", output=tmp_path / "one", sidecar=None))
+    train(changed(config, {"task": "sft", "output": tmp_path / "one", "data.features.url": None}))
     train(training(config, tmp_path / "split"))
     losses, split = losses_in(tmp_path / "one"), losses_in(tmp_path / "split")
     assert len(losses) > 15 and losses.keys() == split.keys()
@@ -245,10 +258,11 @@ def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
     source = write_rows(tmp_path, make_rows(tmp_path, 3))
     options = shard_options(buckets=parse_buckets("96x64@9"), workers=1, media=MEDIA)
     assert sharder.shard(source, tmp_path / "ds", options).num_samples == 3
-    model = ModelConfig(factory="tests.trainer.encoders:build_controlled", extra_inputs=("control",))
-    config = encoding(tmp_path / "ds", tmp_path / "sidecar", model=model, max_steps=3, batch_size=1)
+    model = ModelConfig(factory="tests.trainer.encoders:build_controlled")
+    changes = {"model": model, "data.extra_inputs": ("control",), "max_steps": 3, "data.batch_size": 1}
+    config = encoding(tmp_path / "ds", tmp_path / "sidecar", changes)
     assert encode(config).is_sealed
-    train(replace(config, task="sft", output=tmp_path / "one", sidecar=None))
+    train(changed(config, {"task": "sft", "output": tmp_path / "one", "data.features.url": None}))
     train(training(config, tmp_path / "split"))
     losses = losses_in(tmp_path / "one")
     assert len(losses) == 3 and losses_in(tmp_path / "split") == pytest.approx(losses, rel=1e-5)
@@ -274,7 +288,7 @@ def test_bad_samples_have_no_tensors_and_nobody_else_s(tmp_path: Path) -> None:
     cut = clip_bytes(0, SMALL.width * 2, SMALL.height * 2, 24)[:3000]
     bad = [f"{SMALL.id}-{number}" for number in (1, 4, 7)]
     dataset = build_dataset(tmp_path / "ds", layout, damage=dict.fromkeys(bad, cut))
-    config = encoding(dataset, tmp_path / "sidecar", {"draws": 0.0}, encode_dtype="bfloat16")
+    config = encoding(dataset, tmp_path / "sidecar", {"model.args": {"draws": 0.0}, "data.features.dtype": "bfloat16"})
     result = encode(config)
     assert result.is_sealed and result.num_samples == 10 and result.num_missing == 6
     assert open_sidecar(tmp_path / "sidecar").manifest.num_missing == 6
@@ -304,7 +318,7 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
     sharder.shard(videos, tmp_path / "ds", shard_options(bucket_config=buckets, workers=1))
     base = open_dataset(tmp_path / "ds")
     assert base.manifest.draws
-    result = encode(encoding(tmp_path / "ds", tmp_path / "sidecar", {"draws": 0.0}))
+    result = encode(encoding(tmp_path / "ds", tmp_path / "sidecar", {"model.args": {"draws": 0.0}}))
     assert result.is_sealed and result.num_samples == base.manifest.counts.samples > 4
     with VideoLoader(base, sidecars=tmp_path / "sidecar", batch_size=1, num_workers=0, num_epochs=4) as loader:
         assert not any(batch.is_repeat.any() for batch in loader)
@@ -317,13 +331,14 @@ def test_a_bucket_gets_the_bytes_of_a_folder(
     s3_env(moto_server)
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(dataset, bucket, "dataset/")
-    config = replace(
-        encoding(dataset, tmp_path / "sidecar"), dataset=f"s3://{bucket}/dataset", sidecar=f"s3://{bucket}/sidecar"
+    config = changed(
+        encoding(dataset, tmp_path / "sidecar"),
+        {"data.dataset": f"s3://{bucket}/dataset", "data.features.url": f"s3://{bucket}/sidecar"},
     )
     assert [encode(config, World(rank, 2)).is_sealed for rank in range(2)] == [False, True]
     names = moto_server.objects(bucket, "sidecar/")
     assert {name.removeprefix("sidecar/"): moto_server.read(bucket, name) for name in names} == files_of(sidecar)
-    assert train(training(config, tmp_path / "out", max_steps=2)).step == 2
+    assert train(training(config, tmp_path / "out", {"max_steps": 2})).step == 2
 
 
 def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
@@ -332,19 +347,19 @@ def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
     dataset = build_dataset(tmp_path / "ds", {SMALL: [3, 12]}, damage={f"{SMALL.id}-{n}": cut for n in range(3, 15)})
     with pytest.raises(SampleError, match="max_bad_fraction"):
         encode(encoding(dataset, tmp_path / "sidecar"))
-    lenient = encode(encoding(dataset, tmp_path / "sidecar", loader={"max_bad_fraction": 1.0}))
+    lenient = encode(encoding(dataset, tmp_path / "sidecar", {"data.loader": {"max_bad_fraction": 1.0}}))
     assert lenient.is_sealed and lenient.num_missing == 24
 
 
 STALE: dict[str, tuple[dict[str, Any], str]] = {
-    "temporal": ({"loader": {"temporal": "head"}}, r'temporal is "random" there and "head" here'),
+    "temporal": ({"data.loader": {"temporal": "head"}}, r'temporal is "random" there and "head" here'),
     "seed": ({"seed": 1}, r"seed is 0 there and 1 here"),
     "factory": (
         {"model": ModelConfig(factory="tests.trainer.encoders:build_other", args={"draws": 0.5})},
         r'factory is "tests.trainer.encoders:build" there and "tests.trainer.encoders:build_other" here',
     ),
     "args": ({"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})}, r"args.draws is 0.5 there and 0.25 here"),
-    "captions": ({"dataset": {"url": "DATASET", "caption_prefix": "A film: "}}, r"caption_prefix"),
+    "captions": ({"data.dataset": {"url": "DATASET", "caption_prefix": "A film: "}}, r"caption_prefix"),
 }
 
 
@@ -353,10 +368,10 @@ def test_a_stale_sidecar_is_refused_by_what_changed(dataset: Path, sidecar: Path
     """By who reads it and by who would go on with it, naming both values."""
     changes, said = STALE.get(what, ({}, r"fingerprints\.|content"))
     if what == "dataset":
-        changes = {"dataset": str(build_dataset(tmp_path / "other", {SMALL: [2]}))}
+        changes = {"data.dataset": str(build_dataset(tmp_path / "other", {SMALL: [2]}))}
     if what == "captions":
-        changes = {"dataset": changes["dataset"] | {"url": str(dataset)}}
-    config = encoding(dataset, sidecar, **changes)
+        changes = {"data.dataset": changes["data.dataset"] | {"url": str(dataset)}}
+    config = encoding(dataset, sidecar, changes)
     with pytest.raises(ConfigError, match=said):
         train(training(config, tmp_path / "out"))
     before = files_of(sidecar)
@@ -369,7 +384,9 @@ def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path,
     """A module that names its `encoder_args` trains other sizes of model on one sidecar; dropout of captions too."""
     model = ModelConfig(factory=ENCODERS, args={"draws": 0.5, "dim": 8, "dropout": 0.5})
     source = {"url": str(dataset), "caption_dropout": 0.5}
-    config = training(encoding(dataset, sidecar), tmp_path / "out", model=model, dataset=source, max_steps=3)
+    config = training(
+        encoding(dataset, sidecar), tmp_path / "out", {"model": model, "data.dataset": source, "max_steps": 3}
+    )
     assert train(config).step == 3
 
 
@@ -384,16 +401,16 @@ def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not
         return str(path)
 
     for paths in ({"vae": weights("vae", 1), "dit": weights("dit", 1)}, (weights("vae", 1), weights("dit", 1))):
-        model = ModelConfig(factory=ENCODERS, paths=paths)
+        model = ModelConfig(factory=ENCODERS, weights=WeightsConfig(paths=paths))
         root = tmp_path / f"sidecar-{type(paths).__name__}"
-        config = encoding(dataset, root, model=model, num_visits=1)
+        config = encoding(dataset, root, {"model": model, "data.features.num_visits": 1})
         weights("vae", 1)
         assert encode(config).is_sealed
         opened = open_sidecar(root)
         assert [row["name"] for row in opened.manifest.made_with["weights"]] == ["vae.safetensors"]
         weights("dit", 2)
         check_fresh(opened, model)
-        check_fresh(opened, replace(model, paths={"dit": str(tmp_path / "dit.safetensors")}))
+        check_fresh(opened, changed(model, {"weights.paths": {"dit": str(tmp_path / "dit.safetensors")}}))
         weights("vae", 2)
         with pytest.raises(ConfigError, match="weights are vae.safetensors with SHA-256"):
             check_fresh(opened, model)
@@ -401,14 +418,14 @@ def test_other_weights_of_an_encoder_are_named_and_those_of_other_models_are_not
             encode(config)
         (tmp_path / "other.safetensors").write_bytes((tmp_path / "vae.safetensors").read_bytes())
         with pytest.raises(ConfigError, match="other.safetensors"):
-            check_fresh(opened, replace(model, paths=(str(tmp_path / "other.safetensors"),)))
+            check_fresh(opened, changed(model, {"weights.paths": (str(tmp_path / "other.safetensors"),)}))
         shutil.rmtree(root)
 
 
 def test_what_cannot_be_encoded_is_said_before_anything_is_written(dataset: Path, tmp_path: Path) -> None:
     root = tmp_path / "sidecar"
-    with pytest.raises(ConfigError, match="has no `encode`"):
-        encode(encoding(dataset, root, model=ModelConfig(factory="tests.trainer.encoders:build_without_encode")))
+    with pytest.raises(ConfigError, match="has no method `encode`"):
+        encode(encoding(dataset, root, {"model": ModelConfig(factory="tests.trainer.encoders:build_without_encode")}))
     with pytest.raises(ConfigError, match="names 2 datasets"):
-        encode(encoding(dataset, root, dataset=(str(dataset), str(dataset))))
+        encode(encoding(dataset, root, {"data.dataset": (str(dataset), str(dataset))}))
     assert not root.exists()

@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from torch import Tensor
 from streamvid import VideoLoader, World
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import train
-from streamvid.trainer.config import EvalConfig, OptimizerConfig
-from streamvid.trainer.tasks import Step, Task
+from streamvid.trainer.config import CheckpointConfig, EvalConfig, OptimizerConfig
+from streamvid.trainer.tasks import Task, TaskModule
 from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
 from tests.trainer.runs import config_of, last_step_in, losses_in, metrics_in, run, start
 
@@ -46,12 +46,12 @@ def keys_seen(folder: Path) -> list[str]:
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
     """PLAN-5: kill -9 at seeded moments, in steps and in the midst of saving; dropout, EMA and evaluation included."""
     changes: dict[str, Any] = {
-        "max_steps": 12 * kills, "save_steps": 3, "keep_weights": 1, "keep_checkpoints": 2, "eval": EvalConfig(steps=6),
+        "max_steps": 12 * kills, "checkpoints": CheckpointConfig(steps=3, keep=2, keep_weights=1), "eval": EvalConfig(steps=6),
         "optimizer": OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3),
     }  # fmt: skip
-    whole = config_of(dataset, tmp_path / "whole", **changes)
+    whole = config_of(dataset, tmp_path / "whole", changes)
     run(whole)
-    parts = replace(whole, output=tmp_path / "parts")
+    parts = changed(whole, {"output": tmp_path / "parts"})
     draw = random.Random(kills)
     for number in range(kills):
         until = 12 * number + draw.randrange(1, 12)
@@ -75,9 +75,14 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
 def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
     """A signal as Slurm sends it leaves a checkpoint of that very step: no sample is trained on twice, or not at all."""
     config = config_of(
-        dataset, tmp_path / "run", max_steps=None, num_epochs=1,
-        model=ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05}),
-    )  # fmt: skip
+        dataset,
+        tmp_path / "run",
+        {
+            "max_steps": None,
+            "num_epochs": 1,
+            "model": ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05}),
+        },
+    )
     process = start(config)
     while process.is_alive() and last_step_in(config.output) < 2:
         time.sleep(0.01)
@@ -94,15 +99,23 @@ def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: in
     """PLAN-4, PLAN-5: over the change each sample of the epoch once; what stays of the global batch stays of the loss."""
     size = {2: 3, 3: 2}[ranks]
     config = config_of(
-        dataset, tmp_path / "run", max_steps=2, batch_size=6, loader={"tail": "shrink"}, save_steps=1,
-        model=ModelConfig(factory=LOGGED, args={"log": str(tmp_path)}), optimizer=OptimizerConfig(lr=1e-3),
-    )  # fmt: skip
-    alone = replace(config, output=tmp_path / "alone", max_steps=None, num_epochs=1)
+        dataset,
+        tmp_path / "run",
+        {
+            "max_steps": 2,
+            "data.batch_size": 6,
+            "data.loader": {"tail": "shrink"},
+            "checkpoints.steps": 1,
+            "model": ModelConfig(factory=LOGGED, args={"log": str(tmp_path)}),
+            "optimizer": OptimizerConfig(lr=0.001),
+        },
+    )
+    alone = changed(config, {"output": tmp_path / "alone", "max_steps": None, "num_epochs": 1})
     (tmp_path / "of-alone").mkdir()
     logged = ModelConfig(factory=LOGGED, args={"log": str(tmp_path / "of-alone")})
-    run(replace(alone, model=logged))
+    run(changed(alone, {"model": logged}))
     run(config)
-    after = replace(config, max_steps=None, num_epochs=1, batch_size=size)
+    after = changed(config, {"max_steps": None, "num_epochs": 1, "data.batch_size": size})
     run(after, ranks=ranks)
     seen = Counter(keys_seen(tmp_path))
     assert len(seen) == 18
@@ -121,7 +134,7 @@ def train_by_hand(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = UserTraining()
-    step_of, losses = Step(module, Task()), []
+    step_of, losses = TaskModule(module, Task()), []
     loaders = [
         VideoLoader(dataset, batch_size=batch_size, world=World(rank, ranks), accumulate=accumulate, tail="shrink",
                     num_epochs=None, num_workers=0)
@@ -150,10 +163,20 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
     """Over ranks and accumulated batches, buckets mixed, and last batches that are smaller than others."""
     weights, losses = train_by_hand(dataset, batch_size, ranks, accumulate, 5)
     config = config_of(
-        dataset, tmp_path / "run", max_steps=5, batch_size=batch_size, accumulate=accumulate, save_steps=5,
-        model=ModelConfig(factory="tests.trainer.modules:build"), loader={"tail": "shrink"},
-        optimizer=OptimizerConfig(factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None),
-    )  # fmt: skip
+        dataset,
+        tmp_path / "run",
+        {
+            "max_steps": 5,
+            "data.batch_size": batch_size,
+            "data.accumulate": accumulate,
+            "checkpoints.steps": 5,
+            "model": ModelConfig(factory="tests.trainer.modules:build"),
+            "data.loader": {"tail": "shrink"},
+            "optimizer": OptimizerConfig(
+                factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None
+            ),
+        },
+    )
     if ranks == 1:
         train(config)
     else:
@@ -167,17 +190,17 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
 
 def test_parameters_that_take_no_part_need_a_word_where_there_are_ranks(dataset: Path, tmp_path: Path) -> None:
     unused = ModelConfig(factory="tests.trainer.modules:build", args={"unused": True})
-    config = config_of(dataset, tmp_path / "run", max_steps=3, model=unused)
+    config = config_of(dataset, tmp_path / "run", {"max_steps": 3, "model": unused})
     failed = start(config, ranks=2)
     assert 0 not in failed.wait() and "find_unused_parameters" in failed.stderr()
-    run(replace(config, output=tmp_path / "told", find_unused_parameters=True), ranks=2)
+    run(changed(config, {"output": tmp_path / "told", "accelerate.find_unused_parameters": True}), ranks=2)
     assert len(losses_in(tmp_path / "told")) == 3
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_another(dataset: Path, tmp_path: Path) -> None:
     found = []
     for name, seed in itertools.product("ab", (0, 1)):
-        config = config_of(dataset, tmp_path / f"{name}{seed}", max_steps=3, seed=seed)
+        config = config_of(dataset, tmp_path / f"{name}{seed}", {"max_steps": 3, "seed": seed})
         train(config)
         found.append(losses_in(config.output))
     assert found[0] == found[2] and found[1] == found[3] and found[0] != found[1]

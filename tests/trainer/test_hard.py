@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from streamvid.trainer.encode import encode
 from streamvid.trainer.metrics import merge_told
 from tests.loader.conftest import SMALL, build_dataset
+from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
 from tests.trainer.runs import config_of, losses_in, metrics_in
 
@@ -57,9 +58,9 @@ class Tupled(UserTraining):
         return found | {"words": tuple(found["words"])}
 
 
-def told(dataset: Path, output: Path, tell: Any, **changes: Any) -> list[dict[str, Any]]:
+def told(dataset: Path, output: Path, tell: Any, changes: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """The lines of a run whose module tells so."""
-    train(config_of(dataset, output, **({"max_steps": 2} | changes)), module=Telling(tell))
+    train(config_of(dataset, output, {"max_steps": 2, **(changes or {})}), module=Telling(tell))
     return metrics_in(output)
 
 
@@ -114,43 +115,49 @@ def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tm
 def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: Path) -> None:
     """Also that of a module which draws it by itself, not from the samples' seeds."""
     changes = {"eval": EvalConfig(steps=1, num_batches=2), "optimizer": OptimizerConfig(lr=1e-30, weight_decay=0.0)}
-    lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), **changes)
+    lines = told(dataset, tmp_path / "run", lambda _, loss: loss + torch.randn(len(loss)), changes)
     assert len({line["eval_loss"] for line in lines}) == 1
 
 
 def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_path: Path) -> None:
     """A preempted job names a file by its step, an epoch's end by the epoch, whose number is lower."""
     output = tmp_path / "run"
-    train(config_of(dataset, output, max_steps=2, keep_weights=1))
-    train(config_of(dataset, output, max_steps=None, num_epochs=2, save_steps=None, keep_weights=1))
+    train(config_of(dataset, output, {"max_steps": 2, "checkpoints.keep_weights": 1}))
+    train(
+        config_of(
+            dataset,
+            output,
+            {"max_steps": None, "num_epochs": 2, "checkpoints.steps": None, "checkpoints.keep_weights": 1},
+        )
+    )
     assert [path.name for path in output.glob("*.safetensors")] == ["epoch-1.safetensors"]
 
 
 def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Path) -> None:
     """The effective config beside the weights is not one thing and what made them another."""
     ours = tmp_path / "run"
-    train(config_of(dataset, ours, max_steps=1, optimizer=OptimizerConfig(weight_decay=0.0)))
+    train(config_of(dataset, ours, {"max_steps": 1, "optimizer": OptimizerConfig(weight_decay=0.0)}))
     changed = OptimizerConfig(weight_decay=0.5, betas=(0.5, 0.6), args={"eps": 1e-6})
-    train(config_of(dataset, ours, max_steps=2, optimizer=changed))
+    train(config_of(dataset, ours, {"max_steps": 2, "optimizer": changed}))
     group = torch.load(ours / "state" / "step-2" / "optimizer.bin")["param_groups"][0]
     assert (group["weight_decay"], tuple(group["betas"]), group["eps"]) == (0.5, (0.5, 0.6), 1e-6)
     with pytest.raises(StateError, match=r"optimizer\.factory is torch\.optim:SGD here"):
-        train(config_of(dataset, ours, optimizer=OptimizerConfig(factory="torch.optim:SGD", betas=None)))
+        train(config_of(dataset, ours, {"optimizer": OptimizerConfig(factory="torch.optim:SGD", betas=None)}))
 
 
 def test_what_a_killed_save_left_goes(dataset: Path, tmp_path: Path) -> None:
     left = tmp_path / "run" / "state" / ".step-7.tmp"
     left.mkdir(parents=True)
-    train(config_of(dataset, tmp_path / "run", max_steps=1))
+    train(config_of(dataset, tmp_path / "run", {"max_steps": 1}))
     assert [path.name for path in left.parent.iterdir()] == ["step-1"]
 
 
 def test_a_list_of_tensors_may_be_a_tuple(dataset: Path, tmp_path: Path) -> None:
     """As where it goes into a sidecar."""
     torch.manual_seed(0)
-    train(config_of(dataset, tmp_path / "tuple", max_steps=2), module=Tupled())
+    train(config_of(dataset, tmp_path / "tuple", {"max_steps": 2}), module=Tupled())
     torch.manual_seed(0)
-    train(config_of(dataset, tmp_path / "list", max_steps=2), module=UserTraining())
+    train(config_of(dataset, tmp_path / "list", {"max_steps": 2}), module=UserTraining())
     assert losses_in(tmp_path / "tuple") == losses_in(tmp_path / "list")
 
 
@@ -158,7 +165,7 @@ def test_files_of_adapters_are_the_same_bytes_each_time(dataset: Path, tmp_path:
     """Their header has several facts, which safetensors writes in any order."""
     adapters = LoraConfig(base_model="dit", rank=2)
     for number in range(4):
-        train(config_of(dataset, tmp_path / str(number), max_steps=1, lora=adapters))
+        train(config_of(dataset, tmp_path / str(number), {"max_steps": 1, "model.lora": adapters}))
     assert len({(tmp_path / str(number) / "step-1.safetensors").read_bytes() for number in range(4)}) == 1
     with safe_open(tmp_path / "0" / "step-1.safetensors", "pt") as file:
         assert file.metadata()["rank"] == "2"
@@ -182,12 +189,12 @@ def test_a_new_projects_comments_are_fields_that_there_are(dataset: Path, tmp_pa
     fields = yaml.safe_load(loader.removeprefix("# "))["loader"]
     source = next(line for line in text.splitlines() if line.startswith("#   {url:"))
     row = yaml.safe_load(source.removeprefix("#").partition("    in")[0]) | {"url": str(dataset)}
-    assert train(config_of(row, tmp_path / "run", max_steps=1, loader=fields)).step == 1
+    assert train(config_of(row, tmp_path / "run", {"max_steps": 1, "data.loader": fields})).step == 1
 
 
 def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
     quiet = EvalConfig(steps=None, sample_steps=2, num_batches=1)
-    config = config_of(dataset, tmp_path / "run", max_steps=2, eval=quiet)
+    config = config_of(dataset, tmp_path / "run", {"max_steps": 2, "eval": quiet})
     train(config)
     assert not any("eval_loss" in line for line in metrics_in(config.output))
     assert (config.output / "samples" / "step-2.png").exists()
@@ -205,13 +212,13 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
     names["Typo"], names["Taken"] = Typo, Taken
     for name, message in (
         ("Typo", r"encoders of Typo names 'vea'; its children: dit, vae"),
-        ("Taken", "encode gives 'text'"),
+        ("Taken", "encode returns 'text'"),
     ):
         model = ModelConfig(factory=f"{__name__}:{name}")
         with pytest.raises(ConfigError, match=message):
-            train(config_of(dataset, tmp_path / name, model=model))
+            train(config_of(dataset, tmp_path / name, {"model": model}))
     with pytest.raises(ConfigError, match="trackers has clearml, whose package is not installed"):
-        train(config_of(dataset, tmp_path / "tracker", trackers=("clearml",)))
+        train(config_of(dataset, tmp_path / "tracker", {"logging.trackers": ("clearml",)}))
 
 
 class Seeded(UserTraining):
@@ -228,13 +235,15 @@ def test_a_sidecar_of_other_weights_is_refused_where_training_builds_the_encoder
     dataset: Path, tmp_path: Path
 ) -> None:
     model = ModelConfig(factory=f"{__name__}:Seeded")
-    config = config_of(dataset, tmp_path / "run", max_steps=1, model=model, sidecar=str(tmp_path / "latents"))
-    encode(replace(config, task="sft:data_process"))
-    fresh = replace(config, task="sft:train")
+    config = config_of(
+        dataset, tmp_path / "run", {"max_steps": 1, "model": model, "data.features.url": str(tmp_path / "latents")}
+    )
+    encode(changed(config, {"task": "sft:data_process"}))
+    fresh = changed(config, {"task": "sft:train"})
     train(fresh)
     Seeded.number = 1
     try:
-        with pytest.raises(ConfigError, match=r"latents is stale: encoders_sha256 is .* there and .* here"):
-            train(replace(fresh, output=tmp_path / "other"))
+        with pytest.raises(ConfigError, match=r"latents are stale: encoders_sha256 is .* there and .* here"):
+            train(changed(fresh, {"output": tmp_path / "other"}))
     finally:
         Seeded.number = 0

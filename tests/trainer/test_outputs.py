@@ -19,10 +19,11 @@ from safetensors.torch import load_file
 
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.modules.config import LoraConfig, ModelConfig, RecomputeConfig
+from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.trainer.configs import changed
 from tests.trainer.modules import build
 from tests.trainer.runs import config_of, losses_in, metrics_in
 
@@ -55,14 +56,13 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
     for part in (module.dit.head, module.dit.blocks[1]):
         part.requires_grad_(True)
     before = digests(module)
-    train(config_of(dataset, tmp_path / "run", max_steps=4), module=module)
+    train(config_of(dataset, tmp_path / "run", {"max_steps": 4}), module=module)
     changed = {name for name, digest in digests(module).items() if digest != before[name]}
     assert changed == {"dit.head.weight", "dit.head.bias", "dit.blocks.1.0.weight", "dit.blocks.1.0.bias"}
     named = config_of(
         dataset,
         tmp_path / "named",
-        max_steps=4,
-        model=ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1")),
+        {"max_steps": 4, "model": ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1"))},
     )
     train(named)
     ours, theirs = (load_file(tmp_path / name / "step-4.safetensors") for name in ("named", "run"))
@@ -73,16 +73,26 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
 def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
     """Rows 22, 28, 29: plain keys that peft loads, rank and alpha beside them; a frozen base."""
     config = config_of(
-        dataset, tmp_path / "run", max_steps=4,
-        model=ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias")),
-        lora=LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0),
-    )  # fmt: skip
+        dataset,
+        tmp_path / "run",
+        {
+            "max_steps": 4,
+            "model": ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias")),
+            "model.lora": LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0),
+        },
+    )
     with pytest.raises(ConfigError, match="encoder"):
         train(config)
     config = config_of(
-        dataset, tmp_path / "run", max_steps=4, find_unused_parameters=True,
-        model=ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare",)), lora=config.lora,
-    )  # fmt: skip
+        dataset,
+        tmp_path / "run",
+        {
+            "max_steps": 4,
+            "accelerate.find_unused_parameters": True,
+            "model": ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare",)),
+            "model.lora": config.model.lora,
+        },
+    )
     train(config)
     assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
         "step-4.lora.safetensors",
@@ -103,11 +113,21 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
         wrapped, {f"base_model.model.{k}": v for k, v in adapters.items()}
     ).unexpected_keys
     again = config_of(
-        dataset, tmp_path / "again", max_steps=1, model=ModelConfig(factory=OURS, trainable=()),
-        lora=LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0,
-                        checkpoint=config.output / "step-4.lora.safetensors"),
-        optimizer=OptimizerConfig(lr=1e-12, weight_decay=0.0),
-    )  # fmt: skip
+        dataset,
+        tmp_path / "again",
+        {
+            "max_steps": 1,
+            "model": ModelConfig(factory=OURS, trainable=()),
+            "model.lora": LoraConfig(
+                base_model="dit",
+                target_modules="head,embed",
+                rank=3,
+                alpha=6.0,
+                checkpoint=config.output / "step-4.lora.safetensors",
+            ),
+            "optimizer": OptimizerConfig(lr=1e-12, weight_decay=0.0),
+        },
+    )
     train(again)
     kept = load_file(again.output / "step-1.safetensors")
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
@@ -115,7 +135,11 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
 
 def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: Path) -> None:
     """Row 26."""
-    config = config_of(dataset, tmp_path / "run", max_steps=None, num_epochs=2, save_steps=None, keep_checkpoints=1)
+    config = config_of(
+        dataset,
+        tmp_path / "run",
+        {"max_steps": None, "num_epochs": 2, "checkpoints.steps": None, "checkpoints.keep": 1},
+    )
     result = train(config)
     assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
         "epoch-0.safetensors",
@@ -128,7 +152,7 @@ def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: P
 
 def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Path) -> None:
     """Row 27: counted in steps of the optimizer, not batches."""
-    config = config_of(dataset, tmp_path / "run", max_steps=5, save_steps=2, accumulate=2)
+    config = config_of(dataset, tmp_path / "run", {"max_steps": 5, "checkpoints.steps": 2, "data.accumulate": 2})
     train(config)
     assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
         f"step-{n}.safetensors" for n in (2, 4, 5)
@@ -137,7 +161,9 @@ def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Pa
 
 
 def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
-    config = config_of(dataset, tmp_path / "run", max_steps=2, eval=EvalConfig(num_batches=1, sample_steps=2, steps=1))
+    config = config_of(
+        dataset, tmp_path / "run", {"max_steps": 2, "eval": EvalConfig(num_batches=1, sample_steps=2, steps=1)}
+    )
     train(config)
     assert sorted(path.name for path in (config.output / "samples").iterdir()) == ["step-2.mp4", "step-2.png"]
     with (
@@ -158,10 +184,12 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
     config = config_of(
         dataset,
         tmp_path / "run",
-        max_steps=5,
-        trackers=("tensorboard",),
-        profile_steps=2,
-        eval=EvalConfig(steps=2, num_batches=1),
+        {
+            "max_steps": 5,
+            "logging.trackers": ("tensorboard",),
+            "logging.profile_steps": 2,
+            "eval": EvalConfig(steps=2, num_batches=1),
+        },
     )
     train(config)
     events = EventAccumulator(str(config.output / "streamvid")).Reload()
@@ -173,32 +201,37 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
 
 def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     """Row 25."""
-    own = config_of(dataset, tmp_path / "own", max_steps=2, task="tests.trainer.modules:distil")
+    own = config_of(dataset, tmp_path / "own", {"max_steps": 2, "task": "tests.trainer.modules:distil"})
     train(own)
-    usual = config_of(dataset, tmp_path / "usual", max_steps=2)
+    usual = config_of(dataset, tmp_path / "usual", {"max_steps": 2})
     train(usual)
     assert losses_in(own.output)[1] != losses_in(usual.output)[1]
     for typo in ("stf", "sft:tarin"):
         with pytest.raises(ConfigError, match=f"task is '{typo}'; allowed: sft, sft:data_process, sft:train, or"):
-            train(config_of(dataset, tmp_path / "typo", task=typo))
-    with pytest.raises(StateError, match="of another model: ema is True here and False there"):
-        train(replace(own, max_steps=3, optimizer=replace(own.optimizer, ema_decay=0.9)))
+            train(config_of(dataset, tmp_path / "typo", {"task": typo}))
+    with pytest.raises(StateError, match="another model: ema is True here and False there"):
+        train(changed(own, {"max_steps": 3, "optimizer": replace(own.optimizer, ema_decay=0.9)}))
 
 
 def test_the_example_of_a_task_teaches_a_student(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "examples"))
-    teacher = load_config(
-        TrainConfig, ROOT / "configs/train/tiny.yaml",
-        [f"dataset={dataset}", f"output={tmp_path / 'teacher'}", "max_steps=20", "save_steps=20", "num_workers=0", "eval.num_batches=0"],
-    )  # fmt: skip
+    lengths = ("max_steps=20", "checkpoints.steps=20", "data.num_workers=0", "eval.num_batches=0")
+    places = (f"data.dataset={dataset}", f"output={tmp_path / 'teacher'}")
+    teacher = load_config(TrainConfig, ROOT / "configs/train/tiny.yaml", [*places, *lengths])
     train(teacher)
     args = {"teacher": str(teacher.output / "step-20.safetensors")}
     config = config_of(
-        dataset, tmp_path / "run", task="distillation:distil", max_steps=30, optimizer=OptimizerConfig(lr=5e-3),
-        model=ModelConfig(factory="distillation:build", args=args, trainable=("student",)),
-    )  # fmt: skip
+        dataset,
+        tmp_path / "run",
+        {
+            "task": "distillation:distil",
+            "max_steps": 30,
+            "optimizer": OptimizerConfig(lr=0.005),
+            "model": ModelConfig(factory="distillation:build", args=args, trainable=("student",)),
+        },
+    )
     train(config)
     losses = list(losses_in(config.output).values())
     assert sum(losses[-6:]) < 0.7 * sum(losses[:6])
@@ -207,9 +240,8 @@ def test_the_example_of_a_task_teaches_a_student(
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
     """Row 17."""
-    asked = ModelConfig(factory=OURS, extra_inputs=("score", "depth"))
     with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* has not; its columns: .*score"):
-        train(config_of(dataset, tmp_path / "run", model=asked))
+        train(config_of(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")}))
     seen: list[Any] = []
 
     class Reads(torch.nn.Module):
@@ -221,14 +253,13 @@ def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path:
             seen.append(batch.score)
             return self.weight + 1
 
-    there = ModelConfig(factory=OURS, extra_inputs=("score",))
-    train(config_of(dataset, tmp_path / "there", max_steps=1, model=there), module=Reads())
+    train(config_of(dataset, tmp_path / "there", {"max_steps": 1, "data.extra_inputs": ("score",)}), module=Reads())
     assert seen[0].shape == (2,) and seen[0].dtype == torch.float64
 
 
 def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
-        train(config_of(dataset, tmp_path / "run", max_steps=1))
+        train(config_of(dataset, tmp_path / "run", {"max_steps": 1}))
     table = next(record.getMessage() for record in caplog.records if "trainable" in record.getMessage())
     assert "dit" in table and "vae" in table and "float32" in table
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["accelerate"]
@@ -237,9 +268,14 @@ def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: p
 def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -> None:
     """Rows 33, 34: the same weights, bit for bit, dropout included."""
     weights = []
-    for name, recompute in (("kept", RecomputeConfig()), ("again", RecomputeConfig(blocks=("dit.blocks.*",))),
-                            ("offloaded", RecomputeConfig(blocks=("Sequential",), offload=True))):  # fmt: skip
-        config = config_of(dataset, tmp_path / name, max_steps=3, recompute=recompute)
+    ways = {
+        "kept": {},
+        "again": {"blocks": ("dit.blocks.*",)},
+        "offloaded": {"blocks": ("Sequential",), "offload": True},
+    }
+    for name, way in ways.items():
+        checkpointing = ActivationCheckpointingConfig(**way)
+        config = config_of(dataset, tmp_path / name, {"max_steps": 3, "model.activation_checkpointing": checkpointing})
         train(config)
         weights.append((config.output / "step-3.safetensors").read_bytes())
     assert weights[0] == weights[1] == weights[2]
@@ -248,25 +284,29 @@ def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["torch.optim:SGD", "torch.optim:Adagrad"])
 def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
     train(
-        config_of(dataset, tmp_path / "run", max_steps=1, optimizer=OptimizerConfig(factory=name, lr=1e-2, betas=None))
+        config_of(
+            dataset, tmp_path / "run", {"max_steps": 1, "optimizer": OptimizerConfig(factory=name, lr=0.01, betas=None)}
+        )
     )
-    with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not take .*betas"):
-        train(config_of(dataset, tmp_path / "bad", optimizer=OptimizerConfig(factory="torch.optim:SGD")))
+    with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not accept .*betas"):
+        train(config_of(dataset, tmp_path / "bad", {"optimizer": OptimizerConfig(factory="torch.optim:SGD")}))
 
 
 def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loader\.colums is no field; allowed: .*columns"):
-        train(config_of(dataset, tmp_path / "run", loader={"colums": ["score"]}))
+    with pytest.raises(ConfigError, match=r"data\.loader\.colums is no field; allowed: .*columns"):
+        train(config_of(dataset, tmp_path / "run", {"data.loader": {"colums": ["score"]}}))
     with pytest.raises(ConfigError, match=r"dataset: number 0 is .*repeats.*num_repeats"):
         train(config_of({"url": str(dataset), "repeats": 2}, tmp_path / "run"))
 
 
 def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
     model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
-    whole = config_of(dataset, tmp_path / "whole", max_steps=4, model=model, eval=EvalConfig(steps=1, num_batches=1))
+    whole = config_of(
+        dataset, tmp_path / "whole", {"max_steps": 4, "model": model, "eval": EvalConfig(steps=1, num_batches=1)}
+    )
     train(whole)
-    parts = replace(whole, output=tmp_path / "parts")
-    train(replace(parts, max_steps=2))
+    parts = changed(whole, {"output": tmp_path / "parts"})
+    train(changed(parts, {"max_steps": 2}))
     train(parts)
     one, other = (load_file(run.output / "step-4.safetensors") for run in (whole, parts))
     assert one["dit.0.num_batches_tracked"] == 4 and not any(name.startswith("vae") for name in one)

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from tests.trainer.configs import train_config
 from tests.trainer.modules import build
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
@@ -37,19 +38,16 @@ def frames() -> Tensor:
     return read_clip_frames(60, 32, 32)
 
 
-def config_of(output: Path, **changes: Any) -> TrainConfig:
-    fields: dict[str, Any] = {
-        "dataset": "in memory",
-        "output": output,
+def config_of(output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    usual = {
         "max_steps": 12,
         "model": TINY,
         "eval": EvalConfig(steps=4),
-        "save_steps": 5,
-        "log_steps": 1,
+        "checkpoints.steps": 5,
+        "logging.steps": 1,
         "optimizer": OptimizerConfig(lr=1e-3, ema_decay=0.9),
-        "cpu": True,
     }
-    return TrainConfig(**(fields | changes))
+    return train_config("in memory", output, {**usual, **(changes or {})})
 
 
 def metrics_in(output: Path) -> list[dict[str, Any]]:
@@ -78,11 +76,13 @@ class BreakingLoader(StandInLoader):
 def test_the_held_out_loss_falls_on_real_pixels(tmp_path: Path, frames: Tensor, seed: int) -> None:
     config = config_of(
         tmp_path,
-        seed=seed,
-        max_steps=160,
-        model=ModelConfig(factory="tests.trainer.modules:build", args={"dim": 64}),
-        optimizer=OptimizerConfig(lr=5e-3, warmup_steps=10, schedule="cosine"),
-        save_steps=200,
+        {
+            "seed": seed,
+            "max_steps": 160,
+            "model": ModelConfig(factory="tests.trainer.modules:build", args={"dim": 64}),
+            "optimizer": OptimizerConfig(lr=0.005, warmup_steps=10, schedule="cosine"),
+            "checkpoints.steps": 200,
+        },
     )
     # The clip's last frames are for evaluation alone.
     train(config, StandInLoader(frames[:44], 4, seed=seed), StandInLoader(frames[48:], 4, seed=seed))
@@ -126,7 +126,7 @@ def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tens
 
 
 def test_lines_come_as_often_as_asked(tmp_path: Path, frames: Tensor) -> None:
-    train(config_of(tmp_path, log_steps=5, eval=EvalConfig(num_batches=0)), StandInLoader(frames))
+    train(config_of(tmp_path, {"logging.steps": 5, "eval": EvalConfig(num_batches=0)}), StandInLoader(frames))
     assert [line["step"] for line in metrics_in(tmp_path)] == [5, 10, 12]
 
 
@@ -137,7 +137,7 @@ def test_a_resumed_run_is_equal_to_one_that_never_stopped(tmp_path: Path, frames
     once = StandInLoader(frames)
     uninterrupted = train(config_of(whole), once, StandInLoader(frames, seed=1))
     first, second = StandInLoader(frames), StandInLoader(frames)
-    train(config_of(parts, max_steps=first_steps), first, StandInLoader(frames, seed=1))
+    train(config_of(parts, {"max_steps": first_steps}), first, StandInLoader(frames, seed=1))
     resumed = train(config_of(parts), second, StandInLoader(frames, seed=1))
     assert losses_in(parts) == losses_in(whole)
     assert (resumed.eval_loss, resumed.num_samples) == (uninterrupted.eval_loss, uninterrupted.num_samples)
@@ -184,19 +184,22 @@ def test_a_complete_run_has_nothing_to_do(tmp_path: Path, frames: Tensor) -> Non
 
 
 def test_epochs_are_counted_in_the_loaders_steps(tmp_path: Path, frames: Tensor) -> None:
-    first = train(config_of(tmp_path, max_steps=None, num_epochs=1), StandInLoader(frames))
+    first = train(config_of(tmp_path, {"max_steps": None, "num_epochs": 1}), StandInLoader(frames))
     assert (first.step, first.num_steps) == (8, 8)
-    second = train(config_of(tmp_path, max_steps=None, num_epochs=3), StandInLoader(frames))
+    second = train(config_of(tmp_path, {"max_steps": None, "num_epochs": 3}), StandInLoader(frames))
     assert (second.step, second.num_steps) == (24, 24)
     # Half the steps an epoch, as with twice the ranks: what is left of an epoch counts, not what is done.
-    third = train(config_of(tmp_path, max_steps=None, num_epochs=5), StandInLoader(frames, steps=4))
+    third = train(config_of(tmp_path, {"max_steps": None, "num_epochs": 5}), StandInLoader(frames, steps=4))
     assert third.num_steps == 24 + 2 * 4
 
 
 def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, frames: Tensor) -> None:
     """SHARD-2's rule, kept here too."""
     (tmp_path / "state" / ".step-6.tmp" / "left").mkdir(parents=True)
-    train(config_of(tmp_path, save_steps=2, keep_checkpoints=2, keep_weights=2), StandInLoader(frames))
+    train(
+        config_of(tmp_path, {"checkpoints.steps": 2, "checkpoints.keep": 2, "checkpoints.keep_weights": 2}),
+        StandInLoader(frames),
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.yaml",
         "metrics.jsonl",
@@ -210,7 +213,7 @@ def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, fr
 
 
 def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, frames: Tensor) -> None:
-    train(config_of(tmp_path, max_steps=3, remove_prefix="dit."), StandInLoader(frames))
+    train(config_of(tmp_path, {"max_steps": 3, "checkpoints.remove_prefix": "dit."}), StandInLoader(frames))
     state = load_file(tmp_path / "step-3.safetensors")
     module = build(dim=16)
     assert module.dit.load_state_dict(state, strict=True)
@@ -224,15 +227,15 @@ def test_weights_are_those_of_what_trains_and_load_strictly(tmp_path: Path, fram
 
 def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> None:
     train(config_of(tmp_path), StandInLoader(frames))
-    with pytest.raises(ConfigError, match="holds a run already and resume_from_checkpoint is null"):
-        train(config_of(tmp_path, resume_from_checkpoint=None), StandInLoader(frames))
-    with pytest.raises(ConfigError, match="which is no checkpoint"):
-        train(config_of(tmp_path, resume_from_checkpoint=tmp_path / "state"), StandInLoader(frames))
-    with pytest.raises(ConfigError, match=r"holds newer ones \(step-10, step-12\)"):
-        train(config_of(tmp_path, resume_from_checkpoint=tmp_path / "state" / "step-5"), StandInLoader(frames))
+    with pytest.raises(ConfigError, match="already holds a run and checkpoints.resume is null"):
+        train(config_of(tmp_path, {"checkpoints.resume": None}), StandInLoader(frames))
+    with pytest.raises(ConfigError, match="which is not a checkpoint"):
+        train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state"}), StandInLoader(frames))
+    with pytest.raises(ConfigError, match=r"holds newer checkpoints \(step-10, step-12\)"):
+        train(config_of(tmp_path, {"checkpoints.resume": tmp_path / "state" / "step-5"}), StandInLoader(frames))
     with pytest.raises(StateError, match=r"model\.args\.dim is 48 here and 16 there"):
         other = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 48, "dropout": 0.1})
-        train(config_of(tmp_path, model=other), StandInLoader(frames))
+        train(config_of(tmp_path, {"model": other}), StandInLoader(frames))
     (tmp_path / "state" / "step-12" / "loader.json").write_text("torn")
     with pytest.raises(StateError, match=r"cannot read .*loader\.json"):
         train(config_of(tmp_path), StandInLoader(frames))
@@ -241,12 +244,12 @@ def test_resume_asks_before_it_spoils_a_run(tmp_path: Path, frames: Tensor) -> N
 def test_resume_from_a_checkpoint_of_another_folder(tmp_path: Path, frames: Tensor) -> None:
     whole, branch = tmp_path / "whole", tmp_path / "branch"
     train(config_of(whole), StandInLoader(frames))
-    train(config_of(branch, resume_from_checkpoint=whole / "state" / "step-5"), StandInLoader(frames))
+    train(config_of(branch, {"checkpoints.resume": whole / "state" / "step-5"}), StandInLoader(frames))
     assert losses_in(branch) == {step: loss for step, loss in losses_in(whole).items() if step > 5}
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, frames: Tensor) -> None:
-    config = config_of(tmp_path, optimizer=OptimizerConfig(lr=1e30, grad_clip=None), save_steps=1)
+    config = config_of(tmp_path, {"optimizer": OptimizerConfig(lr=1e30, grad_clip=None), "checkpoints.steps": 1})
     with pytest.raises(StreamvidError, match=r"loss is (nan|inf) at step [0-9]+; lower optimizer.lr"):
         train(config, StandInLoader(frames))
     assert all(loss == loss for loss in losses_in(tmp_path).values())

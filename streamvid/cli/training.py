@@ -1,0 +1,113 @@
+"""What `streamvid train` and `streamvid encode` share: a run in this process, and its result on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from streamvid.cli.console import ProgressBar, print_json
+
+if TYPE_CHECKING:
+    from streamvid.modules.encode_dataset import EncodeResult
+    from streamvid.plan.position import World
+    from streamvid.trainer.config import TrainConfig
+    from streamvid.trainer.trainer import TrainResult
+
+_log = logging.getLogger(__name__)
+
+
+def run_training(config: TrainConfig) -> int:
+    """Train, alone or as one rank of a launch; return the exit code: 128 + the signal that stopped the run, else 0."""
+    from streamvid.trainer.launch import end_processes
+    from streamvid.trainer.trainer import train
+
+    _prepare_logs()
+    result = train(config)
+    if is_launched():
+        end_processes()
+    if is_main():
+        _print_trained(result)
+    return _exit_code(result)
+
+
+def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: bool = False) -> int:
+    """Encode features, alone, as one rank of a launch, or as an independent part; return the exit code."""
+    from streamvid.compat.diffsynth_data import note_dataset
+    from streamvid.trainer.encode import encode
+    from streamvid.trainer.launch import end_processes
+
+    _prepare_logs()
+    logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would log a plan per shard
+    progress = None
+    if not is_launched():
+        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows as much
+        progress = ProgressBar()
+    try:
+        result = encode(config, part, progress)
+    finally:
+        if progress is not None:
+            progress.close()
+    if is_launched():
+        end_processes()
+    if result.is_sealed and is_main():  # every rank has waited for that
+        note_dataset(config)
+    if is_main():
+        _print_encoded(config, result, as_json)
+    return _exit_code(result)
+
+
+def is_launched() -> bool:
+    """Return whether a launcher started this process as one of several."""
+    return "RANK" in os.environ
+
+
+def is_main() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _prepare_logs() -> None:
+    from streamvid.trainer.launch import is_launched_alone
+
+    for name in ("streamvid.trainer", "streamvid.modules"):
+        logging.getLogger(name).setLevel(logging.INFO if is_main() else logging.WARNING)
+    if is_launched_alone(os.environ):
+        _log.warning(
+            "this is the only process: `accelerate launch --cpu --num_processes N` starts no others; "
+            "use `accelerate launch --config_file configs/accelerate/cpu_2ranks.yaml`"
+        )
+
+
+def _exit_code(result: TrainResult | EncodeResult) -> int:
+    return 0 if result.stopped_by is None else 128 + result.stopped_by
+
+
+def _print_trained(result: TrainResult) -> None:
+    if result.stopped_by is not None:
+        click.echo(
+            f"stopped by {result.stopped_by.name} after step {result.step} of {result.num_steps}; checkpoint saved"
+        )
+        click.echo("run the same command again to resume")
+        return
+    loss = "-" if result.loss is None else f"{result.loss:.4f}"
+    held_out = "-" if result.eval_loss is None else f"{result.eval_loss:.4f}"
+    click.echo(f"step {result.step}: loss {loss}, evaluation loss {held_out}, {result.num_samples} samples")
+    click.echo(f"weights, state and metrics.jsonl: {result.output}")
+
+
+def _print_encoded(config: TrainConfig, result: EncodeResult, as_json: bool) -> None:
+    url = config.data.features.url
+    if as_json:
+        stopped = result.stopped_by and result.stopped_by.name
+        print_json({"features": url, **vars(result), "stopped_by": stopped})
+        return
+    bad = f"; {result.num_missing} visits of bad samples left out" if result.num_missing else ""
+    click.echo(f"encoded {result.num_samples} samples in {result.num_shards} shards{bad}")
+    if result.stopped_by is not None:
+        click.echo(f"stopped by {result.stopped_by.name}; run the same command again to resume")
+    elif result.is_sealed:
+        click.echo(f"sealed: {url}\nnext: streamvid train with task=sft:train and data.features.url={url}")
+    else:
+        click.echo("this part is complete; the last part to finish seals the features")

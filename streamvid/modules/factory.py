@@ -1,0 +1,79 @@
+"""Objects named by an import path, "package.module:name", in the working directory or installed."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import operator
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from streamvid.errors import ConfigError
+
+
+def import_object(path: str) -> Any:
+    """Import the object at "package.module:name"; name may be dotted.
+
+    The working directory is searched first and stays on `sys.path`, for imports that the module makes later. A
+    `train.py` next to the configuration is "train:build" when run from there.
+    Raises ConfigError that names the missing part of the path.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{path!r} is not an import path; allowed: 'package.module:name'")
+    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109  # as sys.path has it
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(_import_problem(path, module_name, error)) from error
+    except Exception as error:
+        raise ConfigError(f"{path}: importing {module_name} fails with {type(error).__name__}: {error}") from error
+    try:
+        return operator.attrgetter(name)(found)
+    except AttributeError:
+        public = [key for key in vars(found) if not key.startswith("_")]
+        near = difflib.get_close_matches(name, public, n=3) or public[:8]
+        where = getattr(found, "__file__", None) or module_name
+        raise ConfigError(f"{path}: {where} has no {name!r}; nearest: {', '.join(near) or 'nothing'}") from None
+
+
+def call_factory(path: str, **arguments: Any) -> Any:
+    """Import a factory and call it. Raises ConfigError if it cannot be called with these arguments."""
+    factory = import_object(path)
+    if not callable(factory):
+        raise ConfigError(f"{path} is a {type(factory).__name__} and cannot be called; name a function or a class")
+    signature = _signature(factory)
+    try:
+        if signature is not None:
+            signature.bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{path}{signature} does not accept these arguments: {error}") from None
+    return factory(**arguments)
+
+
+def takes(path: str, argument: str) -> bool:
+    """Check whether a factory has a parameter of this name."""
+    factory = import_object(path)
+    signature = _signature(factory) if callable(factory) else None
+    return signature is not None and argument in signature.parameters
+
+
+def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(factory)
+    except (TypeError, ValueError):  # builtins do not declare their parameters
+        return None
+
+
+def _import_problem(path: str, module_name: str, error: ImportError) -> str:
+    missing = error.name or ""
+    if isinstance(error, ModuleNotFoundError) and (module_name == missing or module_name.startswith(f"{missing}.")):
+        return (
+            f"{path}: there is no module {missing!r}, neither installed nor in the working directory {os.getcwd()}; "  # noqa: PTH109
+            "run from the folder that has it, or install its package"
+        )
+    return f"{path}: importing {module_name} fails with {type(error).__name__}: {error}"

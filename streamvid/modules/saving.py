@@ -1,0 +1,111 @@
+"""Tensors that a run saves: what training changes, gathered from all ranks, split into one file per model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from streamvid.errors import ConfigError, StreamvidError
+from streamvid.modules import lora
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """Content of one saved file.
+
+    name: "" if it is the only one, else the child, or "lora".   metadata: for the header.
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+def files(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> tuple[WeightFile, ...]:
+    """Split `trainable_state` into one file per child that trains, and one for adapters.
+
+    The file of the adapters is called "lora" if other weights train too. Its keys are those of plain peft, relative to
+    the model that has the adapters; its metadata hold rank and alpha.
+    """
+    children: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in trainable_state(module, state).items():
+        if not lora.is_adapter(name):
+            children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor
+    is_only_one = len(children) == 1
+    parts = [WeightFile("" if is_only_one else child, tensors, {}) for child, tensors in children.items()]
+    adapters = lora.adapter_state(module, state)
+    if adapters:
+        parts.append(WeightFile("lora" if parts else "", adapters, lora.metadata(module)))
+    return tuple(parts)
+
+
+def trainable_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the tensors that train, by their names in the module; adapters without peft's ".default.".
+
+    The buffers of a child that trains as a whole are included, since training changed them.
+    state: parameters that were gathered from several processes, or a moving average of them.
+    """
+    held = dict(module.named_parameters()) if state is None else state
+    found = {name: held[name] for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for child, part in module.named_children():
+        parameters = list(part.parameters())
+        if parameters and all(parameter.requires_grad for parameter in parameters):
+            found |= {f"{child}.{name}": held.get(f"{child}.{name}", buffer) for name, buffer in _buffers(part)}
+    return {lora.plain_name(name): tensor.detach() for name, tensor in found.items()}
+
+
+def _buffers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the persistent buffers without a state dict, which is a collective where weights are sharded."""
+    for above, holder in part.named_modules():
+        for name, buffer in holder.named_buffers(recurse=False):
+            if name not in holder._non_persistent_buffers_set:
+                yield (f"{above}.{name}" if above else name), buffer
+
+
+def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Remove `prefix` from the names that begin with it. Raises ConfigError if two names become one."""
+    renamed = {name: name.removeprefix(prefix) for name in state}
+    if len(set(renamed.values())) < len(renamed):
+        twice = sorted(name for name, new in renamed.items() if new != name and new in state)
+        raise ConfigError(
+            f"remove_prefix is {prefix!r}; without it {twice[0]} would have the name of another tensor; leave it out"
+        )
+    return {new: state[name] for name, new in renamed.items()}
+
+
+def changing(module: nn.Module) -> dict[str, Tensor]:
+    """Return by name the parameters that train and the buffers of parts in train mode, such as batch normalisation."""
+    found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    for path, part in module.named_modules():
+        if part.training:
+            found |= {f"{path}.{name}".lstrip("."): one for name, one in part.named_buffers(recurse=False)}
+    return found
+
+
+def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Gather each tensor whole on the CPU. Every rank calls it, with the same names in the same order."""
+    whole = {}
+    for name, tensor in tensors.items():
+        part: Any = tensor.detach()
+        if hasattr(tensor, "ds_id"):
+            from deepspeed.runtime.zero import GatheredParameters
+
+            with GatheredParameters([tensor]):
+                whole[name] = tensor.detach().to("cpu", copy=True)
+        else:
+            # A copy on CPUs too: the next save of a state frees what FSDP gathered for a forward pass.
+            whole[name] = (part.full_tensor() if hasattr(part, "full_tensor") else part).to("cpu", copy=True)
+    return whole
+
+
+def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
+    """Raise StreamvidError if a trained tensor has an infinity or NaN: a run would resume from it."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and not tensors[name].isfinite().all():
+            raise StreamvidError(
+                f"{name} has values that are not finite after step {step}; the step is not saved and earlier "
+                "checkpoints remain: lower optimizer.lr or optimizer.grad_clip"
+            )

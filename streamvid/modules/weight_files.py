@@ -1,0 +1,259 @@
+"""Weight files on disk: found and verified before anything loads, read without running code, written reproducibly.
+
+paths: {dit: [a.safetensors, b.safetensors]} ─┐
+paths: [vae.pth, [a.safetensors, …]] ─────────┼─► resolve ─► WeightSource … ─► read_state ─► tensors by key
+id_with_origin_paths: "org/name:dit*.st,…" ───┘
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from streamvid.errors import ConfigError
+from streamvid.modules.config import WeightsConfig
+
+_log = logging.getLogger(__name__)
+
+SAFETENSORS = ".safetensors"
+ROOT_VARIABLES = ("STREAMVID_MODEL_ROOT", "DIFFSYNTH_MODEL_BASE_PATH")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """The files of one model.
+
+    child: the child they belong to; None: the child they fit.   written: the paths as the user wrote them.
+    """
+
+    files: tuple[Path, ...]
+    child: str | None
+    written: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return ", ".join(self.written)
+
+
+class Fingerprint(TypedDict):
+    """Identity of a weight file, without its folder."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
+    """Find the weight files that a configuration names and verify that each is readable.
+
+    A path may be a glob; its files, sorted, are the shards of one model. A model that is named twice counts once.
+    Raises ConfigError that lists every problem.
+    """
+    items = config.paths.items() if isinstance(config.paths, dict) else ((None, item) for item in config.paths)
+    problems: list[str] = []
+    sources: list[WeightSource] = []
+    for child, item in items:
+        written = (item,) if isinstance(item, str) else tuple(item)
+        files = tuple(file for path in written for file in _expand(path, problems))
+        if not written:
+            problems.append("paths has an empty list; remove it, or name the shards of one model")
+        sources.append(WeightSource(files, child, written))
+    for spec in filter(None, (part.strip() for part in config.id_with_origin_paths.split(","))):
+        sources.append(WeightSource(tuple(_of_origin(spec, config, problems)), None, (spec,)))
+    problems += [problem for source in sources for file in source.files if (problem := _problem_of(file))]
+    if problems:
+        raise ConfigError("weight files: " + "; ".join(dict.fromkeys(problems)))
+    return _without_repeats(sources)
+
+
+def fingerprints(sources: Iterable[WeightSource]) -> list[Fingerprint]:
+    """Return name, size and SHA-256 of every file. They are the same in any folder."""
+    rows = []
+    for file in (file for source in sources for file in source.files):
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        rows.append(Fingerprint(name=file.name, num_bytes=file.stat().st_size, sha256=digest))
+    return rows
+
+
+def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Read the tensors of all files to the CPU, memory-mapped where the format allows it.
+
+    Raises ConfigError for a file that is damaged, holds more than tensors, or repeats a key of another file.
+    """
+    state: dict[str, Tensor] = {}
+    for file in files:
+        tensors = _read_safetensors(file) if file.suffix == SAFETENSORS else _read_pickle(file)
+        repeated = state.keys() & tensors.keys()
+        if repeated:
+            raise ConfigError(f"{file} and an earlier file both have the key {min(repeated)!r}; they are not shards")
+        state.update(tensors)
+    return state
+
+
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return the metadata in the header of a safetensors file; empty for other formats."""
+    if file.suffix != SAFETENSORS:
+        return {}
+    from safetensors import safe_open
+
+    with safe_open(str(file), framework="pt") as opened:
+        return dict(opened.metadata() or {})
+
+
+def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file: the same bytes for the same content, which safetensors' unordered metadata are not."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode  # that of any file of this user; safetensors would hide its own from everybody else
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, str(path), metadata=dict(metadata))
+    with path.open("r+b") as file:
+        num_header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(num_header_bytes))
+        if "__metadata__" in header:
+            header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(num_header_bytes))
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(mode)
+
+
+def _expand(path: str, problems: list[str]) -> list[Path]:
+    file = Path(path).expanduser()
+    if file.is_file():
+        return [file]
+    if file.is_dir():
+        problems.append(f"{path} is a folder; name its files, as {path.rstrip('/')}/*.safetensors")
+        return []
+    found = sorted(Path(name) for name in glob.glob(str(file)) if Path(name).is_file())  # noqa: PTH207  # absolute ones
+    if not found:
+        problems.append(f"{path} does not exist" if not glob.has_magic(path) else f"{path} matches no file")
+    return found
+
+
+def _of_origin(spec: str, config: WeightsConfig, problems: list[str]) -> list[Path]:
+    name, colon, pattern = spec.rpartition(":")
+    if not (colon and name and pattern) or Path(name).is_absolute() or Path(pattern).is_absolute():
+        problems.append(f"{spec!r} of id_with_origin_paths is not of the form id:glob")
+        return []
+    root = config.root or Path(next((os.environ[key] for key in ROOT_VARIABLES if os.environ.get(key)), "models"))
+    folder = root.expanduser() / name
+    downloads = config.download and not _is_offline()
+    if downloads and not _download(name, pattern, folder, problems):
+        return []
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    if not found:
+        hint = "" if downloads else "; put the files there, or set weights.download to fetch them"
+        problems.append(f"{spec!r} matches no file below {folder}{hint}")
+    return found
+
+
+def _is_offline() -> bool:
+    skips = os.environ.get("DIFFSYNTH_SKIP_DOWNLOAD", "").lower() in ("true", "1")
+    return skips or os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+
+
+def _download(name: str, pattern: str, folder: Path, problems: list[str]) -> bool:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        problems.append(f"{name}: weights.download needs the package huggingface_hub")
+        return False
+    try:
+        snapshot_download(repo_id=name, allow_patterns=pattern, local_dir=folder)
+    except Exception as error:  # noqa: BLE001  # of many libraries without a common class
+        reason = " ".join(str(error).split())[:300]
+        problems.append(f"cannot download {name} ({type(error).__name__}: {reason}); or set weights.download to false")
+        return False
+    return True
+
+
+def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
+    seen: dict[tuple[Path, ...], WeightSource] = {}
+    kept = []
+    for source in sources:
+        key = tuple(file.resolve() for file in source.files)
+        first = seen.setdefault(key, source)
+        # One file may be named for two children, which then start alike; and again without a child.
+        if first is not source and (source.child is None or source.child == first.child):
+            _log.warning("%s is named twice; the first entry counts", source.name)
+            continue
+        kept.append(source)
+    return tuple(kept)
+
+
+def _problem_of(file: Path) -> str | None:
+    """Return what is wrong with an existing file, as far as its header shows."""
+    if file.stat().st_size == 0:
+        return f"{file} is empty"
+    if file.suffix != SAFETENSORS:
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt"):
+            return None
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        return f"{file} is not a complete safetensors file ({reason}); download or copy it again"
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    try:
+        # weights_only: a pickle may name any function to run while it is read, and weight files come from anywhere.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickles that it did not write; the error says enough
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except pickle.UnpicklingError as error:
+        reason = " ".join(str(error).split())
+        detail = reason[reason.find("Unsupported") :][:160] if "Unsupported" in reason else reason[:160]
+        raise ConfigError(
+            f"{file} is a pickle that holds more than tensors and could run any code: refused ({detail}); "
+            "if you trust it, save its tensors as safetensors"
+        ) from None
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    return _only_tensors(file, loaded)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state: dict[str, Tensor] = load_file(str(file))
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(file, error) from error
+    return state
+
+
+def _unreadable(file: Path, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split())[:200]
+    return ConfigError(f"cannot read {file}: {reason}; download or copy it again")
+
+
+def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:
+    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
+        loaded = loaded["state_dict"]  # trainers write it next to their own state
+    if not isinstance(loaded, Mapping):
+        raise ConfigError(f"{file} holds a {type(loaded).__name__}; allowed: a state dict of names and tensors")
+    strange = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, Tensor))]
+    if strange:
+        raise ConfigError(f"{file}: {strange[0]!r} is not a tensor; allowed: a state dict of names and tensors")
+    return dict(loaded)

@@ -1,0 +1,33 @@
+"""Training configurations for tests, with changes by dotted names, as `--set` writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streamvid.trainer.config import AccelerateConfig, DataConfig, TrainConfig
+
+Config = TypeVar("Config")
+
+
+def train_config(
+    dataset: str | Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """The defaults of a run on CPUs, with changes."""
+    data = DataConfig(dataset=dataset if isinstance(dataset, dict) else str(dataset))
+    return changed(TrainConfig(output=output, data=data, accelerate=AccelerateConfig(cpu=True)), changes or {})
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """A copy with other values for options: {"data.batch_size": 2}."""
+    whole = {name: value for name, value in changes.items() if "." not in name}
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        section, dot, rest = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[rest] = value
+    for name, inner in sections.items():
+        whole[name] = changed(whole.get(name, getattr(config, name)), inner)
+    return dataclasses.replace(config, **whole)  # type: ignore[type-var]
