@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from streamvid.buckets import Bucket
+from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.classes import Choices
 from streamvid.errors import NoBucketError, Rejected
 from streamvid.host.journal import FileState
-from streamvid.sharder.clip import Clip
 from streamvid.sharder.media_fit import FittedMedium, PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
-from streamvid.sharder.windows import Timing, Window, cut_windows
+from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
 
 MAX_STEM_CHARS = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
@@ -115,6 +115,23 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
     return Assignment(tuple(samples), tuple(rejected), draw_sets)
 
 
+_NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
+
+
+def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
+    """Make a sample of each record of texts. Equal texts share a record key, so that no split separates them."""
+    seen: Counter[str] = Counter()
+    samples = []
+    for record in records:
+        own = record_key(record.source)
+        key = sample_key(record.source, 0, 0, TEXT_BUCKET.id, seen[record.source])
+        seen[record.source] += 1
+        clip = Clip("", record.num_bytes, TEXT_EXTENSION, "text", 0, 0.0, 0.0, 0, 0)
+        split = split_of(own, options.val_fraction)
+        samples.append(PlannedSample(key, own, record, _NOTHING, TEXT_BUCKET, split, Window(0, 0, 0), clip))
+    return Assignment(tuple(samples), ())
+
+
 def _drawn(
     windows: Iterable[tuple[Window, Choices]],
     own: str,
@@ -128,7 +145,7 @@ def _drawn(
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # From here on it is drawn in each pass of a loader: drawn.py, dataset/draws.py, plan/draws.py.
+            # From here on it is drawn in each pass of a loader: sharder/plan.py, dataset/draws.py, plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members

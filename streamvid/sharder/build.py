@@ -16,7 +16,6 @@ from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.tar import Member, scan_tar, tar_index, write_shard
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
-from streamvid.sharder.clip import TEXT_EXTENSION, Clip
 from streamvid.sharder.encode import read_encoded, restore_clips
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
@@ -24,6 +23,7 @@ from streamvid.sharder.probing import Progress
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record
+from streamvid.sharder.windows import TEXT_EXTENSION, Clip
 from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits
 from streamvid.sharder.work.staging import Staging, put_note
 from streamvid.storage import StorageOptions, Store, open_store

@@ -19,7 +19,6 @@ from streamvid.buckets import Bucket
 from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
 from streamvid.host.journal import Journal, Key
 from streamvid.sharder.assign import Assignment, PlannedSample
-from streamvid.sharder.clip import Clip
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
 from streamvid.sharder.rejections import Reason
@@ -27,7 +26,7 @@ from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.spool import SpooledFile
-from streamvid.sharder.windows import Timing, Window
+from streamvid.sharder.windows import Clip, Timing, Window
 from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.work.staging import Staging
 from streamvid.sharder.work.worker import clock_paused

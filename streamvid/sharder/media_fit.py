@@ -8,12 +8,11 @@ from typing import Any, TypeAlias
 
 from streamvid.errors import Rejected
 from streamvid.host.journal import FileState
-from streamvid.sharder.clip import Clip
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record
-from streamvid.sharder.windows import Timing
+from streamvid.sharder.windows import Clip, Timing
 
 FittedMedium: TypeAlias = tuple[MediaColumn, MediaFile, Probe, bool]
 """(medium, file, what probing found, whether it is one picture for the whole clip)."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, TypeVar
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.config import BucketConfig
-from streamvid.dataset.draws import StoredSet
+from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
-from streamvid.sharder.cut import cut_by_bytes
-from streamvid.sharder.drawn import drawn_groups
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.source.records import RecordSet, Rejection, sorted_rejections
 
+_Item = TypeVar("_Item")
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
 MAX_TEXTS_A_SHARD = 8192
@@ -116,3 +116,103 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
     for rejection in rejections:
         digest.update(json.dumps([rejection.row, rejection.source, rejection.reason]).encode())
     return digest.hexdigest()
+
+
+def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
+    """Consecutive runs of about equal bytes, none above `shard_size_bytes` but where one item alone is.
+
+    sizes: bytes of each item.
+    """
+    remaining = sum(sizes)
+    start = 0
+    while start < len(items):
+        num_shards = -(-remaining // shard_size_bytes)
+        end, total = start, 0
+        while end < len(items):
+            size = sizes[end]
+            # Half of a clip beyond an equal share is rounding; more would make the last shards small.
+            is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
+            if is_full and end > start:
+                break
+            total, end = total + size, end + 1
+        yield items[start:end]
+        remaining, start = remaining - total, end
+
+
+@dataclass(frozen=True)
+class DrawnGroup:
+    """Clips of one draw set, one split and the same members, in shards.
+
+    buckets: (bucket id, probability in parts of UNIT). shards: of each bucket, in the order of `buckets`: the samples
+    of each of its shards, clip for clip the same as in the others.
+    """
+
+    buckets: tuple[tuple[str, int], ...]
+    split: str
+    shards: tuple[tuple[Sequence[PlannedSample], ...], ...]
+
+    def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
+        """Samples of each shard in a bucket; none in a bucket that the set does not have."""
+        return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
+
+    def stored(self, firsts: Mapping[str, int]) -> StoredSet:
+        """As the manifest has it. firsts: bucket id → number of the group's first shard there."""
+        return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
+
+
+_Clip = tuple[PlannedSample, ...]  # one clip's samples, a bucket each
+
+
+def drawn_groups(
+    samples: Iterable[PlannedSample],
+    draw_sets: Mapping[str, Sequence[tuple[str, Fraction]]],
+    seed: int,
+    shard_size_bytes: int,
+) -> list[DrawnGroup]:
+    """The groups of those samples that belong to a draw set, in an order of their own that the input's has no part in.
+
+    A clip that lost the sample of a bucket, because it could not be encoded at that size, keeps the others with their
+    probabilities.
+    """
+    clips: dict[tuple[int, int, int], list[PlannedSample]] = {}
+    for sample in samples:
+        if sample.draw_set:
+            clip = (sample.record.row, sample.window.start, sample.window.num_frames)
+            clips.setdefault(clip, []).append(sample)
+    groups: dict[tuple[tuple[tuple[str, int], ...], str, tuple[str, ...]], list[_Clip]] = {}
+    for several in clips.values():
+        first = several[0]
+        weights = weights_of(draw_sets[first.draw_set])
+        mine = tuple((name, weights[name]) for name in sorted(sample.bucket.id for sample in several))
+        in_order = tuple(sorted(several, key=lambda sample: sample.bucket.id))
+        groups.setdefault((mine, first.split, first.extensions), []).append(in_order)
+    found = []
+    for (buckets, split, _), members in sorted(groups.items(), key=lambda item: item[0]):
+        ordered = _shuffled_clips(members, seed)
+        sizes = [max(sample.num_bytes for sample in clip) for clip in ordered]
+        shards = list(cut_by_bytes(ordered, sizes, shard_size_bytes))
+        by_bucket = tuple(tuple([clip[number] for clip in shard] for shard in shards) for number in range(len(buckets)))
+        found.append(DrawnGroup(buckets, split, by_bucket))
+    return found
+
+
+def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
+    """Bucket id → probability in parts of UNIT, to the nearest; all together what their sum is, to the nearest."""
+    exact = [(name, probability * UNIT) for name, probability in probabilities]
+    weights = {name: max(1, int(value)) for name, value in exact}
+    # What is too rare for a part takes one all the same, of the most probable.
+    for _ in range(sum(weights.values()) - UNIT):
+        weights[max(weights, key=lambda name: (weights[name], name))] -= 1
+    missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())
+    for name, _ in sorted(exact, key=lambda item: (-(item[1] - int(item[1])), item[0]))[: max(0, missing)]:
+        weights[name] += 1
+    return weights
+
+
+def _shuffled_clips(clips: Iterable[_Clip], seed: int) -> list[_Clip]:
+    def place(clip: _Clip) -> tuple[int, str]:
+        first = clip[0]
+        parts = (first.record_key, str(first.window.start), str(first.window.num_frames))
+        return stable_hash("order", str(seed), *parts), first.key
+
+    return sorted(clips, key=place)

@@ -14,7 +14,7 @@ from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
 from streamvid.host.journal import FileState, Journal
-from streamvid.sharder.assign import Assignment, assign
+from streamvid.sharder.assign import Assignment, assign, assign_texts
 from streamvid.sharder.build import build_all
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
@@ -23,7 +23,6 @@ from streamvid.sharder.probing import Probe, Progress, journal_header, probe_all
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import RecordSet, Rejection, read_records
-from streamvid.sharder.text_only import assign_texts
 from streamvid.sharder.where import where_metadata, where_probed
 from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.staging import Staging, locked_staging

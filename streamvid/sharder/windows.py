@@ -1,4 +1,4 @@
-"""Which stretches of a long source become samples of their own: exact integers, nothing decoded."""
+"""Windows of a source: the parts of it that become samples, in exact integers, and the clips that store them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ from streamvid.video.encode.timeline import end_ticks, num_frames_at
 
 if TYPE_CHECKING:
     from streamvid.video.info import VideoInfo
+
+
+TEXT_EXTENSION = "txt"
+"""Extension of a sample without pictures: its clip is the member of its caption."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """What is stored for a file: a clip, or a conditioning input. Before it is encoded, num_bytes is 0 and path empty.
+
+    path: where its bytes are now.   sha256: of an encoded clip; "" for a copy of its source.
+    psnr_y: in decibels, None for a copy.   encode_seconds: CPU time.
+    """
+
+    path: str
+    num_bytes: int
+    extension: str
+    codec: str
+    num_frames: int
+    fps: float
+    duration_seconds: float
+    width: int
+    height: int
+    sha256: str = ""
+    psnr_y: float | None = None
+    encode_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from streamvid.dataset.draws import UNIT
 from streamvid.errors import ConfigError
 from streamvid.sharder import ShardOptions
 from streamvid.sharder.assign import Assignment, assign
-from streamvid.sharder.drawn import weights_of
+from streamvid.sharder.plan import weights_of
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid

@@ -20,7 +20,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder import ShardOptions, ShardReport, dry_run, shard
-from streamvid.sharder.source.extra_media import file_keys, media
+from streamvid.sharder.media_columns import file_keys, media_columns
 from tests.clips import frames_of
 from tests.conftest import run_streamvid
 from tests.media_clips import MEDIA, clip_of, make_rows, uneven_clip, write_rows
@@ -156,7 +156,7 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
 
 def test_spellings() -> None:
     """One grammar for the command line and for Python; DiffSynth's list of keys means the same."""
-    columns = media({"control": "c", "reference?": "r", "mask:m": "m", "image:i?": "i", "video:v": "v"})
+    columns = media_columns({"control": "c", "reference?": "r", "mask:m": "m", "image:i?": "i", "video:v": "v"})
     assert [(m.name, m.kind, m.is_mask, m.is_optional) for m in columns] == [
         ("control", None, False, False),
         ("reference", None, False, True),
@@ -164,7 +164,7 @@ def test_spellings() -> None:
         ("i", "image", False, True),
         ("v", "video", False, False),
     ]
-    assert media(dict(str(m).split("=") for m in columns)) == columns  # type: ignore[arg-type]
+    assert media_columns(dict(str(m).split("=") for m in columns)) == columns  # type: ignore[arg-type]
     assert file_keys("video,control_video, Ref-Image") == (
         "video", {"control_video?": "control_video", "ref_image?": "Ref-Image"},
     )  # fmt: skip

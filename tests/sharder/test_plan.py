@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from streamvid.buckets import parse_buckets
 from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
-from streamvid.sharder.cut import cut_by_bytes
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import ShardPlan, make_plan
+from streamvid.sharder.plan import ShardPlan, cut_by_bytes, make_plan
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from tests.shard_options import shard_options
