@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +43,7 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.tar import energon_files
 from streamvid.errors import StorageError
 from streamvid.sharder.assign import PlannedSample
-from streamvid.sharder.build import marker_path, packets_path, shard_sizes
+from streamvid.sharder.build import Marker, load_marker, marker_path, packets_path, shard_sizes
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
@@ -153,7 +152,7 @@ def _check_shards(plan: ShardPlan, staging: Staging) -> None:
     sizes = shard_sizes(staging.store)
     for shard in plan.shards:
         marker = _marker(shard, plan, staging)
-        sizes_noted = {shard.path: marker["num_bytes"], offsets_path(shard.path): marker["offsets_num_bytes"]}
+        sizes_noted = {shard.path: marker.num_bytes, offsets_path(shard.path): marker.offsets_num_bytes}
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
@@ -162,12 +161,14 @@ def _check_shards(plan: ShardPlan, staging: Staging) -> None:
                 )
 
 
-def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> dict[str, Any]:
-    path = marker_path(staging.plan_folder(plan.sha256), shard.path)
+def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> Marker:
+    folder = staging.plan_folder(plan.sha256)
     try:
-        return dict(json.loads(_read(path)))
-    except ValueError as error:
-        raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
+        return load_marker(folder, shard.path)
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(
+            f"cannot read {marker_path(folder, shard.path)}: {error}; run the same command again"
+        ) from error
 
 
 def _read(path: Path) -> bytes:
@@ -177,10 +178,10 @@ def _read(path: Path) -> bytes:
         raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
 
 
-def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[SampleRow]:
-    noted = [marker[name] for name in ("clip_offsets", "clip_sha256")]
-    noted += [marker.get(name) or [[]] * len(samples) for name in ("media_offsets", "media_sha256")]
-    for index, (sample, offset, digest, *of_media) in enumerate(zip(samples, *noted, strict=True)):
+def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRow]:
+    of_media = zip(marker.media_offsets, marker.media_sha256, strict=True)
+    noted = zip(samples, marker.clip_offsets, marker.clip_sha256, of_media, strict=True)
+    for index, (sample, offset, digest, media) in enumerate(noted):
         record, probe, clip = sample.record, sample.probe, sample.clip
         shapes = (probe.height, probe.width, sample.bucket.height, sample.bucket.width)
         yield SampleRow(
@@ -213,7 +214,7 @@ def _rows(samples: Sequence[PlannedSample], marker: dict[str, Any]) -> Iterator[
             ),
             columns=record.columns,
             captions=captions_to_json(record.captions) if record.captions else None,
-            media=_media_items(sample, *of_media),
+            media=_media_items(sample, *media),
         )
 
 
@@ -237,16 +238,16 @@ def _media_items(sample: PlannedSample, offsets: list[int], digests: list[str]) 
     return found
 
 
-def _shard_info(shard: PlannedShard, marker: dict[str, Any], index_path: str, row_group: int) -> ShardInfo:
+def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group: int) -> ShardInfo:
     return ShardInfo(
         bucket_id=shard.bucket.id,
         number=shard.number,
         split=shard.split,
         num_samples=len(shard.samples),
-        num_bytes=marker["num_bytes"],
-        sha256=marker["sha256"],
-        offsets_num_bytes=marker["offsets_num_bytes"],
-        offsets_sha256=marker["offsets_sha256"],
+        num_bytes=marker.num_bytes,
+        sha256=marker.sha256,
+        offsets_num_bytes=marker.offsets_num_bytes,
+        offsets_sha256=marker.offsets_sha256,
         max_clip_bytes=max(sample.num_bytes for sample in shard.samples),
         index_path=index_path,
         index_row_group=row_group,
