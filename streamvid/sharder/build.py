@@ -84,6 +84,16 @@ class StoredSample:
         media = tuple(StoredFile(**medium) for medium in value["media"])
         return StoredSample(value["key"], StoredFile(**value["clip"]), value["text"], value["json"], media)
 
+    @property
+    def clip_name(self) -> str:
+        """Name of the clip's member in the tar."""
+        return f"{self.key}.{self.clip.extension}"
+
+    @property
+    def media_names(self) -> list[str]:
+        """Names of the members of conditioning inputs."""
+        return [f"{self.key}.{medium.extension}" for medium in self.media]
+
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
@@ -272,11 +282,9 @@ def build_shard(value: dict[str, Any]) -> None:
             offsets_num_bytes=len(offsets),
             offsets_sha256=hashlib.sha256(offsets).hexdigest(),
             packets_sha256=hashlib.sha256(packets).hexdigest(),
-            clip_offsets=[place[f"{sample.key}.{sample.clip.extension}"] for sample in task.samples],
+            clip_offsets=[place[sample.clip_name] for sample in task.samples],
             clip_sha256=clips.sha256,
-            media_offsets=[
-                [place[f"{sample.key}.{medium.extension}"] for medium in sample.media] for sample in task.samples
-            ],
+            media_offsets=[[place[name] for name in sample.media_names] for sample in task.samples],
             media_sha256=clips.media_sha256,
         )
         put_note(store, marker_path(folder, task.path), json.dumps(asdict(marker)).encode())
