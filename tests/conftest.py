@@ -84,6 +84,12 @@ def run_streamvid(*arguments: object, check: bool = True, **options: Any) -> sub
     return done
 
 
+def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of VideoLoader: `second` goes before `first`, within mappings of options as well."""
+    both = {name: first[name] | second[name] for name in first.keys() & second if isinstance(first[name], dict)}
+    return first | second | both
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The corpus, and what is known of each of its files."""

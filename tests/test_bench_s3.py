@@ -41,7 +41,10 @@ def test_one_epoch_is_counted_whole(
     moto_server.upload_folder(dataset, bucket)
     s3_env(moto_server.behind(proxy))
     found = {}
-    for name, cache in (("plain", {}), ("cached", {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 2**30})):
+    for name, cache in (
+        ("plain", {}),
+        ("cached", {"storage": {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 2**30}}),
+    ):
         arguments = {"batch_size": 4, "num_workers": 0, "shuffle": "none"} | cache
         found[name] = apart(proxy, url=f"s3://{bucket}", arguments=arguments, seconds=None)
     for run in found.values():

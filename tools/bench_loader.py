@@ -56,11 +56,11 @@ Run = dict[str, float]
 
 #: Ours by name: (decode, arguments of VideoLoader, whether the packet index is left out).
 OURS: dict[str, tuple[bool, dict[str, Any], bool]] = {
-    "streamvid": (False, {"decode": False}, False),
-    "streamvid whole": (False, {"decode": False}, True),
-    "streamvid fast": (True, {"accuracy": "fast", "pixels": "rgb24"}, False),
-    "streamvid exact": (True, {"accuracy": "exact", "pixels": "rgb24"}, False),
-    "streamvid yuv420p": (True, {"pixels": "yuv420p"}, False),
+    "streamvid": (False, {"output": {"decode": False}}, False),
+    "streamvid whole": (False, {"output": {"decode": False}}, True),
+    "streamvid fast": (True, {"output": {"accuracy": "fast", "pixels": "rgb24"}}, False),
+    "streamvid exact": (True, {"output": {"accuracy": "exact", "pixels": "rgb24"}}, False),
+    "streamvid yuv420p": (True, {"output": {"pixels": "yuv420p"}}, False),
 }
 
 

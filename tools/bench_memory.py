@@ -158,7 +158,7 @@ def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_by
         num_epochs=epochs,
         tail="pad",
         num_workers=workers,
-        prefetch_bytes=prefetch_bytes,
+        limits={"prefetch_bytes": prefetch_bytes},
     ) as loader:
         _say("ring", num_bytes=loader.ring_bytes)
         epoch, num_samples = -1, 0

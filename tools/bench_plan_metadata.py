@@ -190,14 +190,14 @@ def compare(url: str, decode_ms: dict[str, float]) -> tuple[dict[str, dict[str, 
         for batch in loader:
             last = loader.stats().last
             assert last is not None
-            by_bucket.setdefault(batch.bucket.id, []).append(last.decode_seconds * 1000 / len(batch.sample_keys))
+            by_bucket.setdefault(batch.bucket.id, []).append(last.work.decode_seconds * 1000 / len(batch.sample_keys))
         stats, seconds, cpu = loader.stats(), time.monotonic() - since, time.process_time() - cpu
     assert stats.store is not None
     pairs = {
         "CPU seconds": (work.decode_cpu_seconds, cpu),
         "epoch seconds": (estimates.epoch.seconds, seconds),
         "requests": (work.num_requests, stats.store.num_requests),
-        "bytes read": (work.num_bytes, stats.num_bytes_fetched),
+        "bytes read": (work.num_bytes, stats.work.num_bytes_fetched),
     }
     compared = {
         name: {"estimate": said, "measured": found, "error": said / found - 1} for name, (said, found) in pairs.items()

@@ -59,7 +59,7 @@ def run_ours(request: dict[str, Any]) -> Run:
     seconds = request["seconds"]
     cpu, since = cpu_seconds_of_tree(), time.perf_counter()
     epochs = 1 if seconds is None else None
-    loader = streamvid.VideoLoader(request["url"], num_epochs=epochs, decode=False, **request["arguments"])
+    loader = streamvid.VideoLoader(request["url"], num_epochs=epochs, output={"decode": False}, **request["arguments"])
     num_samples = num_bytes = 0
     first_batch = 0.0
     with loader:
@@ -165,8 +165,12 @@ def link_cases(kind: Kind, options: argparse.Namespace, scratch: Path) -> dict[s
     window_samples = options.window * kind.shard_bytes // kind.sample_bytes
     batch = max(1, round(window_samples * options.fill / RANKS))
     one = {"batch_size": options.batch_size, "num_workers": 0}
-    rank = one | {"batch_size": batch, "world": [RANK, RANKS], "window": options.window, "deal": batch * RANKS}
-    cache = {"cache_dir": str(scratch), "cache_bytes": 2**36}
+    rank = one | {
+        "batch_size": batch,
+        "world": [RANK, RANKS],
+        "schedule": {"window": options.window, "shard_locality": batch * RANKS},
+    }
+    cache = {"storage": {"cache_dir": str(scratch), "cache_bytes": 2**36}}
     found: dict[str, dict[str, Any]] = {
         "one rank": {"arguments": one, "seconds": options.seconds},
         "one rank, cache": {"arguments": one | cache, "seconds": None},
@@ -191,9 +195,9 @@ def measure_link(options: argparse.Namespace, folder: Path, endpoint: str) -> li
                 megabytes, milliseconds = map(float, link.split(":"))
                 proxy.set(megabytes_per_second=megabytes, latency_ms=milliseconds)
                 with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    if "cache_dir" in case["arguments"]:
-                        case["arguments"]["cache_dir"] = scratch
-                    storage = {"endpoint_url": proxy.endpoint_url}
+                    storage = {"endpoint_url": proxy.endpoint_url, **case["arguments"].get("storage", {})}
+                    if "cache_dir" in storage:
+                        storage["cache_dir"] = scratch
                     arguments = case["arguments"] | {"storage": storage}
                     run = apart(proxy, url=f"s3://{kind.lower()}", **(case | {"arguments": arguments}))
                 link_bytes = megabytes * 1e6 * run["seconds"]
@@ -267,7 +271,7 @@ def _ours(kind: Kind, options: argparse.Namespace) -> dict[str, Callable[[str], 
     def run(arguments: dict[str, Any], cached: bool, endpoint: str) -> Run:
         with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
             cache = {"cache_dir": scratch, "cache_bytes": 2**36} if cached else {}
-            asked = arguments | cache | {"storage": {"endpoint_url": endpoint}}
+            asked = arguments | {"storage": {"endpoint_url": endpoint, **cache}}
             return apart(None, url=f"s3://{kind.name.lower()}", arguments=asked, seconds=None)
 
     return {name: partial(run, *case) for name, case in cases.items() if name in options.methods}

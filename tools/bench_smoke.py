@@ -179,7 +179,7 @@ def _loader_pair(native: Path, target: Path) -> tuple[Call, Call]:
                         hashlib.sha256(content.read()).digest()
 
     def ours() -> None:
-        with VideoLoader(target, batch_size=10, num_workers=0, decode=False) as loader:
+        with VideoLoader(target, batch_size=10, num_workers=0, output={"decode": False}) as loader:
             for batch in loader:
                 for clip in batch.clips:
                     int(clip.data[-1])

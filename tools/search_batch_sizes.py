@@ -86,7 +86,12 @@ def main(argv: list[str] | None = None) -> int:
     given = _arguments(argv)
     try:
         # tail="pad": a bucket of few samples has its shape all the same.
-        options: dict[str, Any] = {"tail": "pad", "num_workers": 0, "split": given.split, "layout": given.layout}
+        options: dict[str, Any] = {
+            "tail": "pad",
+            "num_workers": 0,
+            "split": given.split,
+            "output": {"layout": given.layout},
+        }
         with VideoLoader(given.dataset, batch_size=1, world=World(0, 1), **options) as loader:
             shapes = loader.shapes
         found = search_batch_sizes(

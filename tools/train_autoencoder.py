@@ -140,7 +140,7 @@ def held_out_psnr(model: Autoencoder, dataset: Path) -> tuple[float, float]:
 
 def whole_clips(dataset: Path, split: str) -> Iterator[Tensor]:
     """Every clip of a split once, in a shuffled order, (1, 3, T, H, W) in -1..1."""
-    with VideoLoader(dataset, batch_size=1, split=split, num_workers=1, temporal="middle") as loader:
+    with VideoLoader(dataset, batch_size=1, split=split, num_workers=1, view={"temporal": "middle"}) as loader:
         for batch in loader:
             yield batch.normalized(torch.float32)
 

@@ -28,11 +28,13 @@ from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores
-from streamvid.loader.arguments import memory_options
 from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.loader import VideoLoader
-from streamvid.loader.mix import Mix, as_configs, open_mix
+from streamvid.loader.mix import DataArguments, Mix, open_mix
+from streamvid.loader.options import LimitOptions, OutputOptions
+from streamvid.loader.setup import loader_memory
 from streamvid.loader.stats import LoaderStats
+from streamvid.loader.stores import Stores
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import default_costs
 from streamvid.video.picture import PictureFormat, Pixels
@@ -140,20 +142,12 @@ def _setting(dataset: Dataset, options: BenchOptions, mix: Mix, num_cores: int) 
 
 
 def _samples_of_buckets(mix: Mix) -> dict[str, int]:
-    return {name: sum(int(part.counts[name].sum()) for part in mix.parts) for name in mix.buckets}
+    return {name: sum(int(part.subset.counts[name].sum()) for part in mix.parts) for name in mix.buckets}
 
 
 def _select(dataset: Dataset, options: BenchOptions) -> Selection:
     """Return what a loader with these options would plan over."""
-    mix = open_mix(
-        as_configs(dataset),
-        split=options.split,
-        where=options.where,
-        columns=(),
-        seed=0,
-        samples_per_epoch=None,
-        by="samples",
-    )
+    mix = open_mix(DataArguments(dataset, split=options.split, where=options.where), Stores.of())
     buckets = tuple(mix.buckets.values())
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
@@ -177,10 +171,9 @@ def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Ma
         split=options.split,
         where=options.where,
         device=options.device,
-        pixels=options.pixels,
-        accuracy=options.accuracy,
+        output=OutputOptions(pixels=options.pixels, accuracy=options.accuracy),
+        limits=LimitOptions(prefetch_bytes=options.prefetch_bytes),
         num_workers=num_workers,
-        prefetch_bytes=options.prefetch_bytes,
     )
 
 
@@ -209,7 +202,7 @@ def _measure_loader(
             bucket_id, last = next(batches).bucket.id, loader.stats().last
             assert last is not None
             num_samples, seconds = buckets.get(bucket_id, (0, 0.0))
-            buckets[bucket_id] = num_samples + last.num_samples, seconds + last.decode_seconds
+            buckets[bucket_id] = num_samples + last.num_samples, seconds + last.work.decode_seconds
             num_steps += 1
         end = _Mark.of(loader)
     timer.end()
@@ -219,11 +212,11 @@ def _measure_loader(
         num_fetch_threads=num_fetch_threads(selection.mix),
         first_batch_seconds=first_batch_seconds,
         seconds=end.clock - start.clock,
-        room=_room(selection, options.prefetch_bytes, setting.pixels, of_buckets, spent.num_bytes_fetched),
+        room=_room(selection, options.prefetch_bytes, setting.pixels, of_buckets, spent.work.num_bytes_fetched),
         num_steps=spent.num_steps,
-        num_bytes=spent.num_bytes_fetched,
-        num_substituted=spent.num_substituted,
-        fetch_seconds=spent.fetch_seconds,
+        num_bytes=spent.work.num_bytes_fetched,
+        num_substituted=spent.work.num_substituted,
+        fetch_seconds=spent.work.fetch_seconds,
         buckets=of_buckets,
         worker_cpu_seconds=end.worker_cpu_since(start),
         # Without workers this process decodes too, and its share cannot be told apart.
@@ -243,7 +236,7 @@ def _room(
 ) -> float:
     """Return how many samples of the measured mean size fit: as frames in the ring, and as clips read ahead."""
     mix = selection.mix
-    memory = memory_options(
+    memory = loader_memory(
         prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, tuple(mix.buckets.values()), pixels
     )
     frame_bytes = num_samples = 0
@@ -252,7 +245,7 @@ def _room(
         size = bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
         frame_bytes += one.num_samples * size
         num_samples += one.num_samples
-    return num_samples * min(memory["frame_bytes"] / frame_bytes, memory["clip_bytes"] / num_bytes)
+    return num_samples * min(memory.frame_bytes / frame_bytes, memory.clip_bytes / num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

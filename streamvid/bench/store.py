@@ -63,7 +63,7 @@ class MeasureTimer:
 
 def num_fetch_threads(mix: Mix) -> int:
     """Return the number of fetch threads of a loader of these datasets."""
-    return Stores.of(None, None, None).num_fetch_threads([part.dataset for part in mix.parts])
+    return Stores.of().num_fetch_threads([part.dataset for part in mix.parts])
 
 
 def measure_store(selection: Selection, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:

@@ -156,8 +156,8 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
             "give its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
             "own: run the first stage again.)"
         )
-    if "data.loader.temporal" not in flags.named:
-        found["data.loader.temporal"] = "head"  # the first frames of a clip, as theirs
+    if "data.loader.view.temporal" not in flags.named:
+        found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as theirs
     return {"data.dataset": _repeated(dataset, flags, config), **found}
 
 

@@ -231,25 +231,19 @@ class Dataset:
         return table
 
 
-def open_dataset(
-    url: str | Path,
-    *,
-    storage: StorageOptions | Mapping[str, Any] | None = None,
-    cache_dir: str | Path | None = None,
-    cache_bytes: int | None = None,
-) -> Dataset:
-    """Open a sealed dataset at a local path, or a file:// or s3:// URL.
+def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> Dataset:
+    """Open a sealed dataset at a local path, or at a file:// or s3:// URL.
 
-    storage: how an object store is reached.   cache_dir, cache_bytes: a local folder, and how much of what is read from
-    object stores may be kept in it; all processes of a machine can share one.
+    storage: how an object store is accessed, and whether what is read from it is cached.
 
-    Raises ConfigError, DatasetError where there is none, StorageError where it cannot be read.
+    Raises ConfigError; DatasetError if there is no dataset; StorageError if it cannot be read.
     """
-    return Dataset(open_store(url, StorageOptions.of(storage)), open_cache(cache_dir, cache_bytes))
+    options = StorageOptions.of(storage)
+    return Dataset(open_store(url, options), open_cache(options))
 
 
-def open_cache(cache_dir: str | Path | None, cache_bytes: int | None) -> BlockCache | None:
-    """The cache that two arguments ask for, which go together; None for none."""
-    if (cache_dir is None) != (cache_bytes is None):
-        raise ConfigError(f"cache_dir={cache_dir!r} with cache_bytes={cache_bytes!r}: give both, or neither")
-    return None if cache_dir is None or cache_bytes is None else BlockCache(Path(cache_dir).expanduser(), cache_bytes)
+def open_cache(options: StorageOptions) -> BlockCache | None:
+    """Return the cache that the options ask for, or None."""
+    if options.cache_dir is None or options.cache_bytes is None:
+        return None
+    return BlockCache(Path(options.cache_dir), options.cache_bytes)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from streamvid.dataset.reader import Dataset
@@ -12,8 +11,9 @@ from streamvid.forecast.run import PlannedRun
 from streamvid.loader.delivery.clip_part import ClipPart, clip_part
 from streamvid.loader.delivery.fetch import IndexRows, check_row, finish_row
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.setup import Given, Setup, set_up
-from streamvid.loader.view.view import ViewOptions
+from streamvid.loader.mix import DataArguments
+from streamvid.loader.options import LimitOptions, ScheduleOptions
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.plan import Cursor, World
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
 
@@ -25,20 +25,26 @@ def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
 
     Raises as VideoLoader does.
     """
-    from streamvid.loader.loader import VideoLoader
-
-    known = inspect.signature(VideoLoader).parameters
-    defaults = {field.name: known[field.name].default for field in fields(Given) if field.name in known}
-    own = {
-        "dataset": dataset,
-        "view": ViewOptions(),
-        "world": World(rank, run.num_ranks),
-        "num_workers": 0,
-        "costs": run.costs if run.options.sync == "cost" else None,
-    }
-    options = {name: getattr(run.options, name) for name in run.options.__slots__}
-    names = ("split", "where", "batch_size", "max_tokens_per_batch", "preset", "prefetch_bytes")
-    return set_up(Given(**(defaults | own | options | {name: getattr(run, name) for name in names})))
+    options = run.options
+    plan = PlanArguments(
+        batch_size=run.batch_size,
+        max_tokens_per_batch=run.max_tokens_per_batch,
+        preset=run.preset,
+        world=World(rank, run.num_ranks),
+        seed=options.seed,
+        shuffle=options.shuffle,
+        tail=options.tail,
+        sync=options.sync,
+        accumulate=options.accumulate,
+        schedule=ScheduleOptions(
+            window=options.window,
+            order=options.order,
+            shard_locality=options.shard_locality,
+            costs=run.costs if options.sync == "cost" else None,
+        ),
+    )
+    delivery = DeliveryArguments(limits=LimitOptions(prefetch_bytes=run.prefetch_bytes), num_workers=0)
+    return set_up(DataArguments(dataset, split=run.split, where=run.where), plan, delivery)
 
 
 @dataclass(frozen=True, slots=True)

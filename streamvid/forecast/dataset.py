@@ -45,7 +45,7 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
     failure = failure_of(selection.plan(Cursor()), run.num_epochs)
     is_detailed = run.details and failure is None
     scans = scan_buckets(setup) if is_detailed else {}
-    num_shards = {name: len(shards) for name, shards in setup.mix.parts[0].counts.items()}
+    num_shards = {name: len(shards) for name, shards in setup.mix.parts[0].subset.counts.items()}
     return RunForecast(
         source=dataset.url,
         about=DatasetFacts(dataset.manifest.fingerprints.plan, run.split, run.where, run.preset, num_shards),
@@ -91,10 +91,12 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
     Of more than `max_shards` shards that many are read, spread evenly, and at least one in each bucket.
     """
     (part,) = setup.mix.parts
-    total = sum(len(counts) for counts in part.counts.values())
+    total = sum(len(counts) for counts in part.subset.counts.values())
     stride = max(1, -(-total // max_shards))
     columns = list(_SCANNED)
-    items = [(name, number) for name in part.counts for number in range(0, len(part.counts[name]), stride)]
+    items = [
+        (name, number) for name in part.subset.counts for number in range(0, len(part.subset.counts[name]), stride)
+    ]
     tables: dict[str, list[_Columns]] = {}
 
     def job(item: tuple[str, int], stop: threading.Event) -> tuple[str, _Columns]:
@@ -109,10 +111,10 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
 
 
 def _scan_shard(part: MixPart, bucket_id: str, number: int, columns: Sequence[str]) -> _Columns:
-    wanted = list(dict.fromkeys([*columns, *(part.filter.columns if part.filter else ())]))
-    table = part.dataset.samples(part.shard_info(bucket_id, number), wanted)
-    if part.filter is not None:
-        table = table.take(part.filter.matching(table))
+    wanted = list(dict.fromkeys([*columns, *(part.subset.filter.columns if part.subset.filter else ())]))
+    table = part.dataset.samples(part.subset.shard_info(bucket_id, number), wanted)
+    if part.subset.filter is not None:
+        table = table.take(part.subset.filter.matching(table))
     return {name: _numbers(table.column(name).combine_chunks()) for name in columns}
 
 
@@ -125,7 +127,7 @@ def _numbers(column: Any) -> npt.NDArray[Any]:
 
 def _scanned(part: MixPart, bucket: Bucket, found: Sequence[_Columns], is_whole: bool) -> BucketScan:
     values = {name: np.concatenate([table[name] for table in found]) for name in found[0]}
-    num_bytes, counts = values["clip_bytes"].astype(np.int64), part.counts[bucket.id]
+    num_bytes, counts = values["clip_bytes"].astype(np.int64), part.subset.counts[bucket.id]
     crop, upscale = (values[name][np.isfinite(values[name])] if name in values else np.empty(0) for name in _WASTE)
     frames = float(values["window_num_frames"].mean())
     shape = BucketShape(
@@ -204,5 +206,7 @@ def decode_ms(scan: BucketScan, reads: ReadSample, costs: HostCosts) -> float:
 
 def _shards_per_rank(setup: Setup) -> float:
     """Estimate the number of shards that a rank reads from in an epoch, as if the rank of each sample were drawn."""
-    others = 1 - 1 / setup.world.num_ranks
-    return sum(float((1 - others ** counts.astype(np.float64)).sum()) for counts in setup.mix.parts[0].counts.values())
+    others = 1 - 1 / setup.selection.world.num_ranks
+    return sum(
+        float((1 - others ** counts.astype(np.float64)).sum()) for counts in setup.mix.parts[0].subset.counts.values()
+    )

@@ -9,8 +9,7 @@ from typing import Literal, TypeAlias
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.arguments import memory_options
-from streamvid.loader.setup import ring_bytes
+from streamvid.loader.setup import loader_memory
 from streamvid.video.picture import Pixels
 
 EpochPart: TypeAlias = Literal["decode", "link", "requests", "gpu"]
@@ -135,7 +134,7 @@ def host_memory(
     """
 
     def ring(pixels: Pixels) -> int:
-        return ring_bytes(memory_options(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels), max_clip_bytes)
+        return loader_memory(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels).num_bytes
 
     is_even = all(bucket.height % 2 == 0 and bucket.width % 2 == 0 for bucket in buckets)
     workers = costs.num_workers * costs.worker_bytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamvid.buckets.batch_size import batch_sizes
+from streamvid.config import options_of
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, SampleError
@@ -16,13 +17,11 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.loader.loader import VideoLoader
 from streamvid.loader.mix import DatasetConfig
 from streamvid.loader.model_rule import common_rule, rule_of
+from streamvid.loader.options import LimitOptions
 from streamvid.loader.world import default_num_workers
 from streamvid.plan import World
 
-_OF_PLANS = {
-    *("accumulate", "costs", "deal", "mix_by", "num_epochs", "order", "process_group", "samples_per_epoch"),
-    *("shared_group", "shuffle", "split", "sync", "tail", "where", "window", "world"),
-}
+_OF_PLANS = {"accumulate", "groups", "num_epochs", "schedule", "shuffle", "split", "sync", "tail", "where", "world"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,9 @@ class ByShard:
         dataset = source.url
         assert isinstance(dataset, Dataset)
         if len(sources) > 1:
-            raise ConfigError(f"dataset names {len(sources)} datasets; encode one at a time, to a sidecar of its own")
+            raise ConfigError(
+                f"dataset names {len(sources)} datasets; encode one at a time, each to features of its own"
+            )
         if dataset.manifest.clips == "text":
             raise ConfigError(f"dataset {dataset.url} holds texts, which a batch has as they are; name one of videos")
         tokens = kept.pop("max_tokens_per_batch", None)
@@ -54,7 +55,7 @@ class ByShard:
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)
         workers = kept.get("num_workers")
         kept["num_workers"] = default_num_workers() if workers is None else workers
-        return ByShard(replace(source, caption_dropout=0.0), kept, sizes)
+        return ByShard(replace(source, captions=replace(source.captions, dropout=0.0)), kept, sizes)
 
     @property
     def dataset(self) -> Dataset:
@@ -74,7 +75,8 @@ class ByShard:
         then all that follows. Raises SampleError where more of a shard are bad than max_bad_fraction allows.
         """
         keys, first = self.dataset.samples(shard, ["key"]).column("key").to_pylist(), 0
-        allowed = self.options.get("max_bad_fraction", 0.01) * max(1000, len(keys))
+        limits = options_of(LimitOptions, self.options.get("limits"), "limits")
+        allowed = limits.max_bad_fraction * max(1000, len(keys))
         with ExitStack() as stack:
             loaders = [stack.enter_context(self._loader(shard, visit, num_visits)) for visit in range(num_visits)]
             for batches in itertools.zip_longest(*map(_until_all_are_bad, loaders)):
@@ -94,9 +96,12 @@ class ByShard:
         loader = VideoLoader(
             replace(self.source, url=self.dataset.only(shard)),
             **{**self.options, "num_workers": workers},
-            batch_size=self.batch_sizes[shard.bucket_id], split=shard.split, shuffle="none", tail="uneven",
+            batch_size=self.batch_sizes[shard.bucket_id],
+            split=shard.split,
+            shuffle="none",
+            tail="uneven",
             world=World(),
-        )  # fmt: skip
+        )
         loader.set_epoch(visit)
         return loader
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError, LoaderError, SharedBatchError
+from streamvid.loader.options import ProcessGroups
 from streamvid.plan.position import World
 
 if TYPE_CHECKING:
@@ -30,13 +31,20 @@ SHOWN_LENGTH = 160  # of a value in an error
 _MASK = (1 << 64) - 1
 
 
-def compare_plans(
-    identity: Mapping[str, Any], world: World, process_group: ProcessGroup | None, shared_group: ProcessGroup | None
-) -> None:
-    """`check_equal_on_all_ranks`, with as many processes a rank as share its batches."""
-    shared_by = None if process_group is not None else 1
-    shared_by = shared_by if shared_group is None else shared_group.size()
-    check_equal_on_all_ranks(identity, world, process_group, processes_per_rank=shared_by)
+@dataclass(frozen=True, slots=True)
+class PlanCheck:
+    """Comparison of this process's plan with those of the others. groups: see `ProcessGroups`."""
+
+    world: World
+    groups: ProcessGroups
+
+    def compare(self, identity: Mapping[str, Any]) -> None:
+        """Raise ConfigError in every process if the identities of their plans differ; a collective."""
+        shared_group, process_group = self.groups.shared_group, self.groups.process_group
+        processes_per_rank = None if process_group is not None else 1
+        if shared_group is not None:
+            processes_per_rank = shared_group.size()
+        check_equal_on_all_ranks(identity, self.world, process_group, processes_per_rank=processes_per_rank)
 
 
 def check_equal_on_all_ranks(

@@ -10,161 +10,135 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
+from streamvid.config import options_of
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import LoaderError
-from streamvid.loader import arguments
-from streamvid.loader.batch.batch import Batch, Layout
-from streamvid.loader.batch.features import Sidecars
+from streamvid.errors import ConfigError, LoaderError
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.ring import make_batch, pin
-from streamvid.loader.batch.tokens import Tokenizer
 from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
 from streamvid.loader.delivery.quarantine import Substitution
-from streamvid.loader.exchange import compare_plans
-from streamvid.loader.mix import DatasetConfig
+from streamvid.loader.mix import DataArguments, Datasets, Features
+from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.report import report_memory, report_plan
-from streamvid.loader.setup import Given, ring_bytes, set_up
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, set_up, uses_costs
 from streamvid.loader.state import belongs, make_state, plan_identity, read_state
 from streamvid.loader.stats import LoaderStats, StatsMeter
-from streamvid.loader.stores import sources_of, store_stats
-from streamvid.loader.view.view import Spatial, Temporal, ViewOptions
-from streamvid.plan import BucketReport, Cursor, World
-from streamvid.plan.cost import CostTable
-from streamvid.plan.mix import MixBy
-from streamvid.plan.options import Order, Shuffle, Sync, Tail
+from streamvid.loader.stores import store_stats
+from streamvid.loader.view.view import ViewOptions
+from streamvid.plan import BucketReport, Cursor, PlanOptions, World
+from streamvid.plan.options import Shuffle, Sync, Tail
+from streamvid.plan.position import MAX_EPOCH
 from streamvid.storage import StorageOptions
-from streamvid.video.picture import Accuracy, Pixels
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
-
-_DEFAULT_PREFETCH_BYTES = 256 * 2**20
 
 
 class VideoLoader:
-    """Streams datasets as `Batch`es; every rank gets the same number of steps, all of the same bucket at a step.
+    """Streams sealed datasets as uniform batches to one rank of a training run.
 
-    dataset: a local path, a file:// or s3:// URL, an open Dataset, a DatasetConfig; or a list of them, which are mixed.
-    storage: StorageOptions, or a mapping of their fields: how object stores are reached.   cache_dir, cache_bytes: a
-        local folder for what is read from them, and its limit; shared by all ranks and jobs of a machine.
-    batch_size: samples a rank and step, for all or by bucket (id, WxH@F, glob, "*" for the rest), or a BucketConfig; or
-    max_tokens_per_batch: give each bucket as many samples as fit: tokens of `preset`'s model, else of the one that the
-        dataset was sealed for, else of 4 x 16 x 16 (T, H, W) of a clip.
-    preset: the model to train, "wan2.1-480p", a file or a ModelRule: a dataset that it does not take is refused.
-    world: data-parallel position; None asks torch.distributed, then launcher variables, else one rank.
-    num_epochs: passes that one `for` loop runs over; None: endless.
-    accumulate: batches between two steps of the optimizer; the number of steps of an epoch is a multiple of it.
+    Every rank gets the same number of steps, and all ranks have the same bucket at each step. Options that belong
+    together are one object, which may also be given as a mapping: `view={"temporal": "head"}`.
 
-    shuffle: "window", over runs of `window` shards | "shards" | "none".   order: "mixed" | "largest-first".
-    deal: so many samples of a step are sorted by shard before the ranks take theirs: more mean fewer requests.
-    tail: what becomes of samples that fill no step: "carry" | "drop" | "pad" | "shrink" | "uneven", see PlanOptions.
-        None: "carry" for split "train"; "uneven" for others, where each sample comes exactly once and ranks may have
-        unequal last batches, or none.
-    sync: "bucket" | "cost": buckets whose predicted cost is about the same may share a step.
-    costs: what `fit_costs` made of measured steps; None: predicted from tokens alone.
-    split: the samples' split, as sharded.   where: a condition on columns; samples that do not meet it are left out.
-    samples_per_epoch, mix_by: with weights of datasets: how many samples an epoch has (None: as many as there are), and
-        whether weights are shares of "samples" or "tokens".
-    columns: columns of the index to hand over with each batch.   media: further media of the samples, by name, as
-        `batch.media`: control videos, reference images, masks.
-    temporal: which frames: a "random" window | "head" | "middle" | "uniform", spread over the clip | "chunk", windows
-        side by side, one a visit | "full" | "opensora".   max_interval: frames lie up to so many apart, drawn.
-    spatial: which part of pictures, all scaled to cover the bucket: the middle ("resize_crop", of squares "center") | a
-        place drawn ("random_crop") | and a size, between spatial_scale of its largest sides ("rand_size_crop").
-    tokenizer: called once a batch with its texts, a list of str, in the caller's thread, while workers decode; its
-        result is `batch.text_tokens`, int64 (B, L), and `batch.text_mask`, bool (B, L), see `Batch`.
+    dataset: local path, file:// or s3:// URL, open Dataset or DatasetConfig (or a mapping of its fields), or a list of
+        several, whose samples are mixed.
+    batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
+        or a BucketConfig.
+    max_tokens_per_batch: instead, as many samples of each bucket as fit. Tokens are those of `preset`'s model, else of
+        the model that the dataset was sealed for, else 4 x 16 x 16 (T, H, W) of the clip.
+    preset: model to train: a preset such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets that
+        do not fit the model are refused.
+    world: data-parallel position. None asks torch.distributed, then launcher variables; otherwise one rank.
+    num_epochs: epochs of one `for` loop; None: endless.
+    seed: seed of all random choices.
+    shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards"; or "none".
+    tail: what happens to the last samples of a bucket that do not fill a global batch: "carry", "drop", "pad",
+        "shrink" or "uneven", see PlanOptions. None selects "carry" for split "train"; for others "uneven", which
+        delivers each sample exactly once, and with which ranks may have unequal last batches or none.
+    sync: "bucket": all ranks have the same bucket at each step; "cost": buckets of about the same predicted cost.
+    accumulate: gradient accumulation steps. The number of steps per epoch is a multiple of it.
+    split: split of the dataset, as sharded.
+    where: condition on columns, such as "aesthetic > 5". Samples that do not meet it are left out.
+    columns: columns of the index that are delivered with each batch.
+    media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
+    features: precomputed features that `streamvid encode` made from the dataset, delivered instead of video: a path, a
+        URL or an open Sidecar, or a list with one per dataset. Features made with another view or seed are refused.
+    view: ViewOptions: which frames and which crop of a clip a delivery shows.
+    output: OutputOptions: layout, pixel format and decoding of what is delivered.
+    schedule: ScheduleOptions: order of samples, and their number per epoch.
+    limits: LimitOptions: memory, time and bad samples.
+    storage: StorageOptions: access to object stores, and a local cache.
+    groups: ProcessGroups: processes that compare what they load.
+    device: device of the batches, to which the next batch is copied ahead. None: batches stay in the (pinned) ring.
+    num_workers: decode processes; 0 decodes in a thread of this process. None: the cores of this rank, at most 8.
 
-    device: where batches go, one ahead; None: they stay in the (pinned) ring.   layout: of `batch.video`, which is RGB.
-    pixels: of the ring: "rgb24", or "yuv420p", half the bytes and less work, of which the device makes RGB exactly.
-        None: "yuv420p" with a CUDA device, else "rgb24".
-    accuracy: of RGB that decoders make: "exact", or "fast", swscale's default, 1 to 3 levels too dark. None: "exact"
-        for clips that are scaled anyway, "fast" for others, where exact would double the time.
-    decode: False: `batch.clips` instead of `batch.video`, the stored bytes that the frames need, for your own decoder.
-    num_workers: decode processes, 0 to decode in a thread of the caller; None: the cores of this rank, 8 at most.
-    prefetch_bytes: how much decoded video may lie ready; at least three of the largest batches are given room.
-    sample_timeout_seconds: of one read and of one decode; None: no limit.
-    max_bad_fraction: the share of bad samples, which others of their bucket replace, past which the run fails: of those
-        delivered to this rank or of 1000, whichever is more, so 0.01 always allows ten. A bucket without a good sample
-        and a missing shard file are errors in any case.   quarantine: a local folder for this rank's file of bad ones.
-    process_group: processes whose plans are compared when a loop begins; None: all of torch.distributed, if `world` is
-        None too.   shared_group: the processes that share this rank's batches, which are compared at every step.
-    sidecars: what `streamvid encode` made of the dataset, delivered instead of its video: a path, a URL or an open
-        Sidecar, or a list, one a dataset. One that was made with other views or another seed is refused.
-
-    A loop that ends, or that took the epoch's last batch, moves the loader to the next epoch; `iter()` after an earlier
-    `break` starts the epoch anew. Not a torch Dataset: do not wrap it in a DataLoader; `accelerator.prepare(loader)`
-    leaves it as it is.
+    A plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching. `accelerator.prepare`
+    leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader moves to the next
+    epoch; `iter()` after a `break` starts the epoch again.
 
     Raises ConfigError, DatasetError, PlanError; while iterating SampleError, WorkerError, RingFullError.
     """
 
     def __init__(
         self,
-        dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig],
+        dataset: Datasets | Sequence[Datasets],
         *,
         batch_size: int | Mapping[str, int] | BucketConfig | None = None,
         max_tokens_per_batch: int | None = None,
         preset: str | Path | ModelRule | None = None,
         world: World | None = None,
         num_epochs: int | None = 1,
-        accumulate: int = 1,
+        seed: int = 0,
         shuffle: Shuffle = "window",
-        window: int = 16,
-        order: Order = "mixed",
-        deal: int = 64,
         tail: Tail | None = None,
         sync: Sync = "bucket",
-        costs: CostTable | None = None,
-        seed: int = 0,
+        accumulate: int = 1,
         split: str = "train",
         where: str | None = None,
-        samples_per_epoch: int | None = None,
-        mix_by: MixBy = "samples",
         columns: Sequence[str] = (),
         media: Sequence[str] = (),
-        temporal: Temporal = "random",
-        max_interval: int = 1,
-        spatial: Spatial = "resize_crop",
-        spatial_scale: tuple[float, float] | None = None,
-        tokenizer: Tokenizer | None = None,
-        device: torch.device | str | None = None,
-        layout: Layout = "BCTHW",
-        pixels: Pixels | None = None,
-        accuracy: Accuracy | None = None,
-        decode: bool = True,
-        num_workers: int | None = None,
-        prefetch_bytes: int = _DEFAULT_PREFETCH_BYTES,
+        features: Features | Sequence[Features | None] | None = None,
+        view: ViewOptions | Mapping[str, Any] | None = None,
+        output: OutputOptions | Mapping[str, Any] | None = None,
+        schedule: ScheduleOptions | Mapping[str, Any] | None = None,
+        limits: LimitOptions | Mapping[str, Any] | None = None,
         storage: StorageOptions | Mapping[str, Any] | None = None,
-        cache_dir: str | Path | None = None,
-        cache_bytes: int | None = None,
-        sample_timeout_seconds: float | None = 60.0,
-        max_bad_fraction: float = 0.01,
-        quarantine: str | Path | None = None,
-        process_group: ProcessGroup | None = None,
-        shared_group: ProcessGroup | None = None,
-        sidecars: Sidecars = None,
+        groups: ProcessGroups | Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        num_workers: int | None = None,
     ) -> None:
-        made = set_up(Given(
-            dataset=dataset, batch_size=batch_size, max_tokens_per_batch=max_tokens_per_batch, preset=preset,
-            world=world, num_epochs=num_epochs, accumulate=accumulate, shuffle=shuffle, window=window,
-            order=order, deal=deal, tail=tail, sync=sync, costs=costs, seed=seed, split=split, where=where,
-            samples_per_epoch=samples_per_epoch, mix_by=mix_by, columns=columns, media=media,
-            view=ViewOptions(temporal, max_interval, spatial, spatial_scale), tokenizer=tokenizer,
-            device=device, layout=layout, pixels=pixels, accuracy=accuracy, decode=decode,
-            num_workers=num_workers, prefetch_bytes=prefetch_bytes, storage=storage, cache_dir=cache_dir,
-            cache_bytes=cache_bytes, sample_timeout_seconds=sample_timeout_seconds,
-            max_bad_fraction=max_bad_fraction, quarantine=quarantine,
-            process_group=process_group, shared_group=shared_group, sidecars=sidecars,
-        ))  # fmt: skip
-        self.world, self.options, self.split = made.world, made.options, split
-        self.datasets = tuple(part.dataset for part in made.mix.parts)
-        self.buckets, self.batch_sizes = made.buckets, made.selection.batch_sizes
-        self._mix, self._selection, self._columns, self._numeric = made.mix, made.selection, made.columns, made.numeric
-        self._tokenizer, self.view_facts = tokenizer, made.view_facts
-        self._layout, self._num_epochs, self._pipeline_options = made.layout, made.num_epochs, made.pipeline_options
-        self._stage, self._meter, self._groups, self._shared = made.stage, StatsMeter(), made.groups, made.shared
+        data = DataArguments(
+            dataset,
+            split,
+            where,
+            columns,
+            media,
+            features,
+            options_of(ViewOptions, view, "view"),
+            StorageOptions.of(storage),
+        )
+        plan = PlanArguments(
+            batch_size,
+            max_tokens_per_batch,
+            preset,
+            world,
+            num_epochs,
+            seed,
+            shuffle,
+            tail,
+            sync,
+            accumulate,
+            options_of(ScheduleOptions, schedule, "schedule"),
+        )
+        made = options_of(OutputOptions, output, "output")
+        limited = options_of(LimitOptions, limits, "limits")
+        delivery = DeliveryArguments(made, limited, options_of(ProcessGroups, groups, "groups"), device, num_workers)
+        self._setup = set_up(data, plan, delivery)
+        self._selection, self.split = self._setup.selection, split
+        self._meter = StatsMeter()
         self._pipeline: Pipeline | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._pid, self._closed = os.getpid(), False
@@ -172,8 +146,42 @@ class VideoLoader:
         self._plan = self._selection.plan(self._start)
         self._plan.check(num_epochs)
         if self.world.rank == 0:
-            report_plan(self._plan, len(self.buckets))
-            report_memory(self.buckets, self.batch_sizes, self._pipeline_options, self.ring_bytes)
+            self._report()
+
+    def _report(self) -> None:
+        report_plan(self._plan, len(self.buckets))
+        pixels = self._setup.pipeline.pixels if self._setup.pipeline.decode else None
+        report_memory(self.buckets, self.batch_sizes, pixels, self.ring_bytes)
+
+    @property
+    def world(self) -> World:
+        """Data-parallel position of this process."""
+        return self._selection.world
+
+    @property
+    def options(self) -> PlanOptions:
+        """Options of the plan."""
+        return self._selection.options
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Buckets in the order of their ids."""
+        return self._setup.buckets
+
+    @property
+    def batch_sizes(self) -> Mapping[str, int]:
+        """Bucket id → samples per rank and step."""
+        return self._selection.batch_sizes
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """All datasets."""
+        return tuple(part.dataset for part in self._selection.mix.parts)
+
+    @property
+    def view_facts(self) -> tuple[dict[str, Any], ...]:
+        """For each dataset, what determines the view of a visit, as JSON; features must be made with the same."""
+        return self._setup.view_facts
 
     @property
     def dataset(self) -> Dataset:
@@ -212,16 +220,16 @@ class VideoLoader:
 
         Last batches of tail="shrink" and "uneven" are smaller.
         """
-        return arguments.shapes_of(self.buckets, self.batch_sizes, self._layout)
+        return self._setup.shapes
 
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return ring_bytes(self._pipeline_options, self._mix.max_clip_bytes)
+        return self._setup.ring_bytes
 
     def stats(self) -> LoaderStats:
         """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""
-        store, cache = store_stats(sources_of(self._mix.parts))
+        store, cache = store_stats(self._selection.mix.sources)
         return replace(self._meter.stats(), store=store, cache=cache)
 
     @property
@@ -239,21 +247,21 @@ class VideoLoader:
         is_over = self._num_done and not self.num_steps_left
         self._move_to(self._plan.next_epoch() if is_over else self._start)
         self._compare()
-        epoch, span = self._plan.cursor.epoch, self._num_epochs
+        epoch, span = self._plan.cursor.epoch, self._setup.num_epochs
         end_epoch = None if span is None else (epoch // span + 1) * span
         run = pipeline.start(self._selection.requests(self._plan, end_epoch))
         return self._iterate(pipeline, run, end_epoch)
 
     def _iterate(self, pipeline: Pipeline, run: int, end_epoch: int | None) -> Iterator[Batch]:
         try:
-            yield from self._stage.batches(
+            yield from self._setup.stage.batches(
                 lambda: pipeline.next_batch(run),
                 lambda: pipeline.has_batch(run),
                 self._made,
                 lambda pending, waited, making: self._hand_over(pipeline, pending, waited, making),
             )
-            if self._shared is not None:
-                self._shared.end(self.epoch)
+            if self._setup.shared_check is not None:
+                self._setup.shared_check.end(self.epoch)
             self._move_to(self._plan.next_epoch())
             while end_epoch is not None and self.epoch < end_epoch:  # epochs at the end that had no step
                 self._move_to(self._plan.next_epoch())
@@ -269,13 +277,14 @@ class VideoLoader:
         self._num_done = num_done
         depth = pipeline.queue_depth
         self._meter.add(pending.stats, len(pending.rows), wait_seconds=waited, batch_seconds=making, queue_depth=depth)
-        if self._shared is not None:
+        if self._setup.shared_check is not None:
             keys = [row["key"] for row in pending.rows]
-            self._shared.batch(self.epoch, num_done - 1, pending.digest, keys)
+            self._setup.shared_check.batch(self.epoch, num_done - 1, pending.digest, keys)
 
     def _made(self, pending: PendingBatch) -> Batch:
-        batch = make_batch(pending, self._columns, self._numeric, self._layout, self._tokenizer)
-        if self._shared is not None:  # while it is on the host: reading it back from a device would wait for that
+        setup, output = self._setup, self._setup.output
+        batch = make_batch(pending, setup.columns, setup.numeric, output.layout, output.tokenizer)
+        if setup.shared_check is not None:  # while it is on the host: reading it back from a device would wait for that
             pending.digest = batch.digest()
         return batch
 
@@ -307,10 +316,11 @@ class VideoLoader:
         Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
         resume. Raises ConfigError for an epoch that cannot be, and a step that the epoch does not have.
         """
-        arguments.epoch_of(epoch)
+        _check_epoch(epoch)
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
-            self._jump_to(start.cursor_after(arguments.step_of(step, start.num_steps_left)))
+            _check_step(step, start.num_steps_left)
+            self._jump_to(start.cursor_after(step))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
             # Asked for again after its last batch, which iter() alone would take for its end.
             self._jump_to(self._start)
@@ -324,15 +334,15 @@ class VideoLoader:
         # With another tail, positions mean the same samples; but one that "carry" has carried is behind the start of
         # the epoch, where the others do not look: it would be lost without a word.
         options = {**self.options.order_key(), "tail": self.options.tail}
-        return {"datasets": self._mix.identity(), "split": self.split, **options}
+        return {"datasets": self._selection.mix.identity(), "split": self.split, **options}
 
     def _compare(self) -> None:
         """The plan's hash, compared with that of the other processes before the first step of a loop."""
-        if self._groups[0]:
-            costs = self._selection.costs if arguments.uses_costs(self.options) else {}
-            parts = {"num_epochs": self._num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
+        if self._setup.plan_check is not None:
+            costs = self._selection.costs if uses_costs(self.options) else {}
+            parts = {"num_epochs": self._setup.num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
             identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
-            compare_plans(identity, self.world, *self._groups[1:])
+            self._setup.plan_check.compare(identity)
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)
@@ -352,12 +362,12 @@ class VideoLoader:
 
     def _open_pipeline(self) -> Pipeline:
         if self._pipeline is None:
-            pipeline = Pipeline(self._mix.parts, **self._pipeline_options)
+            pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
             # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
             self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
             try:
                 pipeline.open()
-                pin(pipeline.ring, self._stage.device)
+                pin(pipeline.ring, self._setup.stage.device)
             except BaseException:
                 pipeline.close(wait=False)
                 raise
@@ -397,3 +407,13 @@ class VideoLoader:
 
     def __reduce__(self) -> Any:
         raise TypeError("VideoLoader cannot be pickled; make it in the process that iterates it, and pass state_dict()")
+
+
+def _check_epoch(epoch: int) -> None:
+    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MAX_EPOCH:
+        raise ConfigError(f"epoch={epoch!r}: must be an integer from 0 to {MAX_EPOCH - 1}")
+
+
+def _check_step(step: int, num_steps: int) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= num_steps:
+        raise ConfigError(f"step={step!r}: must be an integer from 0 to {num_steps}, the steps of the epoch")

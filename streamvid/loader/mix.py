@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,21 +15,24 @@ from streamvid.buckets.batch_size import tokens_of
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
+from streamvid.config import check_options, option, options_of
 from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.features.tables import SidecarShard
 from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
 from streamvid.dataset.manifest import ShardInfo
-from streamvid.dataset.reader import Dataset, open_dataset
+from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.model_rule import common_rule
-from streamvid.loader.view.media import Medium
-from streamvid.loader.view.text import CaptionChoice, TextOptions, TextRule, text_rule
+from streamvid.loader.stores import Stores
+from streamvid.loader.view.media import Medium, find_media
+from streamvid.loader.view.text import CaptionOptions, TextRule, text_rule
 from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.mix import MixBy, exact_fraction, repeats_of_weights
+from streamvid.storage import StorageOptions
 
 _DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
 _SEED_MASK = (1 << 63) - 1
@@ -38,82 +41,65 @@ _KEPT_SHARDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DatasetConfig:
-    """One of the datasets of a loader.
+    """One dataset of a loader."""
 
-    num_repeats: how often an epoch takes each sample: 2, 0.5, "3/2". weight: instead, its share of all weights.
-    where: a condition on its columns; samples that do not meet it are left out.
-    caption_column: the column that `batch.text` comes from, or several with weights, {"short": 1, "long": 3}: one of
-        those that a sample has is drawn for each delivery.   caption_choice: "draw" one of several captions of a sample
-        by their weights, or take the "first".
-    caption_template: a text over columns, "{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}", {fps} being the rate
-        of what is delivered; a part {? ...} vanishes where it names a missing value, and so does all of it; :d rounds
-        down.   caption_part_dropout: the probability that a part is left out, each on its own.
-    caption_prefix: put before it; caption_dropout: the probability, 0 to 1, that a delivery has an empty text.
-    name: what its random choices hang on; None: its place in the list.
-
-    Raises ConfigError for values that cannot be.
-    """
-
-    url: str | Path | Dataset
-    num_repeats: float | str | Fraction = 1
-    weight: float | str | Fraction | None = None
-    where: str | None = None
-    caption_column: str | Mapping[str, float] = "text"
-    caption_prefix: str = ""
-    caption_dropout: float = 0.0
-    name: str | None = None
-    caption_choice: CaptionChoice = "draw"
-    caption_template: str | None = None
-    caption_part_dropout: float = 0.0
+    url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
+    num_repeats: float | str | Fraction = option(1, help="How often an epoch takes each sample: 2, 0.5 or '3/2'.")
+    weight: float | str | Fraction | None = option(
+        None, help="Share of this dataset among the weights of all, instead of num_repeats."
+    )
+    where: str | None = option(None, help="Condition on its columns. Samples that do not meet it are left out.")
+    name: str | None = option(
+        None, help="Name that its random choices depend on.", shown_default="its place in the list"
+    )
+    captions: CaptionOptions = option(default_factory=CaptionOptions, help="Text of its samples.")
 
     def __post_init__(self) -> None:
+        check_options(self)
         exact_fraction("num_repeats", self.num_repeats)
         if self.weight is not None:
             exact_fraction("weight", self.weight)
             if self.num_repeats != 1:
-                raise ConfigError(f"num_repeats={self.num_repeats!r} with weight={self.weight!r}: give one of them")
-        _ = self.text_options
-
-    @property
-    def text_options(self) -> TextOptions:
-        """Its fields about captions."""
-        return TextOptions(
-            self.caption_column, self.caption_choice, self.caption_template, self.caption_prefix, self.caption_dropout,
-            self.caption_part_dropout,
-        )  # fmt: skip
+                raise ConfigError(
+                    f"num_repeats={self.num_repeats!r}: cannot be combined with weight={self.weight!r}; leave one out"
+                )
 
 
-@dataclass(frozen=True, eq=False)
-class MixPart:
-    """One dataset of a loader. Holds nothing of the loader, so that its threads keep no loader alive.
+Datasets: TypeAlias = str | Path | Dataset | DatasetConfig | Mapping[str, Any]
+Features: TypeAlias = str | Path | Sidecar
 
-    seed: what SAMPLE-1 draws from: the loader's seed, or for one of several datasets a seed of its own.
-    shards: bucket id → shards of the split that have samples which pass the filter, in plan order.
-    counts: bucket id → how many samples of each of those shards pass.
-    columns: the caller's name of a column → its name in this index.   media: what else is delivered of a sample.
-    draws: bucket id → the draw sets that shards of it are part of.
-    rate: at which its clips are read.   view: what a delivery shows of one.
-    sidecar: what is delivered instead of clips.
+
+@dataclass(frozen=True, slots=True)
+class DataArguments:
+    """VideoLoader's arguments about what is read, by the same names."""
+
+    dataset: Datasets | Sequence[Datasets]
+    split: str = "train"
+    where: str | None = None
+    columns: Sequence[str] = ()
+    media: Sequence[str] = ()
+    features: Features | Sequence[Features | None] | None = None
+    view: ViewOptions = field(default_factory=ViewOptions)
+    storage: StorageOptions = field(default_factory=StorageOptions)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Samples of a dataset that take part: those of a split that pass a filter.
+
+    shards: bucket id → shards with such samples, in plan order.
+    counts: bucket id → number of such samples in each of those shards.
+    draws: bucket id → draw sets that these shards are part of.
     """
 
-    number: int
-    dataset: Dataset
-    seed: int
     shards: Mapping[str, Sequence[ShardInfo]]
     counts: Mapping[str, npt.NDArray[np.int64]]
-    filter: Filter | None = None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    text: TextRule = field(default_factory=TextRule)
-    name: str = "0"
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
-    rate: FrameRate = field(default_factory=FrameRate)
-    view: ViewOptions = field(default_factory=ViewOptions)
-    media: tuple[Medium, ...] = ()
-    sidecar: Sidecar | None = None
+    filter: Filter | None = None
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """A shard of `shards`; the last ones asked for are kept, as making one out of the table takes a while."""
+        """Return a shard of `shards`. The last ones are kept, because building one from the table takes time."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -123,32 +109,59 @@ class MixPart:
         return found
 
     @property
-    def source(self) -> Dataset | Sidecar:
-        """What clips are read from, or what is delivered instead."""
-        return self.sidecar or self.dataset
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether its index or its clips are far."""
-        return not (self.dataset.store.is_local and self.source.store.is_local)
-
-    @property
     def num_samples(self) -> int:
-        """Samples of a pass, on average: those of the split that pass the filter, and of drawn ones their share."""
-        return round(sum(map(self.samples_a_pass, self.counts), Fraction(0)))
+        """Mean number of samples per pass; samples of draw sets count by their share."""
+        return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
-    def samples_a_pass(self, bucket_id: str) -> Fraction:
-        """The same of one bucket."""
+    def samples_per_pass(self, bucket_id: str) -> Fraction:
+        """Return the mean number of samples of one bucket per pass."""
         counts, sets = self.counts[bucket_id], self.draws.get(bucket_id, ())
         drawn = [(int(counts[one.shards].sum()), one.probability) for one in sets]
         return int(counts.sum()) - sum((stored * (1 - share) for stored, share in drawn), Fraction(0))
 
     @property
     def max_clip_bytes(self) -> int:
-        """The largest clip of the shards, or the largest of what is delivered instead."""
-        if self.sidecar is not None:
-            return self.sidecar.max_member_bytes
+        """Size of the largest clip."""
         return max((largest_clip(shards) for shards in self.shards.values()), default=0)
+
+
+@dataclass(frozen=True, eq=False)
+class MixPart:
+    """One dataset of a loader. Holds nothing of the loader, so that its threads keep no loader alive.
+
+    seed: seed of its random choices (SAMPLE-1): the loader's, or for one of several datasets a seed of its own.
+    columns: the caller's name of a column → its name in this index.
+    rate: frame rate that its clips are read at.
+    media: conditioning inputs that are delivered too.
+    sidecar: precomputed features that are delivered instead of clips.
+    """
+
+    number: int
+    dataset: Dataset
+    seed: int
+    subset: Subset
+    columns: Mapping[str, str] = field(default_factory=dict)
+    text: TextRule = field(default_factory=TextRule)
+    name: str = "0"
+    rate: FrameRate = field(default_factory=FrameRate)
+    view: ViewOptions = field(default_factory=ViewOptions)
+    media: tuple[Medium, ...] = ()
+    sidecar: Sidecar | None = None
+
+    @property
+    def source(self) -> Dataset | Sidecar:
+        """Where clips, or the features instead of them, are read from."""
+        return self.sidecar or self.dataset
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its index or its clips are in an object store."""
+        return not (self.dataset.store.is_local and self.source.store.is_local)
+
+    @property
+    def max_clip_bytes(self) -> int:
+        """Size of the largest clip, or of the largest features of a sample."""
+        return self.subset.max_clip_bytes if self.sidecar is None else self.sidecar.max_member_bytes
 
 
 @dataclass(frozen=True)
@@ -161,8 +174,13 @@ class Mix:
 
     @property
     def max_clip_bytes(self) -> int:
-        """The largest clip."""
+        """Size of the largest clip, or of the largest features of a sample."""
         return max(part.max_clip_bytes for part in self.parts)
+
+    @property
+    def sources(self) -> list[Dataset | Sidecar]:
+        """Everything that is read."""
+        return [one for part in self.parts for one in (part.dataset, part.sidecar) if one is not None]
 
     def is_numeric(self, column: str) -> bool:
         """Whether a column, by the caller's name, holds numbers or truth values in all datasets."""
@@ -173,7 +191,7 @@ class Mix:
         return [
             {
                 "plan_fingerprint": part.dataset.manifest.fingerprints.plan,
-                "where": part.filter.text if part.filter else None,
+                "where": part.subset.filter.text if part.subset.filter else None,
                 "num_repeats": str(repeats),
             }
             | ({"name": part.name} if len(self.parts) > 1 else {})
@@ -184,7 +202,8 @@ class Mix:
 
 def _later_values(part: MixPart) -> dict[str, str]:
     """Which samples pass a filter depends on its columns, and `annotate` may have given these other values."""
-    digest = part.dataset.columns_digest(part.filter.columns) if part.filter else None
+    chosen = part.subset.filter
+    digest = part.dataset.columns_digest(chosen.columns) if chosen else None
     return {} if digest is None else {"where_columns": digest}
 
 
@@ -192,8 +211,8 @@ def _later_values(part: MixPart) -> dict[str, str]:
 class SampleRequest:
     """One slot of a batch: which stored sample, at which visit.
 
-    shard: number of the shard in `part.shards[bucket_id]`. place: number of the sample among those of the shard that
-    pass the part's filter.
+    shard: number of the shard in `part.subset.shards[bucket_id]`.
+    place: number of the sample among those of the shard that pass the part's filter.
     """
 
     part: MixPart
@@ -205,7 +224,7 @@ class SampleRequest:
 
     @property
     def shard_info(self) -> ShardInfo:
-        return self.part.shard_info(self.bucket_id, self.shard)
+        return self.part.subset.shard_info(self.bucket_id, self.shard)
 
     @property
     def file(self) -> ShardInfo | SidecarShard:
@@ -223,7 +242,7 @@ class SampleRequest:
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
     """(shard, place) of what may take a bad sample's place, in order (BAD-1): the rest of its shard in a circle,
     then the shards that follow in the bucket, in a circle; each other sample once."""
-    counts = sample.part.counts[sample.bucket_id]
+    counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
         shard = (sample.shard + step) % len(counts)
         num_samples = int(counts[shard])
@@ -232,66 +251,87 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
             yield shard, (first + place) % num_samples
 
 
-def as_configs(datasets: object) -> list[DatasetConfig]:
-    """What a caller may give as the datasets: one or several of URLs, open Datasets, DatasetConfigs."""
-    several: Sequence[Any] = (
-        datasets if isinstance(datasets, Sequence) and not isinstance(datasets, str) else [datasets]
-    )
+def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
+    """Return the config of each dataset that a caller gives, its URL replaced by the open dataset.
+
+    datasets: one or several of a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields.
+    Raises ConfigError, and what opening a dataset raises.
+    """
+    several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
-        raise ConfigError("dataset=[]: give at least one")
-    for one in several:
-        if not isinstance(one, str | Path | Dataset | DatasetConfig):
-            raise ConfigError(
-                f"dataset={one!r}: expected a path, a URL, an open Dataset or a DatasetConfig, or a list of them"
-            )
-    configs = [one if isinstance(one, DatasetConfig) else DatasetConfig(one) for one in several]
+        raise ConfigError("dataset=[]: must name at least one dataset")
+    configs = [_config(one, "dataset" if several is not datasets else f"dataset[{n}]") for n, one in enumerate(several)]
     names = [config.name or str(number) for number, config in enumerate(configs)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"dataset: names {names} are not all different; give each DatasetConfig a name of its own")
+        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig a name of its own")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
         raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them one, or none")
-    return configs
+    return [
+        config if isinstance(config.url, Dataset) else replace(config, url=stores.open(config.url))
+        for config in configs
+    ]
+
+
+def _config(given: object, name: str) -> DatasetConfig:
+    if isinstance(given, str | Path | Dataset):
+        return DatasetConfig(given)
+    if isinstance(given, Mapping) and "url" not in given:
+        raise ConfigError(f"{name}={given!r}: has no url; set it to the path or URL of a dataset")
+    if given is None or not isinstance(given, Mapping | DatasetConfig):
+        raise ConfigError(
+            f"{name}={given!r}: must be a path, a URL, an open Dataset, a DatasetConfig, or a list of them"
+        )
+    return options_of(DatasetConfig, given, name)
 
 
 def open_mix(
-    configs: Sequence[DatasetConfig],
+    data: DataArguments,
+    stores: Stores,
     *,
-    split: str,
-    where: str | None,
-    columns: Sequence[str],
-    seed: int,
-    samples_per_epoch: int | None,
-    by: MixBy,
-    open_url: Callable[[str | Path], Dataset] = open_dataset,
-    view: ViewOptions | None = None,
+    seed: int = 0,
+    samples_per_epoch: int | None = None,
+    mix_by: MixBy = "samples",
     model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets. `where` holds for each, besides its own condition. model: whose tokens weights count."""
+    """Open all datasets; features are not opened yet. model: rule that counts tokens for weights."""
+    configs = open_configs(data.dataset, stores)
     buckets: dict[str, Bucket] = {}
-    parts = []
-    for number, config in enumerate(configs):
-        dataset = config.url if isinstance(config.url, Dataset) else open_url(config.url)
-        name = config.name or str(number)
-        own_seed = seed if len(configs) == 1 else hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK
-        shards, counts, chosen = _select(dataset, split, _both(where, config.where))
-        drawn = _draws(dataset, shards, counts, chosen)
-        own = [dataset.manifest.bucket(bucket_id) for bucket_id in shards]
-        common = _common_ids(own, buckets, name)
-        manifest, shown = dataset.manifest, view or ViewOptions()
-        shown.check(manifest.clips, own, str(dataset.url))
-        # Native clips were resampled when they were encoded.
-        rate = FrameRate() if manifest.clips == "native" else manifest.frame_rate
-        parts.append(
-            MixPart(
-                number, dataset, own_seed, {common[k]: v for k, v in shards.items()},
-                {common[k]: v for k, v in counts.items()}, chosen, {name: dataset.column(name) for name in columns},
-                text_rule(config.text_options, dataset), name, {common[k]: v for k, v in drawn.items()},
-                rate, shown,
-            )
-        )  # fmt: skip
-    repeats = _repeats(configs, parts, buckets, samples_per_epoch, by, model)
+    parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
+    media = find_media(data.media, [part.dataset for part in parts])
+    parts = [replace(part, media=media) for part in parts]
+    repeats = _repeats(configs, parts, buckets, samples_per_epoch, mix_by, model)
     return Mix(tuple(parts), tuple(repeats), dict(sorted(buckets.items())))
+
+
+def _open_part(
+    number: int, config: DatasetConfig, data: DataArguments, is_mixed: bool, seed: int, buckets: dict[str, Bucket]
+) -> MixPart:
+    dataset = config.url
+    assert isinstance(dataset, Dataset)
+    name, manifest = config.name or str(number), dataset.manifest
+    shards, counts, chosen = _select(dataset, data.split, _both(data.where, config.where))
+    drawn = _draws(dataset, shards, counts, chosen)
+    own = [manifest.bucket(bucket_id) for bucket_id in shards]
+    common = _common_ids(own, buckets, name)
+    data.view.check(manifest.clips, own, str(dataset.url))
+    return MixPart(
+        number,
+        dataset,
+        seed=hash64(seed, _DATASET, hash_text(name)) & _SEED_MASK if is_mixed else seed,
+        subset=Subset(
+            {common[bucket_id]: rows for bucket_id, rows in shards.items()},
+            {common[bucket_id]: numbers for bucket_id, numbers in counts.items()},
+            {common[bucket_id]: sets for bucket_id, sets in drawn.items()},
+            chosen,
+        ),
+        columns={column: dataset.column(column) for column in data.columns},
+        text=text_rule(config.captions, dataset),
+        name=name,
+        # Native clips were resampled when they were encoded.
+        rate=FrameRate() if manifest.clips == "native" else manifest.frame_rate,
+        view=data.view,
+    )
 
 
 def _repeats(
@@ -308,10 +348,11 @@ def _repeats(
         if by == "tokens":  # else datasets of different models may be mixed
             model = model or common_rule(part.dataset.manifest for part in parts)
         tokens = [_tokens(part, buckets, model) for part in parts]
-        return repeats_of_weights(weights, [part.num_samples for part in parts], tokens, samples_per_epoch, by)
+        return repeats_of_weights(weights, [part.subset.num_samples for part in parts], tokens, samples_per_epoch, by)
     if samples_per_epoch is not None:
         raise ConfigError(
-            f"samples_per_epoch={samples_per_epoch!r} goes with weights: give each DatasetConfig one, or leave it out"
+            f"schedule.samples_per_epoch={samples_per_epoch}: needs weights; give each DatasetConfig one, or leave it "
+            "out"
         )
     return [exact_fraction("num_repeats", config.num_repeats) for config in configs]
 
@@ -347,7 +388,7 @@ def _both(general: str | None, own: str | None) -> str | None:
 
 def _tokens(part: MixPart, buckets: Mapping[str, Bucket], model: ModelRule | None) -> int:
     """Of a pass."""
-    counts = (part.samples_a_pass(name) * tokens_of(buckets[name], model) for name in part.counts)
+    counts = (part.subset.samples_per_pass(name) * tokens_of(buckets[name], model) for name in part.subset.counts)
     return round(sum(counts, Fraction(0)))
 
 

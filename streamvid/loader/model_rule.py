@@ -36,7 +36,7 @@ def check_datasets(rule: ModelRule, mix: Mix) -> None:
     """
     for part in mix.parts:
         manifest = part.dataset.manifest
-        buckets = [mix.buckets[bucket_id] for bucket_id in part.shards]
+        buckets = [mix.buckets[bucket_id] for bucket_id in part.subset.shards]
         try:
             rule.check_all(buckets, manifest.frame_rate)
         except ConfigError as error:
@@ -45,7 +45,7 @@ def check_datasets(rule: ModelRule, mix: Mix) -> None:
 
 def check_view(rule: ModelRule, view: ViewOptions) -> None:
     """ConfigError for frames that would come at another rate than the model's."""
-    named = f"max_interval={view.max_interval}" if view.max_interval > 1 else f"temporal={view.temporal!r}"
+    named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
             f"{named} delivers frames at other rates than {float(rule.fps):g} a second, which {rule.name} is for; "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from streamvid.buckets.batch_size import host_bytes
 from streamvid.buckets.bucket import Bucket
@@ -17,13 +16,12 @@ _NUM_NAMED = 10
 
 
 def report_memory(
-    buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pipeline_options: Mapping[str, Any], ring_bytes: int
+    buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pixels: Pixels | None, ring_bytes: int
 ) -> None:
-    """What is taken of the host: the largest batch of decoded frames, and the memory that is shared with workers."""
+    """Log the memory shared with workers and the largest batch of decoded frames. pixels: None: none are decoded."""
     _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", ring_bytes)
-    if not pipeline_options["decode"]:
+    if pixels is None:
         return
-    pixels: Pixels = pipeline_options["pixels"]
     largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
     size = batch_sizes[largest.id]
     _log.info(

@@ -1,9 +1,11 @@
-"""What a VideoLoader is made of, worked out of its arguments before its first loop."""
+"""What a VideoLoader is made of: its arguments checked, its datasets opened, nothing running yet."""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,181 +13,334 @@ from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
-from streamvid.dataset.reader import Dataset
-from streamvid.loader import arguments
-from streamvid.loader.batch.batch import Layout, check_layout
+from streamvid.errors import ConfigError
+from streamvid.loader.batch.batch import RING_LAYOUT, STANDARD_FIELDS
 from streamvid.loader.batch.device import DeviceStage
-from streamvid.loader.batch.features import Sidecars, view_facts, with_sidecars
-from streamvid.loader.batch.tokens import Tokenizer, check_tokenizer
+from streamvid.loader.batch.features import view_facts, with_features
+from streamvid.loader.batch.tokens import check_token_fields
+from streamvid.loader.delivery.clip_part import TABLE_BYTES
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
+from streamvid.loader.delivery.pipeline import PipelineOptions
+from streamvid.loader.delivery.quarantine import Quarantine
 from streamvid.loader.delivery.requests import Selection
-from streamvid.loader.exchange import SharedBatchCheck
-from streamvid.loader.mix import DatasetConfig, Mix, as_configs, open_mix
+from streamvid.loader.exchange import PlanCheck, SharedBatchCheck
+from streamvid.loader.mix import DataArguments, Mix, open_mix
 from streamvid.loader.model_rule import check_datasets, check_view, rule_of, token_rule
-from streamvid.loader.stores import Stores, sources_of
-from streamvid.loader.view.media import with_media
-from streamvid.loader.view.view import ViewOptions
-from streamvid.loader.world import detect_world
+from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
+from streamvid.loader.stores import Stores
+from streamvid.loader.view.media import Medium, media_bytes
+from streamvid.loader.workers.arena import ALIGN_BYTES
+from streamvid.loader.world import default_num_workers, detect_world
 from streamvid.plan import PlanOptions, World
-from streamvid.plan.cost import CostTable, default_costs
-from streamvid.plan.mix import MixBy
-from streamvid.plan.options import Order, Shuffle, Sync, Tail
-from streamvid.storage import StorageOptions
-from streamvid.video.picture import Accuracy, Pixels
+from streamvid.plan.cost import default_costs
+from streamvid.plan.options import Shuffle, Sync, Tail
+from streamvid.video.picture import PictureFormat, Pixels
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
+
+_TEXT_BATCHES = 32  # that are ready ahead of the caller
+_MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """VideoLoader's arguments as the caller gave them, by their names there; not checked yet."""
+@dataclass(frozen=True, slots=True)
+class PlanArguments:
+    """VideoLoader's arguments about the plan, by the same names."""
 
-    dataset: str | Path | Dataset | DatasetConfig | Sequence[str | Path | Dataset | DatasetConfig]
-    batch_size: int | Mapping[str, int] | BucketConfig | None
-    max_tokens_per_batch: int | None
-    preset: str | Path | ModelRule | None
-    world: World | None
-    num_epochs: int | None
-    accumulate: int
-    shuffle: Shuffle
-    window: int
-    order: Order
-    deal: int
-    tail: Tail | None
-    sync: Sync
-    costs: CostTable | None
-    seed: int
-    split: str
-    where: str | None
-    samples_per_epoch: int | None
-    mix_by: MixBy
-    columns: Sequence[str]
-    media: Sequence[str]
-    view: ViewOptions
-    tokenizer: Tokenizer | None
-    device: torch.device | str | None
-    layout: Layout
-    pixels: Pixels | None
-    accuracy: Accuracy | None
-    decode: bool
-    sidecars: Sidecars
-    num_workers: int | None
-    prefetch_bytes: int
-    storage: StorageOptions | Mapping[str, Any] | None
-    cache_dir: str | Path | None
-    cache_bytes: int | None
-    sample_timeout_seconds: float | None
-    max_bad_fraction: float
-    quarantine: str | Path | None
-    process_group: ProcessGroup | None
-    shared_group: ProcessGroup | None
+    batch_size: int | Mapping[str, int] | BucketConfig | None = None
+    max_tokens_per_batch: int | None = None
+    preset: str | Path | ModelRule | None = None
+    world: World | None = None
+    num_epochs: int | None = 1
+    seed: int = 0
+    shuffle: Shuffle = "window"
+    tail: Tail | None = None
+    sync: Sync = "bucket"
+    accumulate: int = 1
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+
+    def options(self, split: str) -> PlanOptions:
+        """Return the plan options for a split. Raises ConfigError."""
+        return PlanOptions(
+            seed=self.seed,
+            shuffle=self.shuffle,
+            window=self.schedule.window,
+            tail=self.tail or ("carry" if split == "train" else "uneven"),
+            sync=self.sync,
+            order=self.schedule.order,
+            accumulate=self.accumulate,
+            shard_locality=self.schedule.shard_locality,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryArguments:
+    """VideoLoader's arguments about how batches are made and handed over, by the same names."""
+
+    output: OutputOptions = field(default_factory=OutputOptions)
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
+    device: torch.device | str | None = None
+    num_workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A loader's parts, none of which runs yet.
+    """Parts of a loader.
 
-    numeric: the columns that hold numbers in all datasets.   pipeline_options: what a Pipeline takes by these names.
-    groups: whether plans are compared, over which processes, and who shares this rank's batches.
-    view_facts: of each dataset, see sidecar.py.
+    numeric: columns that hold numbers in all datasets.
+    plan_check: comparison of plans with other processes; None: no comparison.
+    view_facts: what a visit shows of each dataset, see sidecar.py.
     """
 
-    world: World
-    options: PlanOptions
-    mix: Mix
     selection: Selection
     columns: tuple[str, ...]
     numeric: frozenset[str]
-    layout: Layout
+    output: OutputOptions
     num_epochs: int | None
     stage: DeviceStage
-    pipeline_options: Mapping[str, Any]
-    groups: tuple[bool, ProcessGroup | None, ProcessGroup | None]
-    shared: SharedBatchCheck | None
+    pipeline: PipelineOptions
+    plan_check: PlanCheck | None
+    shared_check: SharedBatchCheck | None
     view_facts: tuple[dict[str, Any], ...]
 
     @property
+    def mix(self) -> Mix:
+        """The datasets."""
+        return self.selection.mix
+
+    @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, in the order of their ids."""
+        """Buckets in the order of their ids."""
         return tuple(self.mix.buckets.values())
 
     @property
     def ring_bytes(self) -> int:
         """Shared memory of a loader that iterates: the ring of decoded frames and the clips read ahead."""
-        return ring_bytes(self.pipeline_options, self.mix.max_clip_bytes)
+        own = LoaderMemory(self.pipeline.frame_bytes, self.pipeline.clip_bytes, self.mix.max_clip_bytes)
+        return own.num_bytes
+
+    @property
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        """(bucket id, shape of a whole batch's video), largest first."""
+        axes = [RING_LAYOUT.index(name) for name in self.output.layout]
+        found = []
+        for bucket in self.buckets:
+            if not bucket.is_text:
+                size = (self.selection.batch_sizes[bucket.id], *bucket.shape, 3)
+                found.append((bucket.id, tuple(size[axis] for axis in axes)))
+        return sorted(found, key=lambda named: -math.prod(named[1]))
 
 
-def ring_bytes(memory_options: Mapping[str, Any], max_clip_bytes: int) -> int:
-    """Shared memory that a Pipeline of these options takes."""
-    own = sum(memory_options[name] for name in ("frame_bytes", "clip_bytes"))
-    return int(own) + max_clip_bytes  # the last for what replaces a bad sample
-
-
-def set_up(given: Given) -> Setup:
-    """Check what was given and open the datasets. Raises ConfigError, DatasetError, PlanError."""
-    world = detect_world() if given.world is None else arguments.check_world(given.world)
-    tail = given.tail or ("carry" if given.split == "train" else "uneven")
-    options = PlanOptions(
-        given.seed, given.shuffle, given.window, tail, given.sync, given.order, given.accumulate, given.deal
-    )
-    layout, num_epochs = check_layout(given.layout), arguments.at_least("num_epochs", given.num_epochs, 1)
-    num_workers, columns = arguments.check_workers(given.num_workers), tuple(arguments.check_columns(given.columns))
-    check_tokenizer(given.tokenizer, columns)
-    stores = Stores.of(given.storage, given.cache_dir, given.cache_bytes)
-    rule = rule_of(given.preset)
-    mix = with_media(_open(given, columns, stores, rule), given.media)
-    facts = tuple(view_facts(part, given.pixels, given.accuracy) for part in mix.parts)
-    mix = with_sidecars(mix, given.sidecars, stores, facts, columns)
-    selection = _select(given, mix, options, world, rule)
-    if all(bucket.is_text for bucket in mix.buckets.values()):
-        num_workers = 0  # nothing is decoded
-    stage = DeviceStage(given.device)
-    pipeline_options = _pictures(given, selection, stage) | arguments.pipeline_options(
-        num_workers, world, [part.dataset for part in mix.parts], given.sample_timeout_seconds,
-        given.max_bad_fraction, given.quarantine, stores.num_fetch_threads(sources_of(mix.parts)),
-    )  # fmt: skip
-    shared = given.shared_group
-    return Setup(
-        world, options, mix, selection, columns, frozenset(name for name in columns if mix.is_numeric(name)),
-        layout, num_epochs, stage, pipeline_options,
-        arguments.check_groups(given.world, given.process_group, shared),
-        None if shared is None else SharedBatchCheck(world, shared), facts,
-    )  # fmt: skip
-
-
-def _open(given: Given, columns: Sequence[str], stores: Stores, rule: ModelRule | None) -> Mix:
-    return open_mix(
-        as_configs(given.dataset), split=given.split, where=given.where, columns=columns, seed=given.seed,
-        samples_per_epoch=given.samples_per_epoch, by=given.mix_by, open_url=stores.open, view=given.view,
+def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
+    """Check the arguments and open the datasets. Raises ConfigError, DatasetError, PlanError."""
+    world, options = _world(plan.world), plan.options(data.split)
+    at_least("num_epochs", plan.num_epochs, 1)
+    num_workers = _num_workers(delivery.num_workers)
+    columns = _columns(data.columns, delivery.output)
+    stores, rule = Stores.of(data.storage), rule_of(plan.preset)
+    mix = open_mix(
+        data,
+        stores,
+        seed=plan.seed,
+        samples_per_epoch=plan.schedule.samples_per_epoch,
+        mix_by=plan.schedule.mix_by,
         model=rule,
-    )  # fmt: skip
+    )
+    facts = tuple(view_facts(part, delivery.output) for part in mix.parts)
+    mix = with_features(mix, data.features, stores, facts, columns)
+    selection = _select(mix, plan, options, world, rule)
+    if rule is not None:
+        check_view(rule, data.view)
+    stage = DeviceStage(delivery.device)
+    _check_output(data, delivery)
+    return Setup(
+        selection,
+        columns,
+        frozenset(name for name in columns if mix.is_numeric(name)),
+        delivery.output,
+        plan.num_epochs,
+        stage,
+        _pipeline(selection, delivery, stage, num_workers, stores.num_fetch_threads(mix.sources)),
+        _plan_check(plan.world, world, delivery.groups),
+        None if delivery.groups.shared_group is None else SharedBatchCheck(world, delivery.groups.shared_group),
+        facts,
+    )
 
 
-def _select(given: Given, mix: Mix, options: PlanOptions, world: World, rule: ModelRule | None) -> Selection:
-    buckets = tuple(mix.buckets.values())
+def _world(world: object) -> World:
+    if world is None:
+        return detect_world()
+    if not isinstance(world, World):
+        raise ConfigError(f"world={world!r}: must be a streamvid.World(rank, num_ranks), or None to detect it")
+    return world
+
+
+def at_least(name: str, value: int | None, least: int) -> None:
+    """Raise ConfigError unless `value` is None or an integer that is large enough."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise ConfigError(f"{name}={value!r}: must be an integer of at least {least}")
+
+
+def _num_workers(num_workers: int | None) -> int:
+    if num_workers is None:
+        return default_num_workers()
+    at_least("num_workers", num_workers, 0)
+    if num_workers and sys.platform != "linux":
+        raise ConfigError(
+            f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
+        )
+    return num_workers
+
+
+def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: must be a list of names: [{columns!r}]")
+    for name in columns:
+        if name in STANDARD_FIELDS:
+            raise ConfigError(f"columns: {name!r} is a field of every batch already; leave it out or rename the column")
+    if output.tokenizer is not None:
+        check_token_fields(columns)
+    return tuple(columns)
+
+
+def _plan_check(given: World | None, world: World, groups: ProcessGroups) -> PlanCheck | None:
+    if groups.shared_group is not None and given is None:
+        raise ConfigError(
+            "groups.shared_group: needs world; set it to the rank that the processes share, see world_from_mesh"
+        )
+    is_compared = given is None or groups.process_group is not None
+    return PlanCheck(world, groups) if is_compared else None
+
+
+def uses_costs(options: PlanOptions) -> bool:
+    """Return whether the plan depends on the costs of steps."""
+    return options.sync == "cost" or options.order == "largest-first"
+
+
+def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, rule: ModelRule | None) -> Selection:
+    buckets, costs = tuple(mix.buckets.values()), plan.schedule.costs
+    if costs is not None and not uses_costs(options):
+        raise ConfigError(
+            f"schedule.costs: has no effect with sync={options.sync!r} and order={options.order!r}; use sync='cost' or "
+            "schedule.order='largest-first', or leave it out"
+        )
     if rule is not None:
         check_datasets(rule, mix)
-        check_view(rule, given.view)
-    # Datasets of different models may be mixed as long as nobody asks how many tokens they are.
-    counts_tokens = given.max_tokens_per_batch is not None or arguments.uses_costs(options)
+    # Datasets of different models may be mixed as long as their tokens need not be counted.
+    counts_tokens = plan.max_tokens_per_batch is not None or uses_costs(options)
     model = token_rule(rule, mix) if counts_tokens else rule
-    sizes = batch_sizes(buckets, given.batch_size, given.max_tokens_per_batch, model)
-    costs = arguments.check_costs(given.costs, options) or default_costs(buckets, model)
-    return Selection(mix, sizes, options, world, costs.costs(sizes))
+    sizes = batch_sizes(buckets, plan.batch_size, plan.max_tokens_per_batch, model)
+    return Selection(mix, sizes, options, world, (costs or default_costs(buckets, model)).costs(sizes))
 
 
-def _pictures(given: Given, selection: Selection, stage: DeviceStage) -> dict[str, Any]:
-    """The Pipeline's options that say what is delivered and how much memory it takes."""
-    mix, decode = selection.mix, given.decode
+def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
+    """Raise ConfigError for arguments about pictures where none are delivered."""
+    output, media = delivery.output, list(data.media)
+    if data.features is not None:
+        if not output.decode:
+            raise ConfigError(
+                "output.decode=False: cannot be combined with features, which hold no clips; leave it out"
+            )
+        if media:
+            raise ConfigError(
+                f"media={media!r}: cannot be combined with features, which were made from them; leave it out"
+            )
+        return
+    if output.decode:
+        return
+    given = {
+        "device": delivery.device is not None,
+        "output.layout": output.layout != "BCTHW",
+        "output.pixels": output.pixels is not None,
+        "output.accuracy": output.accuracy is not None,
+        "media": bool(media),
+        "view.spatial": data.view.spatial != "resize_crop",
+        "groups.shared_group": delivery.groups.shared_group is not None,
+    }
+    if names := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; leave one out"
+        )
+
+
+def _pipeline(
+    selection: Selection, delivery: DeliveryArguments, stage: DeviceStage, num_workers: int, num_fetch_threads: int
+) -> PipelineOptions:
+    mix, output, limits = selection.mix, delivery.output, delivery.limits
     buckets = tuple(mix.buckets.values())
-    memory = (given.prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, buckets)
-    if given.sidecars is not None:
-        arguments.check_with_sidecars(decode, media=given.media or None)
-        return {"decode": False, **arguments.memory_options(*memory, None)}
-    of_pictures: dict[str, Any] = {"layout": given.layout, "pixels": given.pixels, "accuracy": given.accuracy}
-    of_pictures["media"] = given.media or None
-    of_pictures["spatial"] = None if given.view.spatial == "resize_crop" else given.view.spatial
-    arguments.check_decode(decode, device=given.device, **of_pictures, shared_group=given.shared_group)
-    pictures = arguments.picture_options(decode, given.pixels, given.accuracy, stage.device, buckets)
-    return pictures | arguments.memory_options(*memory, pictures["pixels"] if decode else None, mix.parts[0].media)
+    Quarantine(limits, selection.world.rank, [part.dataset for part in mix.parts])  # raises now, not at the first loop
+    decode = output.decode and all(part.sidecar is None for part in mix.parts)
+    pixels = _pixels(output, stage, buckets)
+    memory = loader_memory(
+        limits.prefetch_bytes,
+        mix.max_clip_bytes,
+        selection.batch_sizes,
+        buckets,
+        pixels if decode else None,
+        mix.parts[0].media if decode else (),
+    )
+    return PipelineOptions(
+        num_workers=0 if all(bucket.is_text for bucket in buckets) else num_workers,  # text needs no decoder
+        clip_bytes=memory.clip_bytes,
+        frame_bytes=memory.frame_bytes,
+        num_fetch_threads=num_fetch_threads,
+        rank=selection.world.rank,
+        limits=limits,
+        pixels=pixels,
+        accuracy=output.accuracy,
+        decode=decode,
+    )
+
+
+def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]) -> Pixels:
+    """Return the pixel format of the ring. Raises ConfigError if a bucket's size does not allow it."""
+    pictured = [bucket for bucket in buckets if not bucket.is_text]
+    is_odd = any(bucket.height % 2 or bucket.width % 2 for bucket in pictured)
+    on_cuda = stage.device is not None and stage.device.type == "cuda"
+    pixels: Pixels = output.pixels or ("yuv420p" if on_cuda and not is_odd else "rgb24")
+    for bucket in pictured:
+        PictureFormat(bucket.height, bucket.width, pixels, output.accuracy or "exact")
+    return pixels
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderMemory:
+    """Shared memory of a loader that iterates: the ring, clips read ahead, and what replaces a bad sample."""
+
+    frame_bytes: int
+    clip_bytes: int
+    repair_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return self.frame_bytes + self.clip_bytes + self.repair_bytes
+
+
+def loader_memory(
+    prefetch_bytes: int,
+    max_clip_bytes: int,
+    batch_sizes: Mapping[str, int],
+    buckets: Sequence[Bucket],
+    pixels: Pixels | None,
+    media: Sequence[Medium] = (),
+) -> LoaderMemory:
+    """Return the shared memory of a loader. pixels: None: its ring holds clips as they are stored."""
+    largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
+    if all(bucket.is_text for bucket in buckets):  # cheap to make, and there is no clip to read
+        prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)
+    return LoaderMemory(
+        frame_bytes=max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),
+        clip_bytes=max(prefetch_bytes // 8, 2 * (max_clip_bytes + ALIGN_BYTES)),
+        repair_bytes=max_clip_bytes,
+    )
+
+
+def _sample_bytes(bucket: Bucket, max_clip_bytes: int, pixels: Pixels | None, media: Sequence[Medium]) -> int:
+    if bucket.is_text:
+        return TEXT_ROW_BYTES
+    if pixels is None:
+        return max_clip_bytes + TABLE_BYTES
+    picture_bytes = PictureFormat(bucket.height, bucket.width, pixels).num_bytes
+    return bucket.num_frames * picture_bytes + media_bytes(media, bucket, picture_bytes)

@@ -1,8 +1,8 @@
-"""What a loader spent its time and its bytes on: `loader.stats()`."""
+"""Where a loader's time and bytes go: `loader.stats()`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +11,11 @@ from streamvid.storage import CacheStats, StoreStats
 
 @dataclass(slots=True)
 class BatchStats:
-    """What one batch cost; seconds are summed over its samples, which are worked on at the same time."""
+    """Work on the samples of a batch, or of several.
+
+    Seconds are summed over samples, which are read and decoded concurrently while the caller computes: they show where
+    to look when the caller waits, not how long a step took.
+    """
 
     fetch_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -19,18 +23,25 @@ class BatchStats:
     num_retries: int = 0
     num_substituted: int = 0
 
+    def plus(self, other: BatchStats, sign: int = 1) -> BatchStats:
+        """Return the sum, or with sign=-1 the difference."""
+        return BatchStats(*(getattr(self, name) + sign * getattr(other, name) for name in _BATCH_FIELDS))
+
+
+_BATCH_FIELDS = tuple(one.name for one in fields(BatchStats))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What the batches handed over so far cost, those of one rank; `last` is the same of the last one alone.
+    """Statistics of the batches that one rank has handed over so far.
 
-    seconds: on the clock since the first batch was asked for (of `last`: since the one before was handed over).
-    wait_seconds: of those, how long the caller stood still for batches; batch_seconds: of those again, how long
-    batches took to be made and sent on their way to the device.
-    fetch_seconds, decode_seconds: summed over samples, which are worked on at the same time, while the caller works.
-    num_bytes_fetched, num_retries, num_substituted: of samples' reads, and samples that took the place of bad ones.
-    store, cache: of object stores and the local cache, by this process so far; None where there are none.
-    queue_depth: complete batches that lay waiting when the last one was handed over.  queue_depth_sum: over all steps.
+    seconds: time since the first batch was asked for.
+    wait_seconds: time of those that the caller waited for batches.
+    batch_seconds: time of those that it took to build batches and to start their copies to the device.
+    work: reads and decodes.
+    queue_depth: complete batches that were ready when the last one was handed over. queue_depth_sum: over all steps.
+    last: statistics of the last batch alone; its `seconds` count from the batch before.
+    store, cache: requests of this process to object stores and its use of the cache; None if there is none.
     """
 
     num_steps: int = 0
@@ -38,11 +49,7 @@ class LoaderStats:
     seconds: float = 0.0
     wait_seconds: float = 0.0
     batch_seconds: float = 0.0
-    fetch_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    num_bytes_fetched: int = 0
-    num_retries: int = 0
-    num_substituted: int = 0
+    work: BatchStats = field(default_factory=BatchStats)
     queue_depth: int = 0
     queue_depth_sum: int = 0
     last: LoaderStats | None = None
@@ -51,83 +58,78 @@ class LoaderStats:
 
     @property
     def wait_share(self) -> float:
-        """The share of the time that the caller, and so its GPU, waited for data: 0..1."""
+        """Share of the time that the caller, and so its GPU, waited for data: 0..1."""
         return min(1.0, self.wait_seconds / self.seconds) if self.seconds > 0 else 0.0
 
     @property
     def mean_queue_depth(self) -> float:
-        """Complete batches that lay waiting, on average over the steps."""
+        """Mean number of complete batches that were ready, over the steps."""
         return self.queue_depth_sum / self.num_steps if self.num_steps else 0.0
 
+    def plus(self, other: LoaderStats, sign: int = 1) -> LoaderStats:
+        """Return these statistics with the sums of `other` added, or with sign=-1 subtracted."""
+        sums = {name: getattr(self, name) + sign * getattr(other, name) for name in _SUMS}
+        return replace(self, **sums, work=self.work.plus(other.work, sign))
+
     def since(self, earlier: LoaderStats) -> LoaderStats:
-        """What came after `earlier`, stats of the same loader: the sums of that interval."""
-        return replace(self, **{name: getattr(self, name) - getattr(earlier, name) for name in _SUMS})
+        """Return the sums of the interval after `earlier`, statistics of the same loader."""
+        return self.plus(earlier, sign=-1)
 
     def figures(self) -> dict[str, float]:
-        """What a training log says of a loader, this rank's: fields named data_*.
-
-        fetch and decode seconds are summed over samples, which are worked on at the same time while the model computes:
-        they tell where to look once waiting is high, not how long a step took.
-        """
+        """Return the fields of a training log about this rank's loader, named data_*."""
         return {
             "data_batch_seconds": round(self.batch_seconds, 4),
-            "data_fetch_seconds": round(self.fetch_seconds, 4),
-            "data_decode_seconds": round(self.decode_seconds, 4),
-            "data_bytes": self.num_bytes_fetched,
-            "data_retries": self.num_retries,
-            "data_substituted": self.num_substituted,
+            "data_fetch_seconds": round(self.work.fetch_seconds, 4),
+            "data_decode_seconds": round(self.work.decode_seconds, 4),
+            "data_bytes": self.work.num_bytes_fetched,
+            "data_retries": self.work.num_retries,
+            "data_substituted": self.work.num_substituted,
             "data_queue_depth": round(self.mean_queue_depth, 2),
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON has it, seconds and shares rounded to microseconds; `last` as an object or null."""
-        record: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return everything as JSON, seconds and shares rounded to microseconds."""
+        record: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
         del record["queue_depth_sum"]
+        record |= asdict(record.pop("work"))
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
         record["last"] = self.last and self.last.to_json()
         record |= {name: value and asdict(value) for name, value in (("store", self.store), ("cache", self.cache))}
         return {name: round(value, 6) if isinstance(value, float) else value for name, value in record.items()}
 
 
-_SUMS = tuple(
-    field.name for field in fields(LoaderStats) if field.name not in {"queue_depth", "last", "store", "cache"}
-)
-_OF_BATCH = tuple(field.name for field in fields(BatchStats))
+_SUMS = ("num_steps", "num_samples", "seconds", "wait_seconds", "batch_seconds", "queue_depth_sum")
 
 
 class StatsMeter:
-    """Adds up what the batches handed over cost; for the thread that iterates."""
+    """Sums the statistics of batches as they are handed over; for the thread that iterates."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
-        self._last: dict[str, Any] | None = None
+        self._total = LoaderStats()
         self._start = self._handed_over = 0.0
 
     def add(
-        self, cost: BatchStats, num_samples: int, *, wait_seconds: float, batch_seconds: float, queue_depth: int
+        self, work: BatchStats, num_samples: int, *, wait_seconds: float, batch_seconds: float, queue_depth: int
     ) -> None:
-        """A batch is handed over now, for which the caller has waited `wait_seconds`; the rest as in LoaderStats."""
+        """Add a batch that is handed over now. Arguments: see LoaderStats."""
         now = perf_counter()
-        if self._last is None:
+        if not self._total.num_steps:
             self._start = self._handed_over = now - wait_seconds
-        last: dict[str, Any] = {name: getattr(cost, name) for name in _OF_BATCH}
-        last |= {
-            "num_steps": 1,
-            "num_samples": num_samples,
-            "seconds": now - self._handed_over,
-            "wait_seconds": wait_seconds,
-            "batch_seconds": batch_seconds,
-            "queue_depth_sum": queue_depth,
-        }
-        for name in _SUMS:
-            self._sums[name] += last[name]
-        self._last, self._handed_over = last, now
+        last = LoaderStats(
+            num_steps=1,
+            num_samples=num_samples,
+            seconds=now - self._handed_over,
+            wait_seconds=wait_seconds,
+            batch_seconds=batch_seconds,
+            work=work,
+            queue_depth=queue_depth,
+            queue_depth_sum=queue_depth,
+        )
+        self._total = replace(self._total.plus(last), queue_depth=queue_depth, last=last)
+        self._handed_over = now
 
     def stats(self) -> LoaderStats:
-        """The sums until now."""
-        if self._last is None:
-            return LoaderStats()
-        depth = self._last["queue_depth_sum"]
-        last = LoaderStats(**self._last, queue_depth=depth)
-        seconds = perf_counter() - self._start
-        return LoaderStats(**self._sums | {"seconds": seconds}, queue_depth=depth, last=last)
+        """Return the sums until now."""
+        if not self._total.num_steps:
+            return self._total
+        return replace(self._total, seconds=perf_counter() - self._start)

@@ -9,7 +9,6 @@ from typing import Any
 
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.reader import Dataset, open_cache
-from streamvid.loader.mix import MixPart
 from streamvid.loader.world import num_local_ranks
 from streamvid.storage import (
     MAX_RANGE_BYTES,
@@ -26,23 +25,21 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """options: with the limits of a machine divided by its ranks."""
+    """Access to the stores of one rank. options: with the limits of the machine divided by its ranks."""
 
     options: StorageOptions
     cache: BlockCache | None
 
     @staticmethod
-    def of(
-        storage: StorageOptions | Mapping[str, Any] | None, cache_dir: str | Path | None, cache_bytes: int | None
-    ) -> Stores:
-        """Of VideoLoader's arguments of these names. Raises ConfigError."""
+    def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
+        """Return what VideoLoader's `storage` asks for. Raises ConfigError."""
         options, num_ranks = StorageOptions.of(storage), num_local_ranks()
         share = replace(
             options,
             max_requests=max(1, options.max_requests // num_ranks),
             max_bytes_in_flight=max(MAX_RANGE_BYTES, options.max_bytes_in_flight // num_ranks),
         )
-        return Stores(share, open_cache(cache_dir, cache_bytes))
+        return Stores(share, open_cache(options))
 
     def open(self, url: str | Path) -> Dataset:
         """Open a dataset. Raises as `open_dataset` does."""
@@ -52,11 +49,6 @@ class Stores:
         """Threads that read these datasets: of local ones few, of object stores one for each request under way."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
-
-
-def sources_of(parts: Iterable[MixPart]) -> list[Dataset | Sidecar]:
-    """All that a loader reads."""
-    return [one for part in parts for one in (part.dataset, part.sidecar) if one is not None]
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from streamvid.storage.options import StorageOptions
 
@@ -20,6 +21,7 @@ _LEAST_PAUSE_SECONDS = 1.0  # between two cuts of the limit: a burst of refusals
 
 def shared_pool(options: StorageOptions) -> RequestPool:
     """Return the pool that all stores of this process with these options share."""
+    options = replace(options, cache_dir=None, cache_bytes=None)
     with _lock:
         return _pools.setdefault(options, RequestPool(options.max_requests, options.max_bytes_in_flight))
 

@@ -40,9 +40,7 @@ class DataConfig:
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
     )
-    storage: StorageOptions = option(default_factory=StorageOptions, help="Access to the object store.")
-    cache_dir: Path | None = option(None, help="Local folder that caches what is read from an object store.")
-    cache_bytes: int | None = option(None, help="Size limit of cache_dir.")
+    storage: StorageOptions = option(default_factory=StorageOptions, help="Access to the object store, and its cache.")
     features: FeaturesConfig = option(default_factory=FeaturesConfig, help="Precomputed features.")
     extra_inputs: tuple[str, ...] = option((), help="Columns and media that the module reads; verified at the start.")
     loader: dict[str, Any] = option(default_factory=dict, help="Further arguments of streamvid.VideoLoader.")

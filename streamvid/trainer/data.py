@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
+from streamvid.config import options_of
 from streamvid.dataset.features.sidecar import Sidecar
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import ConfigError
 from streamvid.loader.loader import VideoLoader
-from streamvid.loader.plain import check_arguments, open_datasets, with_inputs
+from streamvid.loader.mix import DatasetConfig, open_configs
+from streamvid.loader.options import LimitOptions
 from streamvid.loader.stores import Stores
 from streamvid.modules.encoding import check_fresh
 from streamvid.storage import open_store
-from streamvid.trainer.config import DataConfig, TrainConfig
+from streamvid.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
-    from streamvid.dataset.reader import Dataset
     from streamvid.loader.batch.batch import Batch
     from streamvid.loader.stats import LoaderStats
 
 _log = logging.getLogger(__name__)
 
-_SET_ELSEWHERE = (
+_SET_ELSEWHERE = {
     *("dataset", "world", "num_epochs", "accumulate", "split", "seed", "batch_size", "max_tokens_per_batch", "storage"),
-    *("cache_dir", "cache_bytes", "num_workers", "device", "process_group", "shared_group", "sidecars"),
-)
+    *("num_workers", "device", "groups", "features"),
+}
 """Arguments of VideoLoader that `data.loader` may not set: other fields do, or the trainer."""
 
 
@@ -79,15 +84,18 @@ class BatchClock:
         return spent
 
 
-def stores_of(data: DataConfig) -> Stores:
-    """Return the stores of a run's datasets."""
-    return Stores.of(data.storage, data.cache_dir, data.cache_bytes)
+def datasets_of(configs: Iterable[DatasetConfig]) -> list[Dataset]:
+    """Return the open datasets of these configs."""
+    return [config.url for config in configs if isinstance(config.url, Dataset)]
 
 
 def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str, Any]:
     """Return the arguments of VideoLoader that training, evaluation and encoding share."""
     data = config.data
-    check_arguments(data.loader, _SET_ELSEWHERE, "data.loader")
+    known = sorted(set(inspect.signature(VideoLoader).parameters) - _SET_ELSEWHERE)
+    for name in data.loader:
+        if name not in known:
+            raise ConfigError(f"data.loader has no field {name!r}; allowed: {', '.join(known)}")
     options = {
         "batch_size": data.batch_size,
         "max_tokens_per_batch": data.max_tokens_per_batch,
@@ -96,26 +104,43 @@ def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str
         "num_workers": data.num_workers,
         **data.loader,
     }
-    return with_inputs(options, data.extra_inputs, datasets)
+    return _with_inputs(options, data.extra_inputs, datasets)
+
+
+def _with_inputs(options: dict[str, Any], names: Sequence[str], datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """Ask the loader for these columns and conditioning inputs too. ConfigError if a dataset does not have one."""
+    asked = dict(options)
+    for name in names:
+        for dataset in datasets:
+            media = dataset.manifest.media
+            if name not in media and name not in dataset.user_columns:
+                raise ConfigError(
+                    f"extra_inputs names {name!r}, which {dataset.url} does not have; its columns: "
+                    f"{', '.join(dataset.user_columns) or 'none'}; its media: {', '.join(media) or 'none'}"
+                )
+            kind = "media" if name in media else "columns"
+        asked[kind] = list(dict.fromkeys([*asked.get(kind, ()), name]))
+    return asked
 
 
 @contextmanager
 def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and that for evaluation: of split "val" if a dataset has it, else of "train"."""
-    stores = stores_of(config.data)
-    configs, datasets = open_datasets(config.data.dataset, stores)
+    stores = Stores.of(config.data.storage)
+    configs = open_configs(config.data.dataset, stores)
+    datasets = datasets_of(configs)
     options = loader_options(config, datasets)
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         check_fresh(features, config.model, module)
         options.pop("media", None)  # `encode` had them, and the features hold what it made of them
-        options["sidecars"] = features
+        options["features"] = features
     with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]
     # Padded, so that a held-out split of a few samples still fills a step on every rank; read once, so no prefetch.
     held_out = options | {
         "split": "val" if with_val else "train",
         "num_workers": 0,
-        "prefetch_bytes": 0,
+        "limits": replace(options_of(LimitOptions, options.get("limits"), "limits"), prefetch_bytes=0),
         "tail": "pad",
     }
     with ExitStack() as stack:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 
 from streamvid.loader.by_shard import ByShard
-from streamvid.loader.plain import open_datasets
+from streamvid.loader.mix import open_configs
+from streamvid.loader.stores import Stores
 from streamvid.modules.build import build_module
 from streamvid.modules.encode_dataset import EncodeJob, EncodeRanks, EncodeResult, encode_dataset
 from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import loader_options, stores_of
+from streamvid.trainer.data import datasets_of, loader_options
 from streamvid.trainer.launch import make_accelerator, stop_requests
 
 
@@ -49,5 +50,5 @@ def encode(
 
 def source_of(config: TrainConfig) -> ByShard:
     """Open the dataset to encode. Raises ConfigError if there are several, or if it holds only texts."""
-    configs, datasets = open_datasets(config.data.dataset, stores_of(config.data))
-    return ByShard.of(configs, loader_options(config, datasets))
+    configs = open_configs(config.data.dataset, Stores.of(config.data.storage))
+    return ByShard.of(configs, loader_options(config, datasets_of(configs)))

@@ -66,7 +66,8 @@ def test_commands_are_verbs_with_their_flags(words: list[str]) -> None:
 def test_the_training_config_is_one(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(blocks("yaml")[0])
     config = load_config(TrainConfig, tmp_path / "run.yaml", [])
-    assert config.dataset.startswith("s3://") and config.cache_bytes and config.storage.region
+    data = config.data
+    assert str(data.dataset).startswith("s3://") and data.storage.cache_bytes and data.storage.region
 
 
 def test_the_lifecycle_rule_is_one(moto_server: S3Server) -> None:

@@ -88,7 +88,7 @@ def test_a_full_training_of_the_document(tiny: Tiny) -> None:
     # What the command leaves open is theirs: one clip a step, its first frames, no clipping, saved each epoch.
     assert (config.data.batch_size, config.data.loader, config.checkpoints.steps, config.data.accumulate) == (
         1,
-        {"temporal": "head"},
+        {"view": {"temporal": "head"}},
         None,
         1,
     )
@@ -207,10 +207,10 @@ def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     file.write_text("output: run\nmax_steps: 7\ndata: {max_tokens_per_batch: 4000, loader: {temporal: random}}\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset)
     assert (config.max_steps, config.data.max_tokens_per_batch, config.data.batch_size) == (7, 4000, None)
-    assert config.data.loader == {"temporal": "random"} and config.optimizer == PLAIN.optimizer
+    assert config.data.loader == {"view": {"temporal": "random"}} and config.optimizer == PLAIN.optimizer
     file.write_text("output: run\n")
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset, "--set", "max_steps=3")
-    assert (config.data.batch_size, config.data.loader, config.max_steps) == (1, {"temporal": "head"}, 3)
+    assert (config.data.batch_size, config.data.loader, config.max_steps) == (1, {"view": {"temporal": "head"}}, 3)
 
 
 def test_flags_go_before_a_file_that_says_the_same_otherwise(tiny: Tiny, tmp_path: Path) -> None:

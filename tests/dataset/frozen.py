@@ -42,7 +42,7 @@ PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
 def loader(name: str, **options: Any) -> streamvid.VideoLoader:
     """Every batch of three epochs, as it is stored."""
-    fixed = {"batch_size": 1, "num_epochs": NUM_EPOCHS, "num_workers": 0, "seed": 3, "decode": False}
+    fixed = {"batch_size": 1, "num_epochs": NUM_EPOCHS, "num_workers": 0, "seed": 3, "output": {"decode": False}}
     return streamvid.VideoLoader(FROZEN / name, **fixed | options)
 
 
@@ -109,7 +109,7 @@ def stored_batches(name: str) -> list[Any]:
 
 def decoded_batches() -> list[Any]:
     """Key and RGB of each batch of native videos, which integer arithmetic makes of H.264's own planes."""
-    with loader("native", decode=True, pixels="yuv420p", layout="BTHWC") as batches:
+    with loader("native", output={"decode": True, "pixels": "yuv420p", "layout": "BTHWC"}) as batches:
         return [
             [batch.sample_keys, sha256(batch.video.numpy().tobytes())]
             for batch in batches

@@ -52,7 +52,7 @@ def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
 def test_a_copy_loads_the_same_batches(tmp_path: Path) -> None:
     """PLAN-1, FETCH-2: plan, keys, captions and pixels."""
     copy_dataset(NATIVE, tmp_path / "dataset", journal=tmp_path)
-    settings = {"batch_size": 1, "num_epochs": 2, "num_workers": 0, "pixels": "yuv420p", "layout": "BTHWC"}
+    settings = {"batch_size": 1, "num_epochs": 2, "num_workers": 0, "output": {"pixels": "yuv420p", "layout": "BTHWC"}}
     with (
         streamvid.VideoLoader(NATIVE, **settings) as one,
         streamvid.VideoLoader(tmp_path / "dataset", **settings) as two,

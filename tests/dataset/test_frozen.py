@@ -102,7 +102,7 @@ def test_a_saved_state_resumes(name: str, expected: dict[str, Any]) -> None:
 def test_conditioning_inputs_and_later_columns() -> None:
     """Each control video has its clip's shape; a mask has one channel; later values are delivered."""
     asked = {"columns": ("motion", "aesthetic"), "media": ("control", "matte")}
-    with loader("copy", decode=True, num_epochs=1, **asked) as batches:
+    with loader("copy", output={"decode": True}, num_epochs=1, **asked) as batches:
         for batch in batches:
             assert batch.media["control"].shape == batch.video.shape
             assert batch.media["matte"].shape == (1, 1, *batch.video.shape[2:])

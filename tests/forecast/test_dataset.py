@@ -31,12 +31,18 @@ def delivered(root: Path, run: PlannedRun, rank: int) -> Iterator[dict[str, Any]
     """What a real loader of that rank hands over."""
     options = {name: getattr(run.options, name) for name in ("seed", "tail", "sync")}
     with streamvid.VideoLoader(
-        root, batch_size=SIZES, world=World(rank, run.num_ranks), num_epochs=run.num_epochs, decode=False,
-        num_workers=0, where=run.where, **options,
-    ) as loader:  # fmt: skip
+        root,
+        batch_size=SIZES,
+        world=World(rank, run.num_ranks),
+        num_epochs=run.num_epochs,
+        output={"decode": False},
+        num_workers=0,
+        where=run.where,
+        **options,
+    ) as loader:
         before = 0
         for batch in loader:
-            fetched = loader.stats().num_bytes_fetched
+            fetched = loader.stats().work.num_bytes_fetched
             yield {
                 "rank": rank,
                 "epoch": loader.epoch,
@@ -107,7 +113,12 @@ def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
             ("yuv420p", details.memory.ring_bytes_yuv420p),
         ):
             with streamvid.VideoLoader(
-                sharded.root, batch_size=SIZES, world=World(0, 2), num_workers=0, prefetch_bytes=prefetch, pixels=pixels
+                sharded.root,
+                batch_size=SIZES,
+                world=World(0, 2),
+                num_workers=0,
+                limits={"prefetch_bytes": prefetch},
+                output={"pixels": pixels},
             ) as loader:
                 assert num_bytes == loader.ring_bytes
     memory = host_memory(list(loader.buckets), loader.batch_sizes, 0, HostCosts(num_workers=3, worker_bytes=10), 0, 4)
@@ -159,7 +170,7 @@ def test_requests_are_what_a_store_sees(sharded: Sharded) -> None:
     run = run_of(1, "uneven")
     planned = sum(batch.num_requests for batch in planned_batches(set_up_run(dataset, run)))
     with streamvid.VideoLoader(
-        url, batch_size=SIZES, world=World(0, 1), tail="uneven", seed=5, num_workers=0, decode=False
+        url, batch_size=SIZES, world=World(0, 1), tail="uneven", seed=5, num_workers=0, output={"decode": False}
     ) as loader:
         num_shards = len(loader.dataset.shards)
         before = loader.stats().store

@@ -39,7 +39,7 @@ def stream(order: dict[str, Any], log: int) -> None:
         num_workers=order["num_workers"],
         num_epochs=2,
         seed=order["seed"],
-        prefetch_bytes=1 << 20,
+        limits={"prefetch_bytes": 1 << 20},
     ) as loader:
         if order["state"] is not None:
             loader.load_state_dict(json.loads(Path(order["state"]).read_text()))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamvid
+from tests.conftest import merged
 from tests.shard_options import shard_options
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ def all_of(loader: streamvid.VideoLoader) -> list[list[Any]]:
 
 def run(dataset: Any, *, state: dict[str, Any] | None = None, **options: Any) -> list[list[Any]]:
     """What a loader of its own gives, from a state on."""
-    with streamvid.VideoLoader(dataset, **{"num_workers": 0, "prefetch_bytes": 1 << 22} | options) as loader:
+    with streamvid.VideoLoader(
+        dataset, **merged({"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}}, options)
+    ) as loader:
         if state is not None:
             loader.load_state_dict(state)
         return all_of(loader)
@@ -120,7 +123,7 @@ def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    options = {"num_workers": 0, "prefetch_bytes": 1 << 22} | order.get("options", {})
+    options = merged({"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}}, order.get("options", {}))
     if "world" in order:
         options["world"] = streamvid.World(*order["world"])
     with streamvid.VideoLoader(order["dataset"], **options) as loader:

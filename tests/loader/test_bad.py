@@ -20,10 +20,11 @@ import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, SampleError, StorageError
-from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.mix import MixPart, SampleRequest
-from streamvid.loader.view.text import TextOptions, text_rule
+from streamvid.loader.mix import MixPart, SampleRequest, Subset
+from streamvid.loader.options import LimitOptions
+from streamvid.loader.view.text import CaptionOptions, text_rule
 from tests.clips import corpus_tool
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
 
@@ -171,7 +172,9 @@ def test_a_shard_that_is_bad_as_a_whole_is_replaced_out_of_the_next(tmp_path: Pa
     layout = {SMALL: [3, 2]}
     bad = {f"96x64-5f-{i}": kind for i, kind in enumerate(("zero", "undecodable", "cut"))}
     root = damaged(tmp_path, layout, bad)
-    received = deliveries(root, batch_size=5, num_workers=num_workers, prefetch_bytes=0, shuffle="none", num_epochs=3)
+    received = deliveries(
+        root, batch_size=5, num_workers=num_workers, limits={"prefetch_bytes": 0}, shuffle="none", num_epochs=3
+    )
     assert [item.key for item in received] == (["96x64-5f-3"] * 4 + ["96x64-5f-4"]) * 3
     assert len({item.first_frame for item in received if item.is_repeat}) > 3
 
@@ -199,8 +202,9 @@ def run(
     part, bucket = part_of(open_dataset(root), **options.pop("part", {}))
     samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(order)]
     frame_bytes = batch_size * (int(np.prod(bucket.shape)) * 3 + 4096)
-    size = {"clip_bytes": 1 << 20, "frame_bytes": (len(order) + 3) * frame_bytes, "num_workers": num_workers}
-    pipeline = Pipeline((part,), **size | options)
+    size = {"clip_bytes": 1 << 20, "frame_bytes": (len(order) + 3) * frame_bytes, "num_workers": num_workers} | options
+    limits = LimitOptions(**size.pop("limits", {}))
+    pipeline = Pipeline((part,), PipelineOptions(**size, limits=limits))
     try:
         pipeline.open()
         steps = range(0, len(samples), batch_size)
@@ -223,7 +227,8 @@ def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
     """All of a dataset with one bucket."""
     (bucket,) = source.manifest.buckets
     counts = {bucket.id: np.array([shard.num_samples for shard in source.shards], np.int64)}
-    return MixPart(0, source, 0, {bucket.id: tuple(source.shards)}, counts, **settings), bucket
+    subset = Subset({bucket.id: tuple(source.shards)}, counts)
+    return MixPart(0, source, 0, subset, **settings), bucket
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -233,7 +238,7 @@ def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path,
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     order = [(0, 0), (0, 1), (1, 1), (0, 1), (1, 0)]
     folder = tmp_path / "not" / "there"
-    options = {"batch_size": 5, "num_workers": num_workers, "quarantine": folder, "rank": 3}
+    options = {"batch_size": 5, "num_workers": num_workers, "limits": {"quarantine": folder}, "rank": 3}
     (batch,), pipeline = run(root, order, **options)
     lines = (folder / "quarantine-rank00003.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
@@ -274,14 +279,9 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
         folder = tmp_path / str(fraction)
         part, bucket = part_of(open_dataset(root))
         samples = [SampleRequest(part, bucket.id, 0, place % 3, place, False) for place in range(12)]
-        pipeline = Pipeline(
-            (part,),
-            num_workers=0,
-            clip_bytes=1 << 20,
-            frame_bytes=1 << 22,
-            quarantine=folder,
-            max_bad_fraction=fraction,
-        )
+        limits = LimitOptions(quarantine=folder, max_bad_fraction=fraction)
+        options = PipelineOptions(num_workers=0, clip_bytes=1 << 20, frame_bytes=1 << 22, limits=limits)
+        pipeline = Pipeline((part,), options)
         try:
             pipeline.open()
             number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
@@ -322,14 +322,14 @@ def test_what_is_copied_ahead_is_not_counted_yet(with_bad: Path, tmp_path: Path,
     """BAD-1: loader, statistics and file say the same at each batch; the limit ends the run at its own batch."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
     file = tmp_path / "quarantine-rank00000.jsonl"
-    with streamvid.VideoLoader(with_bad, max_bad_fraction=1.0, quarantine=tmp_path, **options) as loader:
+    with streamvid.VideoLoader(with_bad, limits={"max_bad_fraction": 1.0, "quarantine": tmp_path}, **options) as loader:
         for number, _ in enumerate(slowly(loader), 1):
             expected = min(max(number - 1, 0), 4)
             lines = file.read_text().splitlines() if file.exists() else []
-            assert len(loader.substituted) == loader.stats().num_substituted == len(lines) == expected
+            assert len(loader.substituted) == loader.stats().work.num_substituted == len(lines) == expected
         assert number == 8
     for allowed in range(4):
-        with streamvid.VideoLoader(with_bad, max_bad_fraction=allowed / 1000, **options) as loader:
+        with streamvid.VideoLoader(with_bad, limits={"max_bad_fraction": allowed / 1000}, **options) as loader:
             received = 0
             with pytest.raises(SampleError, match=f"^{allowed + 1} of {2 * allowed + 4} samples were bad"):
                 for _ in slowly(loader):
@@ -343,12 +343,12 @@ def test_a_run_that_is_resumed_writes_each_line_once(with_bad: Path, tmp_path: P
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "shuffle": "none", "device": device}
     for stop in (1, 2, 3):
         folder = tmp_path / str(stop)
-        with streamvid.VideoLoader(with_bad, quarantine=folder, **options) as loader:
+        with streamvid.VideoLoader(with_bad, limits={"quarantine": folder}, **options) as loader:
             for number, _ in enumerate(slowly(loader), 1):
                 state = loader.state_dict()
                 if number == stop:
                     break
-        with streamvid.VideoLoader(with_bad, quarantine=folder, **options) as loader:
+        with streamvid.VideoLoader(with_bad, limits={"quarantine": folder}, **options) as loader:
             loader.load_state_dict(state)
             assert sum(1 for _ in loader) == 8 - stop
         lines = (folder / "quarantine-rank00000.jsonl").read_text().splitlines()
@@ -369,14 +369,15 @@ def test_options_that_cannot_be(tmp_path: Path) -> None:
         ({"quarantine": tmp_path / "link" / "x"}, "quarantine=.*inside the dataset"),
     ):
         with pytest.raises(ConfigError, match=says):
-            Pipeline((part,), num_workers=0, clip_bytes=1, frame_bytes=1, **options)  # type: ignore[arg-type]
+            limits = LimitOptions(**options)  # type: ignore[arg-type]
+            Pipeline((part,), PipelineOptions(num_workers=0, clip_bytes=1, frame_bytes=1, limits=limits))
 
 
 def test_a_quarantine_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     root = damaged(tmp_path / "dataset", {SMALL: [2]}, {"96x64-5f-0": "flip"})
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="quarantine: cannot write .*rank00000.jsonl"):
-        run(root, [(0, 0)], quarantine=tmp_path / "file" / "folder")
+        run(root, [(0, 0)], limits={"quarantine": tmp_path / "file" / "folder"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +396,13 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
     """BAD-1: places count what passes, in the shard and in those that follow; a filter that changed is an error."""
     root = damaged(tmp_path, {SMALL: [4, 6]}, {"96x64-5f-3": "flip", "96x64-5f-1": "undecodable", "96x64-5f-5": "zero"})
     counts = {"96x64-5f": np.array([2, 3], np.int64)}
-    part = {"filter": EveryOther(), "columns": {"year": "user.year"}}
 
     def filtered(order: Sequence[tuple[int, int]], counts: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[Any]:
         source = open_dataset(root)
         (bucket,) = source.manifest.buckets
-        mixed = MixPart(0, source, 0, {bucket.id: tuple(source.shards)}, counts, **part)  # type: ignore[arg-type]
-        pipeline = Pipeline((mixed,), num_workers=0, clip_bytes=1 << 20, frame_bytes=1 << 22)
+        subset = Subset({bucket.id: tuple(source.shards)}, counts, filter=EveryOther())  # type: ignore[arg-type]
+        mixed = MixPart(0, source, 0, subset, columns={"year": "user.year"})
+        pipeline = Pipeline((mixed,), PipelineOptions(num_workers=0, clip_bytes=1 << 20, frame_bytes=1 << 22))
         try:
             pipeline.open()
             samples = [SampleRequest(mixed, bucket.id, *place, 0, False) for place in order]
@@ -426,8 +427,8 @@ def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_pa
     options: dict[str, Any] = {"batch_size": 6}
 
     def texts(**part: Any) -> list[str]:
-        rule = text_rule(TextOptions(**part), open_dataset(root))
-        batches, _ = run(root, order, part={"text": rule}, max_bad_fraction=0.0, **options)
+        rule = text_rule(CaptionOptions(**part), open_dataset(root))
+        batches, _ = run(root, order, part={"text": rule}, limits={"max_bad_fraction": 0.0}, **options)
         return [
             rule.text(row, seed=0, visit=sample.visit)
             for batch in batches for row, sample in zip(batch.rows, batch.request.samples, strict=True)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.batch import check_layout
+from streamvid.loader.options import OutputOptions
 
 
 @pytest.fixture
@@ -115,10 +115,10 @@ def test_normalized_refuses_what_is_no_floating_point_type(batch: streamvid.Batc
 
 
 def test_a_layout_is_one_of_three() -> None:
-    assert check_layout("BTCHW") == "BTCHW"
+    assert OutputOptions(layout="BTCHW").layout == "BTCHW"
     for wrong in ("CTHW", "bcthw", None, 3):
-        with pytest.raises(ConfigError, match="allowed are BCTHW, BTCHW, BTHWC"):
-            check_layout(wrong)
+        with pytest.raises(ConfigError, match="layout=.*must be 'BCTHW', 'BTCHW' or 'BTHWC'"):
+            OutputOptions(layout=wrong)  # type: ignore[arg-type]
 
 
 WAYS: dict[str, Callable[[streamvid.Batch], streamvid.Batch]] = {
@@ -221,5 +221,5 @@ def test_a_column_that_would_hide_a_field_is_refused(dataset: Path) -> None:
         streamvid.VideoLoader(dataset, batch_size=1, columns=("text",))
     with pytest.raises(ConfigError, match="'nope' is not in the dataset.*place.*score.*year"):
         streamvid.VideoLoader(dataset, batch_size=1, columns=("nope",))
-    with pytest.raises(ConfigError, match="is a string"):
+    with pytest.raises(ConfigError, match="columns=.*must be a list of names"):
         streamvid.VideoLoader(dataset, batch_size=1, columns="score")

@@ -19,9 +19,10 @@ import pytest
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import LoaderError, SampleError, StreamvidError, WorkerError
-from streamvid.loader.delivery.pipeline import Pipeline
+from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
+from streamvid.loader.options import LimitOptions
 from streamvid.storage import LocalStore
 from tests.clips import encode
 from tests.loader.conftest import SMALL, build_dataset
@@ -35,11 +36,15 @@ def threads() -> set[threading.Thread]:
 
 
 @contextlib.contextmanager
-def opened(source: Dataset, places: Sequence[tuple[int, int]], **options: Any) -> Iterator[tuple[Pipeline, int]]:
+def opened(
+    source: Dataset, places: Sequence[tuple[int, int]], num_workers: int, **options: Any
+) -> Iterator[tuple[Pipeline, int]]:
     """A pipeline over samples (shard, place), a batch each, and its run; closed within seconds, whatever hangs."""
     part, bucket = part_of(source)
     frame_bytes = 8 * (int(np.prod(bucket.shape)) * 3 + 4096)
-    pipeline = Pipeline((part,), clip_bytes=1 << 20, frame_bytes=frame_bytes, **options)
+    limits = LimitOptions(**options)
+    settings = PipelineOptions(num_workers=num_workers, clip_bytes=1 << 20, frame_bytes=frame_bytes, limits=limits)
+    pipeline = Pipeline((part,), settings)
     try:
         pipeline.open()
         samples = [SampleRequest(part, bucket.id, *place, visit, False) for visit, place in enumerate(places)]
@@ -115,7 +120,10 @@ def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: in
     shard = root / "shards/96x64-5f/96x64-5f-000001.tar"
     shard.unlink()
     os.mkfifo(shard)
-    options = {"num_workers": num_workers, "sample_timeout_seconds": 4.0}  # longer than workers take to start
+    options: dict[str, Any] = {
+        "num_workers": num_workers,
+        "sample_timeout_seconds": 4.0,
+    }  # longer than workers take to start
     says = rf"{root}: sample 96x64-5f-2 \(number 0 of .*-000001.tar.*reading its clip.*sample_timeout_seconds=4;"
     with opened(open_dataset(root), [(0, 0), (0, 1), (1, 0), (0, 0)], **options) as (pipeline, run):
         assert read_until(pipeline, run, SampleError, says) == ["96x64-5f-0", "96x64-5f-1"]
@@ -197,7 +205,7 @@ def test_a_decode_that_takes_too_long(
     fast = {"g": "1000", "crf": "10", "preset": "ultrafast", "bf": "0"}
     clip = encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
     root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
-    options = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
+    options: dict[str, Any] = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
     says = r"sample 96x64-100f-1 \(number 1 of .*decoding it has taken more than sample_timeout_seconds=0.4;"
     with opened(open_dataset(root), [(0, 1)], **options) as (pipeline, run):
         pids = pipeline.worker_pids

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 # One batch at a time in the smallest ring, over and over: a place that is used too early is overwritten soon.
-OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 2, "num_epochs": 6, "prefetch_bytes": 0}
+OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 2, "num_epochs": 6, "limits": {"prefetch_bytes": 0}}
 
 
 def keep_busy(busy: torch.Tensor) -> torch.Tensor:

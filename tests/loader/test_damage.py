@@ -98,7 +98,9 @@ def deliver(root: Path, num_workers: int = 0) -> Run:
     logger = logging.getLogger("streamvid")
     logger.addHandler(handler)
     try:
-        with streamvid.VideoLoader(root, batch_size=2, num_workers=num_workers, prefetch_bytes=1 << 22) as loader:
+        with streamvid.VideoLoader(
+            root, batch_size=2, num_workers=num_workers, limits={"prefetch_bytes": 1 << 22}
+        ) as loader:
             for batch in loader:
                 videos = batch.video.permute(0, 2, 3, 4, 1).numpy()
                 for slot, video in enumerate(videos):

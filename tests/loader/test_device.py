@@ -17,12 +17,13 @@ import torch
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError
-from streamvid.loader.batch.batch import Batch, Layout
+from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.device import DeviceStage, check_device
 from streamvid.loader.batch.ring import make_batch, pin
-from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.mix import MixPart, SampleRequest, Subset
+from streamvid.loader.options import Layout
 from streamvid.loader.stats import StatsMeter
 
 
@@ -44,13 +45,14 @@ class Driver:
             shards[shard.bucket_id] = (*shards.get(shard.bucket_id, ()), shard)
         counts = {name: np.array([shard.num_samples for shard in some]) for name, some in shards.items()}
         columns = {name: opened.column(name) for name in ("score", "place")}
-        self.part = MixPart(0, opened, 0, shards, counts, columns=columns)
-        self.pipeline = Pipeline((self.part,), num_workers=0, clip_bytes=2**20, frame_bytes=frame_bytes)
+        self.part = MixPart(0, opened, 0, Subset(shards, counts), columns=columns)
+        options = PipelineOptions(num_workers=0, clip_bytes=2**20, frame_bytes=frame_bytes)
+        self.pipeline = Pipeline((self.part,), options)
 
     def requests(self) -> Iterator[BatchRequest]:
         numbers = itertools.count(1)
         for bucket in self.part.dataset.manifest.buckets:
-            for shard, count in enumerate(self.part.counts[bucket.id]):
+            for shard, count in enumerate(self.part.subset.counts[bucket.id]):
                 for first in range(0, count - 1, 2):
                     places = (first, first + 1)
                     samples = tuple(SampleRequest(self.part, bucket.id, shard, place, 0, False) for place in places)
@@ -187,7 +189,7 @@ def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
         stats = staged.meter.stats()
     assert stats.num_steps == len(staged.handed_over) and stats.num_samples == num_samples
     assert 0 < stats.batch_seconds <= stats.wait_seconds <= stats.seconds
-    assert stats.num_bytes_fetched > 0 and stats.decode_seconds > 0
+    assert stats.work.num_bytes_fetched > 0 and stats.work.decode_seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,13 @@ def epochs(dataset: str, count: int, num_ranks: int = 1, batch_size: int = 1, **
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
         with VideoLoader(
-            dataset, batch_size=batch_size, world=world, num_workers=0, tail="uneven", decode=False, **options
+            dataset,
+            batch_size=batch_size,
+            world=world,
+            num_workers=0,
+            tail="uneven",
+            output={"decode": False},
+            **options,
         ) as loader:
             for epoch in range(count):
                 for batch in loader:
@@ -91,7 +97,7 @@ def test_probabilities_are_those_of_the_config(dataset: str) -> None:
 
 def test_a_run_goes_on_where_it_was(dataset: str) -> None:
     """PLAN-5 across the draws of two epochs."""
-    options = {"batch_size": 1, "world": World(0, 1), "num_workers": 0, "decode": False, "num_epochs": 3}
+    options = {"batch_size": 1, "world": World(0, 1), "num_workers": 0, "output": {"decode": False}, "num_epochs": 3}
     with VideoLoader(dataset, **options) as loader:
         whole = [(batch.bucket.id, *batch.sample_keys) for batch in loader]
     for stop in (1, len(whole) // 2, len(whole) - 1):

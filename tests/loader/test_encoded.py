@@ -35,6 +35,7 @@ from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.limits import STORED_LIMITS
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 from tests.clips import encode, frames_of
+from tests.conftest import merged
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import LAYOUT, damaged, expected_substitute
 from tests.loader.test_packets import flip, rows_of
@@ -126,7 +127,7 @@ def loader_of(root: Path, **options: Any) -> streamvid.VideoLoader:
 def undecoded(root: Path, skip: int = 0, **options: Any) -> list[tuple[Given, bytes]]:
     """Batches of decode=False with their clips decoded; from a state of another loader on after `skip` batches."""
     found = []
-    with loader_of(root, decode=False, **options) as loader:
+    with loader_of(root, output={"decode": False}, **options) as loader:
         if skip:
             with loader_of(root) as other:
                 for _ in zip(range(skip), other, strict=False):
@@ -138,7 +139,7 @@ def undecoded(root: Path, skip: int = 0, **options: Any) -> list[tuple[Given, by
 
 
 def with_decode(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
-    with loader_of(root, layout="BTHWC", accuracy="exact", **options) as loader:
+    with loader_of(root, output={"layout": "BTHWC", "accuracy": "exact"}, **options) as loader:
         return [(given(batch, loader), batch.video.numpy().tobytes()) for batch in loader]
 
 
@@ -155,7 +156,7 @@ def test_packets_are_there_where_the_dataset_has_them(built: Path) -> None:
     """FETCH: of long clips only the range that the wanted frames need; others are whole files of their container."""
     rows = {row["key"]: (row, index) for row, index, _ in rows_of(open_dataset(built))}
     indexed = 0
-    with loader_of(built, decode=False, num_epochs=1) as loader:
+    with loader_of(built, output={"decode": False}, num_epochs=1) as loader:
         for batch in loader:
             for key, clip in zip(batch.sample_keys, batch.clips, strict=True):
                 row, index = rows[key]
@@ -173,7 +174,7 @@ def test_packets_are_there_where_the_dataset_has_them(built: Path) -> None:
 
 def test_columns_come_with_clips(dataset: Path) -> None:
     options: dict[str, Any] = {"columns": ("score", "place"), "num_epochs": 1}
-    with loader_of(dataset, **options) as plain, loader_of(dataset, decode=False, **options) as loader:
+    with loader_of(dataset, **options) as plain, loader_of(dataset, output={"decode": False}, **options) as loader:
         for batch, other in zip(loader, plain, strict=True):
             assert batch.place == other.place
             assert torch.equal(batch.score.nan_to_num(-1), other.score.nan_to_num(-1))
@@ -192,7 +193,7 @@ def test_a_batch_of_many_messages(dataset: Path, num_workers: int) -> None:
 def read_by_workers(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
     """Batches of decode=False, all read by workers."""
     found = []
-    with loader_of(root, decode=False, num_workers=1, prefetch_bytes=0, **options) as loader:
+    with loader_of(root, output={"decode": False}, num_workers=1, limits={"prefetch_bytes": 0}, **options) as loader:
         for batch in until_workers_read(loader):
             found.append((given(batch, loader), decoded(batch)))
     return found
@@ -227,12 +228,13 @@ def test_bad_clips_are_replaced_counted_and_quarantined(tmp_path: Path, num_work
     """BAD-1: by the substitutes that decode=True gives; damage that a checksum sees, and a tar that is cut."""
     bad = {"96x64-5f-2": "flip", "64x96-9f-9": "zero", "96x64-5f-11": "cut"}
     root = damaged(tmp_path / "dataset", LAYOUT, bad)
-    options: dict[str, Any] = {"num_workers": num_workers, "max_bad_fraction": 1.0}
+    limits = {"max_bad_fraction": 1.0, "quarantine": tmp_path / "bad"}
+    options: dict[str, Any] = {"num_workers": num_workers, "limits": limits}
     assert undecoded(root, **options) == with_decode(root, **options)
-    with loader_of(root, decode=False, num_epochs=1, quarantine=tmp_path / "bad", **options) as loader:
+    with loader_of(root, output={"decode": False}, num_epochs=1, **options) as loader:
         keys = {key for batch in loader for key in batch.sample_keys}
         records = loader.substituted
-        assert loader.stats().num_substituted == 3 and not keys & set(bad)
+        assert loader.stats().work.num_substituted == 3 and not keys & set(bad)
     assert {(r.key, r.substitute_key) for r in records} == {(key, expected_substitute(key, bad)) for key in bad}
     assert {r.key: "checksum" in r.reason or "its tar ends" in r.reason for r in records} == dict.fromkeys(bad, True)
     lines = (tmp_path / "bad" / "quarantine-rank00000.jsonl").read_text().splitlines()
@@ -245,7 +247,7 @@ def test_damage_in_a_range_is_seen_and_other_damage_is_not_read(built: Path, tmp
     root = Path(shutil.copytree(built, tmp_path / "dataset"))
     row, index, path = next(found for found in rows_of(open_dataset(root)) if found[1] and found[1].num_frames >= 37)
     assert index is not None
-    with loader_of(root, decode=False, num_epochs=1) as loader:
+    with loader_of(root, output={"decode": False}, num_epochs=1) as loader:
         (start,) = (
             clip.start
             for batch in loader
@@ -270,7 +272,12 @@ def test_a_substitute_that_is_larger_than_its_slot(tmp_path: Path, num_workers: 
     assert rows["96x64-5f-0"] < rows["96x64-5f-1"] / 2
     row, path = next((row, path) for row, _, path in rows_of(open_dataset(root)) if row["key"] == "96x64-5f-0")
     flip(root / path, row["clip_offset"] + 100)
-    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 1, "shuffle": "none", "prefetch_bytes": 0}
+    options: dict[str, Any] = {
+        "num_workers": num_workers,
+        "batch_size": 1,
+        "shuffle": "none",
+        "limits": {"prefetch_bytes": 0},
+    }
     found = undecoded(root, **options)
     assert [batch.keys for batch, _ in found[:2]] == [["96x64-5f-1"]] * 2
     assert found == with_decode(root, **options)
@@ -281,11 +288,11 @@ def test_a_shard_that_is_gone_is_an_error(dataset: Path, tmp_path: Path, num_wor
     """BAD-1: and no substitute, since nothing is proved."""
     root = Path(shutil.copytree(dataset, tmp_path / "dataset"))
     (root / open_dataset(root).shards[0].path).unlink()
-    with loader_of(root, decode=False, num_workers=num_workers) as loader:
+    with loader_of(root, output={"decode": False}, num_workers=num_workers) as loader:
         with pytest.raises(SampleError, match="No such file"):
             for _ in loader:
                 pass
-        assert loader.stats().num_substituted == 0
+        assert loader.stats().work.num_substituted == 0
 
 
 # BATCH-1.
@@ -293,7 +300,7 @@ def test_a_shard_that_is_gone_is_an_error(dataset: Path, tmp_path: Path, num_wor
 
 def test_kept_batches_stay_what_they_were(built: Path) -> None:
     """BATCH-1: several are held while others come; a clone is in memory of its own, and the ring's is free."""
-    with loader_of(built, decode=False, num_epochs=4, num_workers=1) as loader:
+    with loader_of(built, output={"decode": False}, num_epochs=4, num_workers=1) as loader:
         held, before = [], []
         for batch in loader:
             held.append(batch)
@@ -310,7 +317,7 @@ def test_kept_batches_stay_what_they_were(built: Path) -> None:
 
 def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
     """BATCH-1: a tensor of one clip holds the whole batch's place, and no more than that."""
-    with loader_of(dataset, decode=False, prefetch_bytes=0, num_epochs=6) as loader:
+    with loader_of(dataset, output={"decode": False}, limits={"prefetch_bytes": 0}, num_epochs=6) as loader:
         iterator = iter(loader)
         kept = next(iterator).clips[1].data
         before = bytes(kept.numpy())
@@ -324,7 +331,7 @@ def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
 
 def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:
     """What goes to another process is the batch, not once for each of its clips the ring's place that they share."""
-    with loader_of(built, decode=False, num_epochs=1, batch_size=8, tail="pad") as loader:
+    with loader_of(built, output={"decode": False}, num_epochs=1, batch_size=8, tail="pad") as loader:
         for batch in loader:
             data = pickle.dumps(batch)
             num_bytes = sum(
@@ -337,7 +344,7 @@ def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:
 
 
 def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
-    with loader_of(dataset, decode=False) as loader:
+    with loader_of(dataset, output={"decode": False}) as loader:
         batch = next(iter(loader))
         assert batch.bucket.id in repr(batch) and "2 samples" in repr(batch)
         with pytest.raises(AttributeError, match="no field 'video'; it has clips"):
@@ -351,26 +358,27 @@ def test_a_batch_of_clips_says_what_it_is(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "options"),
     [
-        ("device", "cpu"),
-        ("layout", "BTCHW"),
-        ("pixels", "yuv420p"),
-        ("pixels", "rgb24"),
-        ("accuracy", "fast"),
-        ("shared_group", object()),
+        ("device", {"device": "cpu"}),
+        ("output.layout", {"output": {"layout": "BTCHW"}}),
+        ("output.pixels", {"output": {"pixels": "yuv420p"}}),
+        ("output.pixels", {"output": {"pixels": "rgb24"}}),
+        ("output.accuracy", {"output": {"accuracy": "fast"}}),
+        ("groups.shared_group", {"groups": {"shared_group": object()}}),
     ],
 )
-def test_what_is_about_pictures_is_refused(dataset: Path, name: str, value: Any) -> None:
+def test_what_is_about_pictures_is_refused(dataset: Path, name: str, options: dict[str, Any]) -> None:
     """API: with its name and what to do."""
-    with pytest.raises(ConfigError, match=rf"decode=False leaves nothing for {name}: leave it out, or decode"):
-        loader_of(dataset, decode=False, world=streamvid.World(0, 1), **{name: value})
+    asked = merged({"output": {"decode": False}, "world": streamvid.World(0, 1)}, options)
+    with pytest.raises(ConfigError, match=rf"output.decode=False: cannot be combined with {name}, .*leave one out"):
+        loader_of(dataset, **asked)
 
 
 @pytest.mark.parametrize("value", [None, 0, "no"])
 def test_decode_is_true_or_false(dataset: Path, value: Any) -> None:
-    with pytest.raises(ConfigError, match="allowed are True and False"):
-        loader_of(dataset, decode=value)
+    with pytest.raises(ConfigError, match="output.decode=.*must be True or False"):
+        loader_of(dataset, output={"decode": value})
 
 
 # Ranks, workers and the end.
@@ -405,7 +413,9 @@ def command_of(process: psutil.Process) -> list[str]:
 def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
     """The caller's own threads read while workers, here stopped before they are up, start."""
     for _ in range(20):
-        with loader_of(dataset, decode=False, num_workers=2, num_epochs=1, prefetch_bytes=0) as loader:
+        with loader_of(
+            dataset, output={"decode": False}, num_workers=2, num_epochs=1, limits={"prefetch_bytes": 0}
+        ) as loader:
             others, is_open = set(psutil.Process().children()), threading.Event()
             stopper = threading.Thread(target=stop_children, args=(others, is_open))
             stopper.start()
@@ -446,7 +456,7 @@ def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batc
 def test_killed_workers_are_an_error(dataset: Path, when: str) -> None:
     """STOP-1."""
     before = loader_threads()
-    loader = loader_of(dataset, decode=False, num_workers=2, num_epochs=None)
+    loader = loader_of(dataset, output={"decode": False}, num_workers=2, num_epochs=None)
     iterator = iter(loader) if when == "starting" else until_workers_read(loader)
     next(iterator)
     for pid in loader.worker_pids:
@@ -464,7 +474,7 @@ def test_every_end_leaves_nothing(dataset: Path, num_workers: int) -> None:
     """STOP-1: the end, a break, an error of the caller's, Ctrl-C's, another loop, and close from within the loop."""
     me = psutil.Process()
     others = set(me.children(recursive=True))  # servers of the session
-    options: dict[str, Any] = {"decode": False, "num_workers": num_workers}
+    options: dict[str, Any] = {"output": {"decode": False}, "num_workers": num_workers}
     with loader_of(dataset, **options) as loader:
         expected = [batch.sample_keys for batch in loader]
     gc.collect()

@@ -211,7 +211,7 @@ def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Pa
     """STOP-1, BAD-1: under limits that a picture breaks, within seconds, and no good sample is replaced for it."""
     for spare in (0, 1, 2, 4, 8):
         with streamvid.VideoLoader(
-            large_dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0
+            large_dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
         ) as loader:
             iterator = iter(loader)
             next(iterator)
@@ -251,7 +251,7 @@ def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
 
 def test_a_batch_that_is_kept_and_cloned_survives_everything(dataset: Path) -> None:
     """BATCH-1: `list` of clones out of a ring with room for three batches, looked at when the loader is gone."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         clones = [batch.clone() for batch in loader]
         loader.set_epoch(0)
         sums = [int(batch.video.sum()) for batch in loader]

@@ -96,7 +96,7 @@ def compare(one: str, other: str) -> dict[str, str | None]:
         "loop sizes": of_loop(one, batch_size={"96x64-5f": 1 + me % 2, "64x96-9f": 1}),
         "loop step": of_loop(one, step=me),
         "loop long": of_loop(config(one, where=f"place != {'x' * 300 + str(me)!r}")),
-        "loop costs": of_loop(one, costs=measured(1 + me % 2), order="largest-first"),
+        "loop costs": of_loop(one, schedule={"costs": measured(1 + me % 2), "order": "largest-first"}),
         "loop seed": of_loop(one, seed=me, num_epochs=1 + me),
     }
     if me != 1:

@@ -141,12 +141,14 @@ def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path
     """A shape of terabytes is address space that the kernel gives away; the frames would be the machine's end."""
     root = build_dataset(tmp_path, {SMALL: [2]})
     with (
-        streamvid.VideoLoader(root, batch_size=1 << 20, tail="pad", num_workers=0, prefetch_bytes=0) as loader,
+        streamvid.VideoLoader(
+            root, batch_size=1 << 20, tail="pad", num_workers=0, limits={"prefetch_bytes": 0}
+        ) as loader,
         pytest.raises(LoaderError, match=r"bytes of memory for ring.*prefetch_bytes.*batch size"),
     ):
         next(iter(loader))
     with (
-        streamvid.VideoLoader(root, batch_size=1, num_workers=0, prefetch_bytes=1 << 70) as loader,
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0, limits={"prefetch_bytes": 1 << 70}) as loader,
         pytest.raises(LoaderError, match="bytes of memory for "),
     ):
         next(iter(loader))
@@ -155,7 +157,7 @@ def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path
 def test_one_sample_in_a_batch_far_larger_than_its_bucket(tmp_path: Path) -> None:
     """PLAN-4: pad repeats within a batch, each repeat a visit of its own, and the ring has room for it."""
     root = build_dataset(tmp_path, {Bucket(num_frames=5, height=64, width=96): [1]})
-    with streamvid.VideoLoader(root, batch_size=40, tail="pad", num_workers=2, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(root, batch_size=40, tail="pad", num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         batches = [batch.clone() for batch in loader]
         assert len(batches) == 1 == len(loader)
     assert sum(batches[0].is_repeat.tolist()) == 39
@@ -178,6 +180,11 @@ def test_one_sample_over_many_ranks(tmp_path: Path, options: dict[str, Any]) -> 
 
 
 def test_options_of_the_wrong_kind(dataset: Path) -> None:
-    for options in ({"prefetch_bytes": 1e9}, {"prefetch_bytes": -1}, {"num_workers": True}, {"num_workers": "4"}):
+    for options in (
+        {"limits": {"prefetch_bytes": 1e9}},
+        {"limits": {"prefetch_bytes": -1}},
+        {"num_workers": True},
+        {"num_workers": "4"},
+    ):
         with pytest.raises(ConfigError, match=next(iter(options))):
             streamvid.VideoLoader(dataset, batch_size=1, **options)  # type: ignore[arg-type]

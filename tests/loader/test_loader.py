@@ -135,7 +135,9 @@ def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
 
 def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Path) -> None:
     """BATCH-1: no later batch writes into one that is held, not even through a view of it, or after the loader closed."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=4, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=1, num_workers=2, num_epochs=4, limits={"prefetch_bytes": 0}
+    ) as loader:
         iterator = iter(loader)
         held = next(iterator)
         view, copy = held.video[0, :, 1], held.video[0, :, 1].clone()
@@ -148,7 +150,9 @@ def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Pa
 
 def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
     """BATCH-1: a caller that keeps every batch gets an error that names prefetch_bytes and clone, never old frames."""
-    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=2, num_workers=0, num_epochs=3, limits={"prefetch_bytes": 0}
+    ) as loader:
         with pytest.raises(RingFullError, match=r"clone\(\).*prefetch_bytes"):
             _ = list(loader)
         kept = [batch.clone() for batch in loader]
@@ -158,7 +162,9 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
 @pytest.mark.slow
 def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None:
     """BATCH-1: a caller who was long at work with all batches in hand, and lets go of them now, gets the next one."""
-    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, num_epochs=3, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=2, num_workers=0, num_epochs=3, limits={"prefetch_bytes": 0}
+    ) as loader:
         iterator = iter(loader)
         held = []
         with pytest.raises(RingFullError):
@@ -172,7 +178,9 @@ def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None
 
 def test_batches_held_in_odd_ways(dataset: Path) -> None:
     """BATCH-1: by numpy, by another thread, in a cycle, over the loader's end; copies are the caller's own."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
+    ) as loader:
         iterator = iter(loader)
         array = next(iterator).video.numpy()[0, 1]
         expected = array.copy()
@@ -236,7 +244,7 @@ def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
 
 def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None:
     root = build_dataset(tmp_path, {SMALL: [2], LONG: [3]})
-    with streamvid.VideoLoader(root, batch_size=2, num_workers=0, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(root, batch_size=2, num_workers=0, limits={"prefetch_bytes": 0}) as loader:
         largest = 2 * 17 * 64 * 96 * 3
         assert loader.shapes[0] == ("96x64-17f", (2, 3, 17, 64, 96))
         assert 3 * largest <= loader.ring_bytes < 4 * largest + 2 * 10**6

@@ -87,7 +87,7 @@ def check(measured: dict[str, list[Any]], *, first: int, span: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_eight_epochs_end_as_they_began(dataset: Path, num_workers: int) -> None:
-    check(stream(dataset, 8, num_workers, batch_size=1, prefetch_bytes=4 * MIB), first=3, span=3)
+    check(stream(dataset, 8, num_workers, batch_size=1, limits={"prefetch_bytes": 4 * MIB}), first=3, span=3)
 
 
 @pytest.mark.slow

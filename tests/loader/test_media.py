@@ -20,6 +20,7 @@ from streamvid.errors import ConfigError
 from streamvid.plan.position import World
 from streamvid.sharder import shard
 from tests.clips import corpus_tool, frames_of
+from tests.conftest import merged
 from tests.media_clips import (
     CONTROL,
     HEIGHT,
@@ -69,8 +70,15 @@ def roots(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def batches(root: Any, **options: Any) -> Iterator[streamvid.Batch]:
-    settings = {"batch_size": 2, "num_workers": 0, "num_epochs": 1, "media": NAMES, "tail": "uneven", "layout": "BTHWC"}
-    with streamvid.VideoLoader(root, **settings | options) as loader:
+    settings = {
+        "batch_size": 2,
+        "num_workers": 0,
+        "num_epochs": 1,
+        "media": NAMES,
+        "tail": "uneven",
+        "output": {"layout": "BTHWC"},
+    }
+    with streamvid.VideoLoader(root, **merged(settings, options)) as loader:
         yield from loader
 
 
@@ -106,7 +114,7 @@ def test_more_samples_at_once_than_the_workers_can_be_told_of(roots: dict[str, P
     """STOP-1: what is left to decode of a sample is asked for while its workers still tell of others: no one waits for
     the other. Tasks of some 170 samples wait in the workers' socket at most."""
     many = [streamvid.DatasetConfig(url=str(roots["copy"]), num_repeats=60)]
-    options = {"num_workers": 2, "batch_size": 1, "prefetch_bytes": 2**27, "sample_timeout_seconds": 20}
+    options = {"num_workers": 2, "batch_size": 1, "limits": {"prefetch_bytes": 2**27, "sample_timeout_seconds": 20}}
     count = 0
     for _ in batches(many, **options):
         time.sleep(0.002)  # so that more is under way than is decoded
@@ -120,7 +128,7 @@ def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) 
     windows = set()
     for epoch in range(3):
         with streamvid.VideoLoader(
-            roots[name], batch_size=2, num_workers=0, media=NAMES, layout="BTHWC", tail="uneven"
+            roots[name], batch_size=2, num_workers=0, media=NAMES, output={"layout": "BTHWC"}, tail="uneven"
         ) as loader:
             loader.set_epoch(epoch)
             for batch in loader:
@@ -136,12 +144,16 @@ def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) 
 @pytest.mark.parametrize("name", [pytest.param("copy", marks=pytest.mark.slow), "resampled"])
 def test_however_frames_are_chosen(roots: dict[str, Path], name: str, temporal: str) -> None:
     """SAMPLE-2: even where two frames are as near to a time: the clip's choice is the medium's."""
-    found = [check_sample(batch, slot) for batch in batches(roots[name], temporal=temporal) for slot in range(2)]
+    found = [
+        check_sample(batch, slot) for batch in batches(roots[name], view={"temporal": temporal}) for slot in range(2)
+    ]
     assert len(found) == NUM_CLIPS
 
 
 def test_random_intervals(roots: dict[str, Path]) -> None:
-    found = [check_sample(batch, slot) for batch in batches(roots["copy"], max_interval=3) for slot in range(2)]
+    found = [
+        check_sample(batch, slot) for batch in batches(roots["copy"], view={"max_interval": 3}) for slot in range(2)
+    ]
     assert {frames[1] - frames[0] for frames in found} > {1}
 
 
@@ -195,9 +207,13 @@ def test_a_resumed_run_delivers_the_same(roots: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ["copy", pytest.param("native", marks=pytest.mark.slow)])
 def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> None:
     """YUV-1: media too, and what a sample has not stays black; in every layout."""
-    exact = {key: batch for batch in batches(roots[name], accuracy="exact", batch_size=1) for key in batch.sample_keys}
+    exact = {
+        key: batch
+        for batch in batches(roots[name], output={"accuracy": "exact"}, batch_size=1)
+        for key in batch.sample_keys
+    }
     exact = {key: batch.clone() for key, batch in exact.items()}
-    for batch in batches(roots[name], pixels="yuv420p", batch_size=1, layout="BCTHW"):
+    for batch in batches(roots[name], output={"pixels": "yuv420p", "layout": "BCTHW"}, batch_size=1):
         (key,) = batch.sample_keys
         for medium, axes in (
             ("control", (0, 2, 3, 4, 1)),
@@ -213,7 +229,7 @@ def test_planes_become_the_same_pictures(roots: dict[str, Path], name: str) -> N
 def test_a_batch_with_media_is_a_batch(roots: dict[str, Path]) -> None:
     """BATCH-1: it moves, is cloned, pickled and normalised as a whole, and outlives its place in the ring."""
     kept = []
-    for batch in batches(roots["copy"], layout="BCTHW"):
+    for batch in batches(roots["copy"], output={"layout": "BCTHW"}):
         own = batch.clone()
         for other in (own, pickle.loads(pickle.dumps(own)), batch.to("cpu")):
             for name in NAMES:
@@ -232,7 +248,7 @@ def test_a_batch_with_media_is_a_batch(roots: dict[str, Path]) -> None:
 
 def test_memory_is_counted(roots: dict[str, Path]) -> None:
     """The ring has room for media, so that a loader with the least of it goes on and on."""
-    options: dict[str, Any] = {"batch_size": 6, "prefetch_bytes": 0, "num_workers": 0, "tail": "drop"}
+    options: dict[str, Any] = {"batch_size": 6, "limits": {"prefetch_bytes": 0}, "num_workers": 0, "tail": "drop"}
     with streamvid.VideoLoader(roots["copy"], **options) as plain:
         without = plain.ring_bytes
     with streamvid.VideoLoader(roots["copy"], **options, media=NAMES, num_epochs=4) as loader:
@@ -265,8 +281,14 @@ def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Pa
     shard(source, root, shard_options(**OPTIONS))
     damage(root, "clip4", medium)
     assert len(deliveries_without(root, medium)) == NUM_CLIPS
-    settings: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "media": NAMES, "layout": "BTHWC", "tail": "uneven"}
-    with streamvid.VideoLoader(root, **settings, max_bad_fraction=0.5) as loader:
+    settings: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 0,
+        "media": NAMES,
+        "output": {"layout": "BTHWC"},
+        "tail": "uneven",
+    }
+    with streamvid.VideoLoader(root, **settings, limits={"max_bad_fraction": 0.5}) as loader:
         seen = []
         for batch in loader:
             for slot, key in enumerate(batch.sample_keys):
@@ -277,7 +299,7 @@ def test_a_sample_with_a_bad_medium_is_replaced_whole(source: Path, tmp_path: Pa
     assert record.key.startswith("clip4") and medium in record.reason
     assert sorted(k for k, is_repeat in seen if not is_repeat) == [0, 1, 2, 3, 5]
     assert sum(is_repeat for _, is_repeat in seen) == 1
-    assert loader.stats().num_substituted == 1
+    assert loader.stats().work.num_substituted == 1
 
 
 def deliveries_without(root: Path, medium: str) -> set[str]:
@@ -300,9 +322,13 @@ def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
         pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
     for num_workers in (0, 1):
         with streamvid.VideoLoader(
-            tmp_path / "dataset", batch_size=2, num_workers=num_workers, media=("control",), temporal="uniform",
-            max_bad_fraction=0.5,
-        ) as loader:  # fmt: skip
+            tmp_path / "dataset",
+            batch_size=2,
+            num_workers=num_workers,
+            media=("control",),
+            view={"temporal": "uniform"},
+            limits={"max_bad_fraction": 0.5},
+        ) as loader:
             keys = [key for batch in loader for key in batch.sample_keys]
             assert "control" in loader.substituted[0].reason
         assert sorted({clip_number(key) for key in keys}) == [0, 1, 3]
@@ -326,9 +352,13 @@ def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
     for spatial, scale in (("random_crop", None), ("rand_size_crop", (0.4, 0.8)), ("resize_crop", None)):
         for epoch in range(4):
             with streamvid.VideoLoader(
-                tmp_path / "dataset", batch_size=2, num_workers=0, media=("same", "small"), spatial=spatial,
-                spatial_scale=scale, temporal="head", accuracy="exact",
-            ) as loader:  # fmt: skip
+                tmp_path / "dataset",
+                batch_size=2,
+                num_workers=0,
+                media=("same", "small"),
+                view={"spatial": spatial, "spatial_scale": scale, "temporal": "head"},
+                output={"accuracy": "exact"},
+            ) as loader:
                 loader.set_epoch(epoch)
                 (batch,) = loader
             video, same, small_one = (x.double() for x in (batch.video, batch.media["same"], batch.media["small"]))
@@ -355,7 +385,7 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
         given: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, **options}
         shard(write_rows(tmp_path, rows), root, shard_options(**given, media={"control": "control"}))
         for temporal in ("random", "uniform"):
-            (batch,) = batches(root, media=("control",), batch_size=1, temporal=temporal)
+            (batch,) = batches(root, media=("control",), batch_size=1, view={"temporal": temporal})
             shown = numbers(batch.video[0])
             assert None not in shown
             assert numbers(batch.media["control"][0], 1.0) == [
@@ -373,8 +403,8 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
     ):
         with pytest.raises(ConfigError, match=message):
             streamvid.VideoLoader(roots["copy"], batch_size=2, media=media)
-    with pytest.raises(ConfigError, match="decode=False leaves nothing for media"):
-        streamvid.VideoLoader(roots["copy"], batch_size=2, media=("control",), decode=False)
+    with pytest.raises(ConfigError, match="decode=False: cannot be combined with media"):
+        streamvid.VideoLoader(roots["copy"], batch_size=2, media=("control",), output={"decode": False})
     plain = tmp_path / "plain"
     shard(source, plain, shard_options(**OPTIONS | {"media": {}}))
     with pytest.raises(ConfigError, match="it has none"):
@@ -434,6 +464,6 @@ def test_a_bucket_gives_the_same_media(
     streamvid.copy_dataset(roots["copy"], url)
     expected = deliveries(roots["copy"])
     assert deliveries(url) == expected
-    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    cache = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     for num_workers in (0, 1):
         assert deliveries(url, num_workers=num_workers, **cache) == expected

@@ -42,7 +42,10 @@ def received(datasets: Any, num_ranks: int = 1, **options: Any) -> list[list[tup
 
 def test_repeats_of_several_datasets(two: tuple[Path, Path]) -> None:
     """PLAN-4: each sample as often as its dataset is repeated, over all ranks; the samples of one bucket mix."""
-    configs = [DatasetConfig(two[0], num_repeats=2), DatasetConfig(two[1], num_repeats="1/2", caption_prefix="B: ")]
+    configs = [
+        DatasetConfig(two[0], num_repeats=2),
+        DatasetConfig(two[1], num_repeats="1/2", captions={"prefix": "B: "}),
+    ]
     epochs = [received(configs, num_ranks=2, num_epochs=2, tail="uneven")]
     rows = [row for rank in epochs[0] for row in rank]
     first = Counter(key for _, key, text in rows if not text.startswith("B: "))
@@ -64,7 +67,7 @@ def test_buckets_of_one_shape_stay_apart_within_a_dataset(tmp_path: Path) -> Non
     (rows,) = received(one, batch_size={NAMED.id: 1, SMALL.id: 2})
     assert Counter(bucket for bucket, _, _ in rows) == {NAMED.id: 3, SMALL.id: 4}
     assert all(key.startswith(bucket) for bucket, key, _ in rows) and len(set(rows)) == 7
-    (rows,) = received([DatasetConfig(other), DatasetConfig(one, caption_prefix="B: ")])
+    (rows,) = received([DatasetConfig(other), DatasetConfig(one, captions={"prefix": "B: "})])
     assert Counter((bucket, text.startswith("B: ")) for bucket, _, text in rows) == {
         (SMALL.id, False): 5, (SMALL.id, True): 4, (NAMED.id, True): 3,
     }  # fmt: skip
@@ -89,8 +92,8 @@ def test_a_name_that_stands_for_two_shapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["samples", "tokens"])
 def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None:
     """Of samples or of tokens, exactly up to the rounding of each bucket."""
-    configs = [DatasetConfig(two[0], weight=1), DatasetConfig(two[1], weight=3, caption_prefix="B: ")]
-    options: dict[str, Any] = {"samples_per_epoch": 60, "mix_by": by, "tail": "uneven"}
+    configs = [DatasetConfig(two[0], weight=1), DatasetConfig(two[1], weight=3, captions={"prefix": "B: "})]
+    options: dict[str, Any] = {"schedule": {"samples_per_epoch": 60, "mix_by": by}, "tail": "uneven"}
     (rows,) = received(configs, **options)
     assert abs(len(rows) - 60) <= 4
     tokens = {bucket.id: bucket.tokens for bucket in (SMALL, TALL, LONG)}
@@ -102,7 +105,7 @@ def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None
 
 def test_a_mix_goes_on_with_other_ranks(two: tuple[Path, Path]) -> None:
     """PLAN-5 over a mix: stopped twice, with 1, 3 and 2 ranks, every sample comes once."""
-    configs = [DatasetConfig(two[0]), DatasetConfig(two[1], caption_prefix="B: ")]
+    configs = [DatasetConfig(two[0]), DatasetConfig(two[1], captions={"prefix": "B: "})]
     seen: Counter[tuple[str, str, bool]] = Counter()
     state = None
     for num_ranks, steps in ((1, 7), (3, 4), (2, 10**6)):
@@ -131,9 +134,9 @@ def test_draws_of_a_dataset_hang_on_its_name(two: tuple[Path, Path]) -> None:
         with streamvid.VideoLoader(configs, batch_size=1, num_workers=0, tail="uneven") as loader:
             return {(b.sample_keys[0], b.text[0][:2]): b.video.numpy().tobytes() for b in loader}
 
-    a = DatasetConfig(two[0], name="a", caption_prefix="A:")
-    b = DatasetConfig(two[1], name="b", caption_prefix="B:")
-    twice = DatasetConfig(two[0], name="again", caption_prefix="C:")
+    a = DatasetConfig(two[0], name="a", captions={"prefix": "A:"})
+    b = DatasetConfig(two[1], name="b", captions={"prefix": "B:"})
+    twice = DatasetConfig(two[0], name="again", captions={"prefix": "C:"})
     both, turned = windows([a, b]), windows([b, a])
     assert both == turned and len(both) == 33
     of_a = windows([a, twice])
@@ -164,13 +167,13 @@ def test_images_and_videos_in_stated_proportions(two: tuple[Path, Path]) -> None
     """One dataset twice, each time with a condition: every epoch has three short clips for a long one."""
     long = DatasetConfig(two[1], where="bucket_id == '96x64-17f'", weight=0.25, name="long")
     short = DatasetConfig(two[1], where="bucket_id != '96x64-17f'", weight=0.75, name="short")
-    (rows,) = received([long, short], samples_per_epoch=40, tail="uneven")
+    (rows,) = received([long, short], schedule={"samples_per_epoch": 40}, tail="uneven")
     assert Counter(bucket for bucket, _, _ in rows) == {LONG.id: 10, SMALL.id: 30}
 
 
 def test_captions_of_each_dataset(two: tuple[Path, Path]) -> None:
     """SAMPLE-1: another column, a prefix, and dropout that is drawn anew at each visit, whatever the workers."""
-    config = DatasetConfig(two[0], caption_column="place", caption_prefix="at ", caption_dropout=0.5)
+    config = DatasetConfig(two[0], captions={"column": "place", "prefix": "at ", "dropout": 0.5})
     runs = [received(config, num_epochs=4, num_workers=workers) for workers in (0, 2)]
     assert runs[0] == runs[1]
     texts = Counter(text for _, _, text in runs[0][0])
@@ -216,15 +219,15 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
     ("make", "message"),
     [
         (lambda a, b: [], "at least one"),
-        (lambda a, b: [7], "expected a path"),
+        (lambda a, b: [7], "dataset.0.=7: must be a path"),
         (lambda a, b: [DatasetConfig(a, num_repeats=0)], "num_repeats=0: allowed are numbers above 0"),
         (lambda a, b: [DatasetConfig(a, num_repeats="x")], "num_repeats='x'"),
         (lambda a, b: [DatasetConfig(a, weight=-1)], "weight=-1"),
-        (lambda a, b: [DatasetConfig(a, weight=1, num_repeats=2)], "give one of them"),
+        (lambda a, b: [DatasetConfig(a, weight=1, num_repeats=2)], "cannot be combined with weight=1"),
         (lambda a, b: [DatasetConfig(a, weight=1), b], "1 of 2 have a weight"),
-        (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "not all different"),
-        (lambda a, b: [DatasetConfig(a, caption_dropout=2)], "caption_dropout=2"),
-        (lambda a, b: [DatasetConfig(a, caption_column="nope")], "'nope' is not in the dataset"),
+        (lambda a, b: [DatasetConfig(a, name="x"), DatasetConfig(b, name="x")], "are not unique"),
+        (lambda a, b: [DatasetConfig(a, captions={"dropout": 2})], "captions.dropout=2: must be a number from 0 to 1"),
+        (lambda a, b: [DatasetConfig(a, captions={"column": "nope"})], "'nope' is not in the dataset"),
         (lambda a, b: [DatasetConfig(a, where="score > 10000")], "admits none of the 23 samples"),
         (lambda a, b: [DatasetConfig(a, where="nope > 1")], "nope"),
     ],
@@ -232,8 +235,8 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
 def test_what_cannot_be_is_refused(two: tuple[Path, Path], make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         streamvid.VideoLoader(make(*two), batch_size=1)
-    with pytest.raises(ConfigError, match="samples_per_epoch=5 goes with weights"):
-        streamvid.VideoLoader(two[0], batch_size=1, samples_per_epoch=5)
+    with pytest.raises(ConfigError, match="schedule.samples_per_epoch=5: needs weights"):
+        streamvid.VideoLoader(two[0], batch_size=1, schedule={"samples_per_epoch": 5})
 
 
 def test_the_seed_of_one_dataset_is_the_loaders(two: tuple[Path, Path]) -> None:

@@ -147,7 +147,7 @@ def substituted(root: Path, **options: Any) -> tuple[int, int]:
         for _ in loader:
             pass
         stats = loader.stats()
-    return stats.num_substituted, stats.num_bytes_fetched
+    return stats.work.num_substituted, stats.work.num_bytes_fetched
 
 
 def test_the_dataset_is_what_these_tests_are_about(built: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_dataset_is_what_these_tests_are_about(built: Path) -> None:
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
 def test_batches_are_the_same_with_and_without_packets(built: Path, root: Path, num_workers: int, pixels: str) -> None:
     """SAMPLE-2, PLAN-5: bit for bit, and so that a state of one goes on in the other."""
-    options = {"num_workers": num_workers, "num_epochs": 2, "pixels": pixels}
+    options = {"num_workers": num_workers, "num_epochs": 2, "output": {"pixels": pixels}}
     with_packets = deliveries(built, **options)
     assert len(with_packets) >= 18
     assert deliveries(without_packets(root), **options) == with_packets
@@ -229,11 +229,11 @@ def test_a_bad_clip_is_counted_and_its_reason_names_the_checksum(root: Path, tmp
     row, path, first, _ = windows(root, deliveries(root, batch_size=2))[0]
     flip(path, first + 5)
     with streamvid.VideoLoader(
-        root, batch_size=2, num_workers=0, num_epochs=1, quarantine=tmp_path / "quarantine"
+        root, batch_size=2, num_workers=0, num_epochs=1, limits={"quarantine": tmp_path / "quarantine"}
     ) as loader:
         for _ in loader:
             pass
-        assert loader.stats().num_substituted == 1
+        assert loader.stats().work.num_substituted == 1
     (line,) = (tmp_path / "quarantine" / "quarantine-rank00000.jsonl").read_text().splitlines()
     assert row["key"] in line and "checksum" in line
 
@@ -345,7 +345,12 @@ def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: 
     tar.write_bytes(data)
 
     def received(epochs: int, state: dict[str, Any] | None = None, **settings: Any) -> list[tuple[str, bool]]:
-        settings = {"batch_size": 1, "num_epochs": None, "num_workers": 0, "max_bad_fraction": 1.0} | settings
+        settings = {
+            "batch_size": 1,
+            "num_epochs": None,
+            "num_workers": 0,
+            "limits": {"max_bad_fraction": 1.0},
+        } | settings
         with streamvid.VideoLoader(root, **settings) as loader:
             if state is not None:
                 loader.load_state_dict(state)
@@ -358,7 +363,12 @@ def test_whether_a_delivery_is_substituted_hangs_on_nothing_before_it(tmp_path: 
     assert {key for key, _ in whole} and 0 < sum(is_repeat for _, is_repeat in whole) < len(whole)
     received(3)
     assert received(5, states[-1]) == whole[18:]
-    assert received(8, prefetch_bytes=1000) == received(8, decode=False) == received(8, num_workers=2) == whole
+    assert (
+        received(8, limits={"prefetch_bytes": 1000})
+        == received(8, output={"decode": False})
+        == received(8, num_workers=2)
+        == whole
+    )
 
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -377,7 +387,7 @@ def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str,
     """SAFE-1: before a byte is read or taken, and whoever was to read it."""
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
-        streamvid.VideoLoader(root, batch_size=1, num_workers=0, decode=decode) as loader,
+        streamvid.VideoLoader(root, batch_size=1, num_workers=0, output={"decode": decode}) as loader,
         pytest.raises(SampleError, match="the index says that packets of .* copy the dataset again"),
     ):
         list(loader)

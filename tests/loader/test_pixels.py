@@ -19,6 +19,7 @@ from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Planes
 from streamvid.sharder import shard
 from tests.clips import real_clip
+from tests.conftest import merged
 from tests.loader.conftest import build_dataset
 from tests.shard_options import shard_options
 from tests.video.clips import run_ffmpeg
@@ -69,9 +70,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def loader_of(root: Any, **options: Any) -> streamvid.VideoLoader:
     sizes = {"96x64@5": NUM_CLIPS, "64x64@1": 1}
-    return streamvid.VideoLoader(
-        root, **{"batch_size": sizes, "num_workers": 0, "num_epochs": 1, "layout": "BTHWC", **options}
-    )
+    settings = {"batch_size": sizes, "num_workers": 0, "num_epochs": 1, "output": {"layout": "BTHWC"}}
+    return streamvid.VideoLoader(root, **merged(settings, options))
 
 
 def videos(root: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -90,22 +90,22 @@ def psnr(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.mark.parametrize("clips", ["copy", "native"])
 def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips: str) -> None:
     """YUV-1: of clips of all colours together; the same with any number of workers and in any layout."""
-    exact = videos(roots[clips], accuracy="exact")
-    found = videos(roots[clips], pixels="yuv420p")
+    exact = videos(roots[clips], output={"accuracy": "exact"})
+    found = videos(roots[clips], output={"pixels": "yuv420p"})
     assert set(found) == set(exact) and len(found) == NUM_CLIPS + 1
     quality = {key: psnr(found[key], exact[key]) for key in exact}
     for key, found_quality in quality.items():
         assert found_quality >= [least for name, least in QUALITY.items() if key.startswith(name)][-1], quality
-    again = videos(roots[clips], pixels="yuv420p", num_workers=2)
+    again = videos(roots[clips], output={"pixels": "yuv420p"}, num_workers=2)
     assert all(torch.equal(again[key], found[key]) for key in found)
     for layout, order in (("BCTHW", (3, 0, 1, 2)), ("BTCHW", (0, 3, 1, 2))):
-        other = videos(roots[clips], pixels="yuv420p", layout=layout)
+        other = videos(roots[clips], output={"pixels": "yuv420p", "layout": layout})
         assert all(torch.equal(other[key], found[key].permute(*order)) for key in found)
 
 
 def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
     """YUV-1: the test above is about matrices, ranges and sitings that differ within a batch."""
-    with loader_of(roots["copy"], pixels="yuv420p") as loader:
+    with loader_of(roots["copy"], output={"pixels": "yuv420p"}) as loader:
         (table,) = (
             batch._fields["video"].table for batch in loader if batch.bucket.num_frames == 5 and len(batch.text) == 5
         )
@@ -115,7 +115,7 @@ def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
 def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Path]) -> None:
     """ACCURACY: exact for clips that are scaled anyway, fast for native ones, sample by sample in a mix of both."""
     for clips in ("copy", "native"):
-        fast, exact = (videos(roots[clips], accuracy=accuracy) for accuracy in ("fast", "exact"))
+        fast, exact = (videos(roots[clips], output={"accuracy": accuracy}) for accuracy in ("fast", "exact"))
         for key in fast:
             darker = float((exact[key].double() - fast[key].double()).mean())
             least, most = (-1, 1) if key.startswith(FULL_RANGE) else (0.3, 3)
@@ -124,7 +124,9 @@ def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Pa
         default = videos(roots[clips])
         assert all(torch.equal(default[key], (exact if clips == "copy" else fast)[key]) for key in fast)
     both, sizes = [roots["copy"], roots["native"]], {"batch_size": {"96x64@5": 2, "64x64@1": 1}}
-    fast, exact, default = (videos(both, **sizes, accuracy=accuracy) for accuracy in ("fast", "exact", None))
+    fast, exact, default = (
+        videos(both, **sizes, output={"accuracy": accuracy}) for accuracy in ("fast", "exact", None)
+    )
     assert len(default) == 2 * NUM_CLIPS + 2
     for key, video in default.items():
         assert torch.equal(video, (exact if key.startswith("copy") else fast)[key])
@@ -132,8 +134,8 @@ def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Pa
 
 def test_batches_on_a_device_are_those_of_the_ring(roots: dict[str, Path]) -> None:
     """BATCH-1: with device="cpu" planes are copied out of the ring, and RGB is made of the copy."""
-    plain = videos(roots["copy"], pixels="yuv420p")
-    with loader_of(roots["copy"], pixels="yuv420p", device="cpu", num_epochs=2) as loader:
+    plain = videos(roots["copy"], output={"pixels": "yuv420p"})
+    with loader_of(roots["copy"], output={"pixels": "yuv420p"}, device="cpu", num_epochs=2) as loader:
         kept = list(loader)
     assert all(isinstance(batch._fields["video"], Planes) for batch in kept)
     for batch in kept:
@@ -147,7 +149,9 @@ def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
     """BATCH-1: copied, cloned, pickled or mapped, before and after its RGB was made, in any layout."""
     digests = set()
     for layout in ("BCTHW", "BTCHW", "BTHWC"):
-        with loader_of(roots["copy"], pixels="yuv420p", layout=layout, shuffle="none", num_workers=1) as loader:
+        with loader_of(
+            roots["copy"], output={"pixels": "yuv420p", "layout": layout}, shuffle="none", num_workers=1
+        ) as loader:
             batch = next(iter(loader))
             ways: list[Any] = [
                 lambda one: one.clone(),
@@ -175,8 +179,8 @@ def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
 def test_the_ring_holds_half(roots: dict[str, Path]) -> None:
     """YUV-1: 1.5 bytes a pixel where RGB has 3, in the ring and in what the loader says that it takes."""
     with (
-        loader_of(roots["copy"], pixels="yuv420p", prefetch_bytes=0) as half,
-        loader_of(roots["copy"], pixels="rgb24", prefetch_bytes=0) as whole,
+        loader_of(roots["copy"], output={"pixels": "yuv420p"}, limits={"prefetch_bytes": 0}) as half,
+        loader_of(roots["copy"], output={"pixels": "rgb24"}, limits={"prefetch_bytes": 0}) as whole,
     ):
         largest = NUM_CLIPS * 5 * 64 * 96 * 3
         assert whole.ring_bytes - half.ring_bytes == 3 * largest // 2
@@ -188,7 +192,9 @@ def test_the_ring_holds_half(roots: dict[str, Path]) -> None:
 
 def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path]) -> None:
     """BATCH-1: with the batch, or once its RGB, which has memory of its own, was made of them."""
-    with loader_of(roots["copy"], pixels="yuv420p", batch_size=2, prefetch_bytes=0, num_epochs=16) as loader:
+    with loader_of(
+        roots["copy"], output={"pixels": "yuv420p"}, batch_size=2, limits={"prefetch_bytes": 0}, num_epochs=16
+    ) as loader:
         iterator = iter(loader)
         held = [next(iterator)]
         video, before = held[0].video, held[0].video.clone()
@@ -197,7 +203,7 @@ def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path
         assert count > 20 and torch.equal(video, before)
         pipeline = loader._pipeline
         assert pipeline is not None and pipeline.ring.num_allocated == 0
-    with loader_of(roots["copy"], pixels="yuv420p", batch_size=2, prefetch_bytes=0) as loader:
+    with loader_of(roots["copy"], output={"pixels": "yuv420p"}, batch_size=2, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         batch = next(iterator)
         assert sum(1 for _ in iterator) >= 1
@@ -212,7 +218,7 @@ def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None
     """API: a chroma sample stands for 2 x 2 pixels."""
     root = build_dataset(tmp_path / "dataset", {Bucket(5, 63, 95): [2], Bucket(5, 64, 96): [1]})
     with pytest.raises(ConfigError, match=r"pixels='yuv420p'.* 95x63: both sides must be even.*take pixels='rgb24'"):
-        streamvid.VideoLoader(root, batch_size=1, pixels="yuv420p")
+        streamvid.VideoLoader(root, batch_size=1, output={"pixels": "yuv420p"})
     with streamvid.VideoLoader(root, batch_size=1, num_workers=0, device="cpu") as loader:
         sizes = {tuple(batch.video.shape[-2:]) for batch in loader}
     assert sizes == {(63, 95), (64, 96)}
@@ -220,5 +226,5 @@ def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("name", "value"), [("pixels", "yuv444p"), ("accuracy", "best"), ("pixels", 3)])
 def test_unknown_names_are_refused(dataset: Path, name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}={value!r}; allowed are"):
-        streamvid.VideoLoader(dataset, batch_size=1, **{name: value})
+    with pytest.raises(ConfigError, match=rf"output.{name}={value!r}: must be"):
+        streamvid.VideoLoader(dataset, batch_size=1, output={name: value})

@@ -61,7 +61,7 @@ def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: 
     assert delivered(sealed, max_tokens_per_batch=300, preset=finer) == {"96x64-5f": 1, "96x64-9f": 1}
 
 
-@pytest.mark.parametrize("view", [{"temporal": "uniform"}, {"max_interval": 2}])
+@pytest.mark.parametrize("view", [{"view": {"temporal": "uniform"}}, {"view": {"max_interval": 2}}])
 def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at other rates than 12 a second"):
         delivered(sealed, batch_size=1, preset=RULE, **view)
@@ -185,7 +185,12 @@ def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> N
 
     def repeats(preset: ModelRule | None, by: MixBy) -> Fraction:
         with VideoLoader(
-            [images, longer], batch_size=1, world=ONE, num_workers=0, mix_by=by, preset=preset, samples_per_epoch=100
+            [images, longer],
+            batch_size=1,
+            world=ONE,
+            num_workers=0,
+            schedule={"mix_by": by, "samples_per_epoch": 100},
+            preset=preset,
         ) as loader:
             told = loader.state_dict()["datasets"]
         first, second = (Fraction(one["num_repeats"]) for one in told)

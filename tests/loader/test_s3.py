@@ -45,10 +45,14 @@ def test_every_rank_gets_the_batches_of_the_disk(
 ) -> None:
     """PLAN-5, FETCH-2: with 1, 2, 3 ranks; and from a cache that is cold, then warm, then without the store's tars."""
     source = sources[name]
-    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    cache = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     for num_ranks in (1, 2, 3):
         for rank in range(num_ranks):
-            options: dict[str, Any] = {"batch_size": 2, "decode": decode, "world": streamvid.World(rank, num_ranks)}
+            options: dict[str, Any] = {
+                "batch_size": 2,
+                "output": {"decode": decode},
+                "world": streamvid.World(rank, num_ranks),
+            }
             expected = s3_run.run(source.root, **options)
             assert s3_run.run(source.url, **options) == expected
             assert s3_run.run(source.url, **options, **cache) == expected
@@ -80,8 +84,8 @@ def test_the_demo_corpus(sharded: Sharded, rgw: Rgw, s3_env: S3Env, tmp_path: Pa
 
 
 def check_processes(source: Source, folder: Path, decode: bool) -> None:
-    options = {"batch_size": 2, "decode": decode, "num_workers": 1}
-    cache = {"cache_dir": str(folder / "cache"), "cache_bytes": 1 << 28}
+    options = {"batch_size": 2, "output": {"decode": decode}, "num_workers": 1}
+    cache = {"storage": {"cache_dir": str(folder / "cache"), "cache_bytes": 1 << 28}}
     ranks = [
         s3_run.start(dataset=source.url, world=[rank, 2], options=options | cache, out=folder / str(rank))
         for rank in range(2)
@@ -101,7 +105,7 @@ def test_a_store_in_memory(sources: dict[str, Source], decode: bool) -> None:
     try:
         memory.put(str(root), "/of-a-test/dataset", recursive=True)
         for workers in (0, 1):
-            options: dict[str, Any] = {"batch_size": 2, "decode": decode, "num_workers": workers}
+            options: dict[str, Any] = {"batch_size": 2, "output": {"decode": decode}, "num_workers": workers}
             assert s3_run.run("memory://of-a-test/dataset", **options) == s3_run.run(root, **options)
     finally:
         memory.rm("/of-a-test", recursive=True)
@@ -139,7 +143,7 @@ def test_filters_and_mixtures(sources: dict[str, Source], rgw: Rgw, s3_env: S3En
 
 def test_statistics_are_what_the_server_has_seen(sources: dict[str, Source], proxy: FaultProxy, tmp_path: Path) -> None:
     """Requests, bytes and the cache's blocks; all of it as JSON."""
-    source, cache = sources["plain"], {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    source, cache = sources["plain"], {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     with streamvid.VideoLoader(source.root, batch_size=2, num_workers=0) as loader:
         list(map(id, loader))
         assert loader.stats().store is None and loader.stats().cache is None

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,24 +77,32 @@ def one_run(
     choose, done = random.Random(seed), Campaign()
     source = sources[choose.choice(["plain", "plain", "native"])]
     num_ranks = choose.randint(1, 3)
-    options: dict[str, Any] = {"batch_size": choose.randint(1, 4), "decode": choose.random() < 0.6, "seed": seed}
+    options: dict[str, Any] = {
+        "batch_size": choose.randint(1, 4),
+        "output": {"decode": choose.random() < 0.6},
+        "seed": seed,
+    }
     options["tail"] = "pad" if source is sources["native"] else "carry"
-    how: dict[str, Any] = {"num_workers": choose.choice([0, 0, 0, 1, 2]), "prefetch_bytes": choose.choice([0, 1 << 22])}
+    how: dict[str, Any] = {
+        "num_workers": choose.choice([0, 0, 0, 1, 2]),
+        "limits": {"prefetch_bytes": choose.choice([0, 1 << 22])},
+    }
+    storage = OPTIONS
     if choose.random() < 0.4:
-        how |= {"cache_dir": folder / f"cache-{seed}-{fault_rate}", "cache_bytes": 1 << 26}
+        storage = replace(OPTIONS, cache_dir=folder / f"cache-{seed}-{fault_rate}", cache_bytes=1 << 26)
     for rank in range(num_ranks):
         world = streamvid.World(rank, num_ranks)
         expected = s3_run.run(source.root, world=world, **options)
         proxy.set(fault_rate=fault_rate, seed=seed * 3 + rank)
         since, got = time.monotonic(), []
-        with streamvid.VideoLoader(source.url, world=world, storage=OPTIONS, **options, **how) as loader:
+        with streamvid.VideoLoader(source.url, world=world, storage=storage, **options, **how) as loader:
             done.waits.append(time.monotonic() - since)
             for batch in s3_run.timed(iter(loader), done.waits):
                 got.append(s3_run.received(batch))
             stats = loader.stats()
         done.seconds += time.monotonic() - since
         assert got == expected, f"seed {seed}, rank {rank} of {num_ranks}, {source.root.name}, {options}, {how}"
-        assert stats.num_substituted == 0 and stats.store is not None
+        assert stats.work.num_substituted == 0 and stats.store is not None
         done.stores.append(stats.store)
         # Opening is several reads.
         assert max(done.waits[1:]) < DEADLINE_SECONDS + SLACK_SECONDS and done.waits[0] < 3 * DEADLINE_SECONDS
@@ -135,8 +143,8 @@ def test_ranks_that_are_processes_go_through_faults(
 ) -> None:
     """FETCH-1: three of them at the same time, with workers, on one cache."""
     source = sources["plain"]
-    options = {"batch_size": 2, "num_workers": 1, "storage": {"stall_seconds": 0.5}}
-    options |= {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 26}
+    cache = {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 26}
+    options = {"batch_size": 2, "num_workers": 1, "storage": {"stall_seconds": 0.5, **cache}}
     proxy.set(fault_rate=0.2, seed=5)
     ranks = [
         s3_run.start(dataset=source.url, world=[rank, 3], options=options, out=tmp_path / f"{rank}")
@@ -178,9 +186,9 @@ def test_a_store_that_goes_away_is_an_error_within_the_deadline(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], how: str
 ) -> None:
     """FETCH-1: in the middle of a run; it names store, key and cause, for one clip and for several of one request."""
-    options: dict[str, Any] = {"batch_size": 4 if how == "together" else 1, "decode": how != "clips"}
+    options: dict[str, Any] = {"batch_size": 4 if how == "together" else 1, "output": {"decode": how != "clips"}}
     with streamvid.VideoLoader(
-        many.url, num_epochs=None, storage=IMPATIENT, prefetch_bytes=0, num_workers=0, **options
+        many.url, num_epochs=None, storage=IMPATIENT, limits={"prefetch_bytes": 0}, num_workers=0, **options
     ) as loader:
         waits: list[float] = []
         batches = s3_run.timed(iter(loader), waits)
@@ -326,10 +334,10 @@ def test_damage_in_the_store_is_replaced_as_on_the_disk(
     bad = {"96x64-5f-1": "flip", "96x64-5f-10": "cut", "64x96-9f-2": "zero", "64x96-9f-8": "flip"}
     source = s3_run.uploaded(damaged(tmp_path / "damaged", LAYOUT, bad), rgw)
     s3_env(rgw)
-    cache = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26} if is_cached else {}
+    cache = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}} if is_cached else {}
     told = []
     for dataset, options in ((source.root, {}), (source.url, cache), (source.url, cache)):
-        options = {"batch_size": 3, "tail": "uneven", "num_workers": 0, "decode": decode} | options
+        options = {"batch_size": 3, "tail": "uneven", "num_workers": 0, "output": {"decode": decode}} | options
         with streamvid.VideoLoader(dataset, **options) as loader:
             got = s3_run.all_of(loader)
             told.append((got, [(s.key, s.shard, s.reason, s.substitute_key) for s in loader.substituted]))
@@ -345,7 +353,7 @@ def test_a_tar_that_is_gone_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, de
     path = "shards/96x64-5f/96x64-5f-000001.tar"
     rgw.remove(source.bucket, f"{source.prefix}/{path}")
     with pytest.raises(SampleError, match=f"{source.url}: cannot read {path}: there is no such object"):
-        s3_run.run(source.url, batch_size=2, decode=decode)
+        s3_run.run(source.url, batch_size=2, output={"decode": decode})
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -355,7 +363,11 @@ def test_a_tar_that_is_replaced_while_it_is_read_is_noticed(
     """FETCH-1, BAD-1: the index' checksums say whether what is there now is what was meant."""
     source = s3_run.uploaded(build_dataset(tmp_path / "dataset", {SMALL: [12]}), rgw)
     s3_env(rgw)
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": "none", "prefetch_bytes": 0, "max_bad_fraction": 1.0}
+    options: dict[str, Any] = {
+        "batch_size": 1,
+        "shuffle": "none",
+        "limits": {"prefetch_bytes": 0, "max_bad_fraction": 1.0},
+    }
     expected = s3_run.run(source.root, **options)
     path = "shards/96x64-5f/96x64-5f-000000.tar"
     data = bytearray((source.root / path).read_bytes())
@@ -389,7 +401,7 @@ def ended(batches: Iterator[Any]) -> None:
 
 @pytest.mark.parametrize("settings", [pytest.param(DEAD, marks=pytest.mark.slow), STALLED], ids=["dead", "stalled"])
 @pytest.mark.parametrize(
-    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "decode": False}], ids=str
+    "options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "output": {"decode": False}}], ids=str
 )
 def test_closing_does_not_wait_for_a_store(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], options: dict[str, Any]
@@ -402,7 +414,7 @@ def test_closing_does_not_wait_for_a_store(
     time.sleep(1.5)
     files, children = me.num_fds(), set(me.children(recursive=True))
     loader = streamvid.VideoLoader(
-        many.url, batch_size=1, num_epochs=None, storage=patient, prefetch_bytes=0, **options
+        many.url, batch_size=1, num_epochs=None, storage=patient, limits={"prefetch_bytes": 0}, **options
     )
     batches = iter(loader)
     next(batches)
@@ -432,7 +444,7 @@ def test_a_process_that_waits_for_a_store_ends_when_told(
     many: Source, proxy: FaultProxy, settings: dict[str, Any], number: signal.Signals, num_workers: int
 ) -> None:
     """STOP-1: Ctrl-C and kill -9, within seconds, and no worker is left."""
-    options = {"batch_size": 1, "num_epochs": None, "num_workers": num_workers, "prefetch_bytes": 0}
+    options = {"batch_size": 1, "num_epochs": None, "num_workers": num_workers, "limits": {"prefetch_bytes": 0}}
     process = s3_run.start(dataset=many.url, options=options, after=2, then="sys.stdin.readline()")
     assert process.stdout is not None and process.stdin is not None
     while not (line := process.stdout.readline()).startswith("batch 2"):

@@ -18,6 +18,7 @@ from streamvid.errors import ConfigError
 from streamvid.loader.view.view import ViewOptions, view_of
 from streamvid.sharder import shard
 from streamvid.video import Transform, probe
+from tests.conftest import merged
 from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
@@ -47,8 +48,8 @@ def dataset(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deliver(path: Path, **options: Any) -> list[tuple[Mapping[str, Any], NDArray[np.uint8]]]:
     """(its index row, frames) of each sample, in the order they come."""
     rows = {row["key"]: row for row in open_dataset(path).samples_table().to_pylist()}
-    given = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "accuracy": "exact", "layout": "BTHWC"} | options
-    with VideoLoader(path, **given) as loader:
+    given = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "output": {"accuracy": "exact", "layout": "BTHWC"}}
+    with VideoLoader(path, **merged(given, options)) as loader:
         return [
             (rows[key], video.numpy().copy())
             for batch in loader
@@ -65,7 +66,11 @@ def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: 
     seen: dict[str, set[object]] = {}
     num_epochs = 3 if num_workers == 0 else 1
     found = deliver(
-        dataset, spatial=spatial, spatial_scale=scale, num_workers=num_workers, num_epochs=num_epochs, seed=4
+        dataset,
+        view={"spatial": spatial, "spatial_scale": scale},
+        num_workers=num_workers,
+        num_epochs=num_epochs,
+        seed=4,
     )
     for place, (row, frames) in enumerate(found):
         visit, path = place // len(NAMES), source / row["source"]
@@ -82,7 +87,7 @@ def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: 
 def test_a_center_crop_is_the_short_side_and_a_square(source: Path, dataset: Path) -> None:
     """OPEN-SORA 24: of a square bucket the same pixels as resize_crop: all of the short side, from the middle."""
     for (row, center), (_, cover) in zip(
-        deliver(dataset, spatial="center"), deliver(dataset, spatial="resize_crop"), strict=True
+        deliver(dataset, view={"spatial": "center"}), deliver(dataset, view={"spatial": "resize_crop"}), strict=True
     ):
         assert np.array_equal(center, cover)
         transform = Transform.cover(probe(source / row["source"]), SIDE, SIDE)
@@ -98,14 +103,14 @@ def test_native_clips_have_their_crop_and_still_any_window(source: Path, tmp_pat
     assert open_dataset(path).manifest.frame_rate.to_json() == {"rule": "resample", "fps": "12"}
     for spatial in ("random_crop", "center"):
         with pytest.raises(ConfigError, match=f"spatial='{spatial}'.*holds native clips"):
-            VideoLoader(path, batch_size=1, spatial=spatial)  # type: ignore[arg-type]
-    ((row, spread),) = deliver(path, temporal="uniform")
-    ((_, head),) = deliver(path, temporal="head")
+            VideoLoader(path, batch_size=1, view={"spatial": spatial})  # type: ignore[arg-type]
+    ((row, spread),) = deliver(path, view={"temporal": "uniform"})
+    ((_, head),) = deliver(path, view={"temporal": "head"})
     assert row["window_num_frames"] == 19  # 1.6 seconds at 12 a second: not resampled once more
     assert np.array_equal(spread[0], head[0])
     assert not np.array_equal(spread[1], head[1])
 
 
 def test_clips_that_are_not_decoded_have_no_part(dataset: Path) -> None:
-    with pytest.raises(ConfigError, match="decode=False leaves nothing for spatial"):
-        VideoLoader(dataset, batch_size=1, decode=False, spatial="random_crop")
+    with pytest.raises(ConfigError, match="decode=False: cannot be combined with view.spatial"):
+        VideoLoader(dataset, batch_size=1, output={"decode": False}, view={"spatial": "random_crop"})

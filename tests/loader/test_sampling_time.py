@@ -23,6 +23,7 @@ from streamvid.sharder import shard
 from streamvid.video import Transform, probe
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
+from tests.conftest import merged
 from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
@@ -109,8 +110,8 @@ class Delivered:
 def deliver(path: Path, **options: Any) -> list[Delivered]:
     sources = {row["key"]: row["source"] for row in open_dataset(path).samples_table().to_pylist()}
     found = []
-    options = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "accuracy": "exact", "layout": "BTHWC"} | options
-    with VideoLoader(path, **options) as loader:
+    given = {"num_workers": 0, "batch_size": 1, "tail": "uneven", "output": {"accuracy": "exact", "layout": "BTHWC"}}
+    with VideoLoader(path, **merged(given, options)) as loader:
         for batch in loader:
             for key, video, fps in zip(batch.sample_keys, batch.video, batch.fps, strict=True):
                 found.append(Delivered(sources[key], video.numpy().copy(), float(fps)))
@@ -143,7 +144,7 @@ def test_a_prefix_has_the_frames_of_the_rule(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
     """SAMPLE-2, OPEN-SORA 11, DIFFSYNTH 12 and 13: the first frames that each rule leaves, and the rate they have."""
-    delivered = deliver(dataset(rule), temporal="head")
+    delivered = deliver(dataset(rule), view={"temporal": "head"})
     assert sorted(item.source for item in delivered) == sorted(NAMES)
     for item in delivered:
         its = truth(item.source)
@@ -184,7 +185,7 @@ def test_windows_from_the_middle_and_side_by_side(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
     """chunk: over as many epochs as a clip has chunks, each once."""
-    for item in deliver(dataset(rule), temporal="middle"):
+    for item in deliver(dataset(rule), view={"temporal": "middle"}):
         if item.source == "image.png":
             continue
         all_places, its = places(rule, truth(item.source)), truth(item.source)
@@ -192,7 +193,7 @@ def test_windows_from_the_middle_and_side_by_side(
         assert its.shown(item.frames) == all_places[first : first + COUNT]
     chunks: dict[str, list[list[int]]] = {}
     num_epochs = 6
-    for item in deliver(dataset(rule), temporal="chunk", num_epochs=num_epochs):
+    for item in deliver(dataset(rule), view={"temporal": "chunk"}, num_epochs=num_epochs):
         chunks.setdefault(item.source, []).append(truth(item.source).shown(item.frames))
     for source in INDEXED:
         all_places = places(rule, truth(source))
@@ -207,7 +208,7 @@ def test_an_even_spread_is_over_the_whole_clip(
     rule: str, dataset: Callable[[str], Path], truth: Callable[[str], Truth]
 ) -> None:
     """uniform: frames nearest to times at even distances, from the first to the last; the rate says how far apart."""
-    for item in deliver(dataset(rule), temporal="uniform"):
+    for item in deliver(dataset(rule), view={"temporal": "uniform"}):
         its = truth(item.source)
         if item.source == "image.png":
             continue
@@ -220,7 +221,7 @@ def test_open_soras_window_and_random_intervals(dataset: Callable[[str], Path], 
     """OPEN-SORA 12: one interval a delivery, which differs; and its own window, linspace truncated."""
     intervals = set()
     for seed in range(4):
-        for item in deliver(dataset("native"), max_interval=4, seed=seed):
+        for item in deliver(dataset("native"), view={"max_interval": 4}, seed=seed):
             shown = truth(item.source).shown(item.frames)
             if len(shown) > 1:
                 steps = {later - earlier for earlier, later in pairwise(shown)}
@@ -228,7 +229,7 @@ def test_open_soras_window_and_random_intervals(dataset: Callable[[str], Path], 
                 assert item.fps == pytest.approx(float(truth(item.source).fps / min(steps)), rel=1e-6)
                 intervals |= steps
     assert intervals == {1, 2, 3, 4}
-    for item in deliver(dataset("cap"), temporal="opensora"):
+    for item in deliver(dataset("cap"), view={"temporal": "opensora"}):
         shown, its = truth(item.source).shown(item.frames), truth(item.source)
         if len(shown) > 1:
             interval = -(-its.fps // 16)
@@ -246,11 +247,11 @@ def test_whole_clips_have_the_buckets_length_or_are_an_error(
     (source / INDEXED[0]).write_bytes((clips / INDEXED[0]).read_bytes())
     whole = make(source, tmp_path / "whole", f"{WIDTH}x{HEIGHT}@40")
     for temporal in ("full", "random", "head", "middle", "chunk", "uniform"):
-        (item,) = deliver(whole, temporal=temporal)
+        (item,) = deliver(whole, view={"temporal": temporal})
         assert truth(item.source).shown(item.frames) == list(range(40))
     part = make(source, tmp_path / "part", f"{WIDTH}x{HEIGHT}@39")
     with pytest.raises(SampleError, match="temporal='full'.*40 frames.*bucket takes 39"):
-        deliver(part, temporal="full")
+        deliver(part, view={"temporal": "full"})
 
 
 @pytest.mark.parametrize("rule", ["resample", "above", "cap", "fix_frame_rate"])
@@ -264,7 +265,7 @@ def test_the_rule_decides_the_bucket(rule: str, clips: Path, tmp_path: Path, tru
     fps_rule = "resample" if rule == "above" else rule
     buckets = f"{WIDTH}x{HEIGHT}@{count},{WIDTH}x{HEIGHT}@{count + 1}"
     path = make(source, tmp_path / "ds", buckets, fps=RATES[rule], fps_rule=fps_rule)
-    (item,) = deliver(path, temporal="full")
+    (item,) = deliver(path, view={"temporal": "full"})
     assert len(item.frames) == count
     assert its.shown(item.frames) == places(rule, its)
 
@@ -279,9 +280,11 @@ def test_clips_that_are_not_decoded_have_the_same_frames(
         (source / name).write_bytes((clips / name).read_bytes())
     path = make(source, tmp_path / "ds", f"{WIDTH}x{HEIGHT}@{COUNT}", fps=60)
     for temporal in ("random", "uniform"):
-        decoded = deliver(path, temporal=temporal)
+        decoded = deliver(path, view={"temporal": temporal})
         picture = PictureFormat(HEIGHT, WIDTH)
-        with VideoLoader(path, batch_size=1, num_workers=0, tail="uneven", temporal=temporal, decode=False) as loader:
+        with VideoLoader(
+            path, batch_size=1, num_workers=0, tail="uneven", view={"temporal": temporal}, output={"decode": False}
+        ) as loader:
             batches = list(loader)
         for item, batch in zip(decoded, batches, strict=True):
             clip = batch.clips[0]
@@ -311,12 +314,18 @@ def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
     tar.write_bytes(tar.read_bytes().replace(bad, bytes(len(bad))))
     its = truth(INDEXED[1])
     expected = [nearest(its.times, its.times[-1] * i / (COUNT - 1)) for i in range(COUNT)]
-    given = {"batch_size": 1, "num_workers": 0, "tail": "uneven", "temporal": "uniform", "layout": "BTHWC"}
+    given = {
+        "batch_size": 1,
+        "num_workers": 0,
+        "tail": "uneven",
+        "view": {"temporal": "uniform"},
+        "output": {"layout": "BTHWC"},
+    }
     with VideoLoader(path, **given) as loader:  # type: ignore[arg-type]
         for batch in loader:
             assert its.shown(batch.video[0].numpy()) == expected
-        assert loader.stats().num_substituted == 1
-    with VideoLoader(path, **{**given, "layout": "BCTHW"}, decode=False) as loader:  # type: ignore[arg-type]
+        assert loader.stats().work.num_substituted == 1
+    with VideoLoader(path, **{**given, "output": {"decode": False}}) as loader:  # type: ignore[arg-type]
         found = [batch.clips[0] for batch in loader]
     assert [list(clip.numbers) for clip in found] == [expected] * 2
     assert sorted(clip.packets is None for clip in found) == [False, True]
@@ -325,14 +334,14 @@ def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
 def test_frames_by_time_without_a_packet_index_are_named_where_nothing_is_decoded(
     dataset: Callable[[str], Path],
 ) -> None:
-    loader = VideoLoader(dataset("resample"), batch_size=1, num_workers=0, tail="uneven", decode=False)
+    loader = VideoLoader(dataset("resample"), batch_size=1, num_workers=0, tail="uneven", output={"decode": False})
     with loader, pytest.raises(SampleError, match="no packet index: decode it"):
         list(loader)
 
 
 def test_workers_decode_what_the_caller_would(dataset: Callable[[str], Path]) -> None:
     """SAMPLE-1: choices do not hang on who makes them, with an index or by way of the container."""
-    for options in ({"temporal": "uniform"}, {"temporal": "random", "seed": 5}):
+    for options in ({"view": {"temporal": "uniform"}}, {"view": {"temporal": "random"}, "seed": 5}):
         here, there = deliver(dataset("above"), **options), deliver(dataset("above"), num_workers=2, **options)
         for mine, theirs in zip(here, there, strict=True):
             assert (mine.source, mine.fps) == (theirs.source, theirs.fps) or np.isnan(mine.fps)

@@ -73,12 +73,12 @@ def wired(dataset: str, damaged: str, world: World, group: Any) -> dict[str, Any
     """What VideoLoader does of its own: keys and epochs, then a bad clip and another seed on process 3."""
     import torch.distributed as dist
 
-    me, groups = dist.get_rank(), {"world": world, "process_group": dist.group.WORLD, "shared_group": group}
+    me, groups = dist.get_rank(), {"world": world, "groups": {"process_group": dist.group.WORLD, "shared_group": group}}
     told: dict[str, Any] = {}
     with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, num_epochs=2, **groups) as loader:
         told["keys"] = [batch.sample_keys for batch in loader]
     root = damaged if me == 3 else dataset
-    with VideoLoader(root, batch_size=BATCH_SIZE, num_workers=0, max_bad_fraction=1.0, **groups) as loader:
+    with VideoLoader(root, batch_size=BATCH_SIZE, num_workers=0, limits={"max_bad_fraction": 1.0}, **groups) as loader:
         told["bad clip"] = outcome(loader)
     with VideoLoader(dataset, batch_size=BATCH_SIZE, num_workers=0, seed=int(me == 3), **groups) as loader:
         told["seed"] = outcome(loader)

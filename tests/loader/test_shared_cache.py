@@ -71,8 +71,16 @@ def test_two_jobs_share_a_cache_of_half_the_dataset_and_one_is_killed(
     s3_env(rgw)
     draw = random.Random(killed)
     half = NUM_CLIPS * PADDING_BYTES // 2
-    options: dict[str, Any] = {"batch_size": 2, "num_epochs": 2, "decode": bool(killed % 2), "num_workers": 0}
-    cache = {"cache_dir": str(tmp_path / "cache"), "cache_bytes": half, "prefetch_bytes": 40 << 20}
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "num_epochs": 2,
+        "output": {"decode": bool(killed % 2)},
+        "num_workers": 0,
+    }
+    cache = {
+        "storage": {"cache_dir": str(tmp_path / "cache"), "cache_bytes": half},
+        "limits": {"prefetch_bytes": 40 << 20},
+    }
     expected = [s3_run.run(large.root, **options, seed=seed) for seed in (1, 2)]
     after = draw.randrange(1, len(expected[0]))
     watcher = Watcher(tmp_path / "cache")

@@ -44,7 +44,7 @@ def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sid
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
         with streamvid.VideoLoader(
-            dataset, sidecars=sidecar, batch_size=2, world=world, num_epochs=3, num_workers=0, tail="uneven"
+            dataset, features=sidecar, batch_size=2, world=world, num_epochs=3, num_workers=0, tail="uneven"
         ) as loader:
             for batch in loader:
                 assert "video" not in batch and "clips" not in batch and "layout" not in batch
@@ -56,15 +56,15 @@ def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sid
 def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path) -> None:
     """SAMPLE-1, PLAN-1: keys, captions, seeds, weights, columns, step by step, as long as visits are stored; drawn
     captions among them. Later captions are those of the visit that is shown, and dropout is drawn anew."""
-    config = DatasetConfig(dataset, caption_column={"text": 1, "place": 1}, caption_dropout=0.3)
+    config = DatasetConfig(dataset, captions={"column": {"text": 1, "place": 1}, "dropout": 0.3})
     options: dict[str, Any] = {"batch_size": 3, "num_workers": 0, "num_epochs": 4, "columns": ["score"], "tail": "pad"}
-    options |= {"accumulate": 2, "max_interval": 2}
-    root = make_sidecar(tmp_path / "s", dataset, view=facts_of(config, max_interval=2))
+    options |= {"accumulate": 2, "view": {"max_interval": 2}}
+    root = make_sidecar(tmp_path / "s", dataset, view=facts_of(config, view={"max_interval": 2}))
     texts: dict[tuple[str, int], set[str]] = {}
     num_dropped = [0] * 4
     with (
         streamvid.VideoLoader(config, **options) as one,
-        streamvid.VideoLoader(config, sidecars=root, **options) as two,
+        streamvid.VideoLoader(config, features=root, **options) as two,
     ):
         for video, tensors in zip(one, two, strict=True):
             for name in ("sample_keys", "sample_seeds", "loss_weight", "bucket"):
@@ -86,7 +86,7 @@ def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path
 
 def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Path) -> None:
     """A digest is that of keys, texts and tensors, whichever of them differs."""
-    batch = next(iter(streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=3, num_workers=0)))
+    batch = next(iter(streamvid.VideoLoader(dataset, features=sidecar, batch_size=3, num_workers=0)))
     digest = batch.digest()
     assert batch.clone().digest() == batch.to("cpu").digest() == digest
     other = batch.latents.clone()
@@ -97,30 +97,30 @@ def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Pat
 
 def test_workers_change_nothing(dataset: Path, sidecar: Path) -> None:
     """PLAN-5: read by the caller's own threads, or by processes."""
-    alone = run(dataset, sidecars=sidecar, num_epochs=2)
-    assert run(dataset, sidecars=sidecar, num_epochs=2, num_workers=2) == alone and len(alone) >= 2 * 10
-    assert run(dataset, sidecars=open_sidecar(sidecar), num_epochs=2, device="cpu") == alone
+    alone = run(dataset, features=sidecar, num_epochs=2)
+    assert run(dataset, features=sidecar, num_epochs=2, num_workers=2) == alone and len(alone) >= 2 * 10
+    assert run(dataset, features=open_sidecar(sidecar), num_epochs=2, device="cpu") == alone
 
 
 @pytest.mark.parametrize("num_done", [1, 7, 13])
 def test_a_state_goes_on_where_it_was(dataset: Path, sidecar: Path, num_done: int) -> None:
     """RESUME-1: in the middle of an epoch; and a state of a run over videos, as positions are the same."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
-    whole = run(dataset, sidecars=sidecar, num_epochs=2)
-    for first in ({"sidecars": sidecar}, {"decode": False}):
+    whole = run(dataset, features=sidecar, num_epochs=2)
+    for first in ({"features": sidecar}, {"output": {"decode": False}}):
         with streamvid.VideoLoader(dataset, **options, **first) as loader:
             batches = iter(loader)
             for _ in range(num_done):
                 next(batches)
             state = json.loads(json.dumps(loader.state_dict()))
-        with streamvid.VideoLoader(dataset, sidecars=sidecar, **options) as loader:
+        with streamvid.VideoLoader(dataset, features=sidecar, **options) as loader:
             loader.load_state_dict(state)
             assert [received(batch) for batch in loader] == whole[num_done:]
 
 
 def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     """PLAN-5: `where`, and two datasets, each with its sidecar of its own seed; several in a batch."""
-    for batch in streamvid.VideoLoader(dataset, sidecars=sidecar, where="score > 4", batch_size=1, num_workers=0):
+    for batch in streamvid.VideoLoader(dataset, features=sidecar, where="score > 4", batch_size=1, num_workers=0):
         check_tensors(batch, 0)
     other = build_dataset(tmp_path / "other", {SMALL: [3, 2], TALL: [2]}, variants=1)
     datasets = [DatasetConfig(dataset, name="a"), DatasetConfig(other, name="b", num_repeats=2)]
@@ -131,15 +131,15 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
         make_sidecar(tmp_path / str(number), root, view=view)
         for number, (root, view) in enumerate(zip((dataset, other), facts, strict=True))
     ]
-    with streamvid.VideoLoader(datasets, sidecars=roots, batch_size=2, num_workers=0, tail="pad") as loader:
+    with streamvid.VideoLoader(datasets, features=roots, batch_size=2, num_workers=0, tail="pad") as loader:
         batches = list(loader)
     assert sum(len(batch.sample_keys) for batch in batches) >= NUM_SAMPLES + 2 * 7
     for batch in batches:
         assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
     with pytest.raises(ConfigError, match="seed is .* there and .* here"):
-        streamvid.VideoLoader(datasets, sidecars=[sidecar, roots[1]], batch_size=2)
+        streamvid.VideoLoader(datasets, features=[sidecar, roots[1]], batch_size=2)
     with pytest.raises(ConfigError, match="1 are given for 2 datasets"):
-        streamvid.VideoLoader(datasets, sidecars=sidecar, batch_size=2)
+        streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
 
 
 # From far.
@@ -155,13 +155,13 @@ def test_a_bucket_gives_what_the_disk_gives(
     moto_server.upload_folder(dataset, bucket, "dataset/")
     moto_server.upload_folder(sidecar, bucket, "sidecar/")
     far, far_sidecar = f"s3://{bucket}/dataset", f"s3://{bucket}/sidecar"
-    cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}
+    cache: dict[str, Any] = {"storage": {"cache_dir": tmp_path / "cache", "cache_bytes": 1 << 26}}
     options: dict[str, Any] = {"num_epochs": 2, "world": World(1, 2)}
-    wanted = run(dataset, sidecars=sidecar, **options)
-    assert run(far, sidecars=sidecar, **options) == wanted
-    assert run(dataset, sidecars=far_sidecar, **options, num_workers=1) == wanted
-    assert run(far, sidecars=far_sidecar, **options, **cache) == wanted
-    with streamvid.VideoLoader(far, sidecars=far_sidecar, batch_size=2, num_workers=0, **options, **cache) as loader:
+    wanted = run(dataset, features=sidecar, **options)
+    assert run(far, features=sidecar, **options) == wanted
+    assert run(dataset, features=far_sidecar, **options, num_workers=1) == wanted
+    assert run(far, features=far_sidecar, **options, **cache) == wanted
+    with streamvid.VideoLoader(far, features=far_sidecar, batch_size=2, num_workers=0, **options, **cache) as loader:
         assert [received(batch) for batch in loader] == wanted
         stats = loader.stats()
     assert stats.store is not None and stats.cache is not None and stats.cache.hits > 0
@@ -197,7 +197,7 @@ def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_p
     options: dict[str, Any] = {"batch_size": 1, "num_epochs": 3, "tail": "uneven", "num_workers": num_workers}
     runs = []
     for _ in range(2):
-        with streamvid.VideoLoader(dataset, sidecars=root, **options) as loader:
+        with streamvid.VideoLoader(dataset, features=root, **options) as loader:
             got = [(loader.epoch, batch) for batch in loader]
             told = [(one.key, one.reason) for one in loader.substituted]
         runs.append([received(batch) for _, batch in got])
@@ -212,7 +212,7 @@ def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_p
             (substitute,) = (batch for batch in here if batch.is_repeat.item())
             assert substitute.who[0, 0].item() == name_of(substitute.sample_keys[0])
     assert runs[0] == runs[1]
-    with streamvid.VideoLoader(dataset, sidecars=root, **options) as loader:
+    with streamvid.VideoLoader(dataset, features=root, **options) as loader:
         loader.set_epoch(1)  # where nobody has met the corrupt one
         assert [received(batch) for batch in loader] == [r for r, (epoch, _) in zip(runs[0], got, strict=True) if epoch]
 
@@ -228,7 +228,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     root = make_sidecar(tmp_path / "s", source, missing=[("96x64-5f-1", 0)], num_visits=1)
     damage(root, source, "96x64-5f-0", 0)
     with (
-        streamvid.VideoLoader(source, sidecars=root, batch_size=1, num_workers=0) as loader,
+        streamvid.VideoLoader(source, features=root, batch_size=1, num_workers=0) as loader,
         pytest.raises(SampleError, match="No other sample of its bucket can take its place"),
     ):
         list(loader)
@@ -262,7 +262,7 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
     root = make_sidecar(tmp_path / "s", dataset, null=None)
     resealed(root, change)
     with (
-        streamvid.VideoLoader(dataset, sidecars=root, batch_size=6, num_workers=0) as loader,
+        streamvid.VideoLoader(dataset, features=root, batch_size=6, num_workers=0) as loader,
         pytest.raises(SampleError, match=f"sample .* cannot be delivered: .*{wrong}"),
     ):
         list(loader)
@@ -274,18 +274,18 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"temporal": "head"}, ['temporal is "random" there and "head" here']),
-        ({"max_interval": 3}, ["max_interval is 1 there and 3 here"]),
-        ({"spatial": "random_crop"}, ['spatial is "resize_crop" there and "random_crop" here']),
+        ({"view": {"temporal": "head"}}, ['temporal is "random" there and "head" here']),
+        ({"view": {"max_interval": 3}}, ["max_interval is 1 there and 3 here"]),
+        ({"view": {"spatial": "random_crop"}}, ['spatial is "resize_crop" there and "random_crop" here']),
         (
-            {"spatial": "rand_size_crop", "spatial_scale": (0.5, 1.0), "seed": 4},
+            {"view": {"spatial": "rand_size_crop", "spatial_scale": (0.5, 1.0)}, "seed": 4},
             [
                 'spatial is "resize_crop"',
                 r"spatial_scale is null there and \[0.5, 1.0\] here",
                 "seed is 0 there and 4 here",
             ],
         ),
-        ({"accuracy": "exact"}, ['accuracy is null there and "exact" here']),
+        ({"output": {"accuracy": "exact"}}, ['accuracy is null there and "exact" here']),
     ],
 )
 def test_other_views_are_refused_by_name(
@@ -294,22 +294,25 @@ def test_other_views_are_refused_by_name(
     """Each thing that changed, both values, and what to do; nothing else."""
     for name in named:
         with pytest.raises(ConfigError, match=f"{name}.*streamvid encode"):
-            streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=1, **options)
+            streamvid.VideoLoader(dataset, features=sidecar, batch_size=1, **options)
     with pytest.raises(ConfigError) as caught:
-        streamvid.VideoLoader(dataset, sidecars=sidecar, batch_size=1, **options)
-    assert str(caught.value).count(" there and ") == len(options)
+        streamvid.VideoLoader(dataset, features=sidecar, batch_size=1, **options)
+    assert str(caught.value).count(" there and ") == len(named)
 
 
 def test_captions_are_part_of_a_view_and_dropout_is_not(dataset: Path, sidecar: Path) -> None:
-    streamvid.VideoLoader(DatasetConfig(dataset, caption_dropout=0.5), sidecars=sidecar, batch_size=1).close()
+    streamvid.VideoLoader(DatasetConfig(dataset, captions={"dropout": 0.5}), features=sidecar, batch_size=1).close()
     for changed, name in (
-        ({"caption_prefix": "a video of "}, 'caption_prefix is "" there and "a video of " here'),
-        ({"caption_column": "place"}, "caption_column.place is absent there and 1.0 here; caption_column.text is 1.0"),
-        ({"caption_choice": "first"}, 'caption_choice is "draw" there and "first" here'),
-        ({"caption_template": "{text}!"}, "caption_template is null there"),
+        ({"captions": {"prefix": "a video of "}}, 'caption_prefix is "" there and "a video of " here'),
+        (
+            {"captions": {"column": "place"}},
+            "caption_column.place is absent there and 1.0 here; caption_column.text is 1.0",
+        ),
+        ({"captions": {"choice": "first"}}, 'caption_choice is "draw" there and "first" here'),
+        ({"captions": {"template": "{text}!"}}, "caption_template is null there"),
     ):
         with pytest.raises(ConfigError, match=name):
-            streamvid.VideoLoader(DatasetConfig(dataset, **changed), sidecars=sidecar, batch_size=1)
+            streamvid.VideoLoader(DatasetConfig(dataset, **changed), features=sidecar, batch_size=1)
 
 
 def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_path: Path) -> None:
@@ -324,47 +327,49 @@ def test_later_columns_make_a_sidecar_stale_if_captions_are_made_of_them(tmp_pat
         streamvid.annotate(source, tmp_path / "a.jsonl", caption_column="caption" if "caption" in columns else None)
 
     annotate(motion=0.5)
-    options: dict[str, Any] = {"sidecars": root, "batch_size": 1, "num_workers": 0}
+    options: dict[str, Any] = {"features": root, "batch_size": 1, "num_workers": 0}
     assert len(run(source, columns=["motion"], **options)) == 3
     annotate(caption="all new")
     with pytest.raises(ConfigError, match='caption_values is null there and ".*" here'):
         streamvid.VideoLoader(source, **options)
-    unread = DatasetConfig(source, caption_column="place")
+    unread = DatasetConfig(source, captions={"column": "place"})
     again = make_sidecar(tmp_path / "again", source, num_visits=1, view=facts_of(unread))
     annotate(caption="newer still")
-    assert len(run(unread, **options | {"sidecars": again})) == 3
+    assert len(run(unread, **options | {"features": again})) == 3
 
 
 def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     other = build_dataset(tmp_path / "other", {SMALL: [5, 4, 3], TALL: [6, 5]}, variants=1)
-    with pytest.raises(ConfigError, match="was made of another dataset .*fingerprints.content is .* there and .* here"):
-        streamvid.VideoLoader(other, sidecars=sidecar, batch_size=1)
+    with pytest.raises(
+        ConfigError, match="were made from another dataset .*fingerprints.content is .* there and .* here"
+    ):
+        streamvid.VideoLoader(other, features=sidecar, batch_size=1)
 
 
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"decode": False}, "decode=False with sidecars"),
+        ({"output": {"decode": False}}, "output.decode=False: cannot be combined with features"),
         ({"media": ("mask",)}, "media"),
         ({"columns": ("who",)}, "unknown|not in the dataset"),
-        ({"sidecars": []}, "0 are given for 1 datasets"),
-        ({"sidecars": [None]}, "None for .* a path, a URL or an open Sidecar"),
-        ({"sidecars": 3}, "sidecars=3: expected a path"),
-        ({"prefetch_bytes": -1}, "prefetch_bytes"),
+        ({"features": []}, "0 are given for 1 datasets"),
+        ({"features": [None]}, "None for .* a path, a URL or an open Sidecar"),
+        ({"features": 3}, "features=3: must be a path"),
+        ({"limits": {"prefetch_bytes": -1}}, "prefetch_bytes"),
     ],
 )
 def test_arguments_that_do_not_go_together(dataset: Path, sidecar: Path, options: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
-        streamvid.VideoLoader(dataset, **{"sidecars": sidecar, "batch_size": 1, **options})
+        streamvid.VideoLoader(dataset, **{"features": sidecar, "batch_size": 1, **options})
 
 
 def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Path) -> None:
     one = {"text": RawTensor("U8", (1,), b"1"), "score": RawTensor("U8", (1,), b"1")}
     root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
     with pytest.raises(ConfigError, match="holds text, which batches have already"):
-        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1)
+        streamvid.VideoLoader(dataset, features=root, batch_size=1)
     with pytest.raises(ConfigError, match="holds score, text, which"):
-        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1, columns=["score"])
+        streamvid.VideoLoader(dataset, features=root, batch_size=1, columns=["score"])
 
 
 # Tensors.
@@ -413,7 +418,7 @@ def test_an_index_that_is_not_the_shards_is_told(dataset: Path, tmp_path: Path) 
     path = next((root / "index").glob("96x64-5f-000001.parquet"))
     path.write_bytes(path.read_bytes()[::-1])
     with (
-        streamvid.VideoLoader(dataset, sidecars=root, batch_size=1, num_workers=0, shuffle="none") as loader,
+        streamvid.VideoLoader(dataset, features=root, batch_size=1, num_workers=0, shuffle="none") as loader,
         pytest.raises(SampleError, match=f"{path.name} differs from what is told of it; copy the sidecar again"),
     ):
         for number, _ in enumerate(loader):

@@ -31,7 +31,7 @@ def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
     options = {"tail": "uneven", "shuffle": "window"}
     alone = seeds_of(dataset, World(0, 1), batch_size=2, **options)
     assert len(set(alone.values())) == len(alone) == 2 * 23
-    two = [seeds_of(dataset, World(rank, 2), batch_size=3, decode=False, **options) for rank in range(2)]
+    two = [seeds_of(dataset, World(rank, 2), batch_size=3, output={"decode": False}, **options) for rank in range(2)]
     assert two[0] | two[1] == alone
     other = seeds_of(dataset, World(0, 1), batch_size=2, seed=1, **options)
     assert other.keys() == alone.keys() and not set(other.values()) & set(alone.values())

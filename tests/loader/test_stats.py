@@ -36,23 +36,24 @@ def test_sums_and_intervals_add_up(
     interval = late.since(early)
     for stats, some in ((early, first), (interval, second), (late, first + second)):
         assert stats.num_steps == len(some) and stats.num_samples == sum(step[1] for step in some)
-        assert stats.num_bytes_fetched == sum(step[0].num_bytes_fetched for step in some)
-        assert stats.num_retries == sum(step[0].num_retries for step in some)
-        assert stats.num_substituted == sum(step[0].num_substituted for step in some)
+        assert stats.work.num_bytes_fetched == sum(step[0].num_bytes_fetched for step in some)
+        assert stats.work.num_retries == sum(step[0].num_retries for step in some)
+        assert stats.work.num_substituted == sum(step[0].num_substituted for step in some)
         for name, expected in (
             ("fetch_seconds", [step[0].fetch_seconds for step in some]),
             ("decode_seconds", [step[0].decode_seconds for step in some]),
             ("wait_seconds", [step[2] for step in some]),
             ("batch_seconds", [step[3] for step in some]),
         ):
-            assert math.isclose(getattr(stats, name), sum(expected), rel_tol=1e-9, abs_tol=1e-6)
+            found = getattr(stats if hasattr(stats, name) else stats.work, name)
+            assert math.isclose(found, sum(expected), rel_tol=1e-9, abs_tol=1e-6)
         assert math.isclose(stats.mean_queue_depth, sum(step[4] for step in some) / len(some))
         assert stats.queue_depth == some[-1][4] and 0 <= stats.wait_share <= 1
     assert late.last is not None and interval.last == late.last
     cost, num_samples, wait_seconds, batch_seconds, depth = second[-1]
     assert late.last.num_steps == 1 and late.last.num_samples == num_samples and late.last.queue_depth == depth
     assert (late.last.wait_seconds, late.last.batch_seconds) == (wait_seconds, batch_seconds)
-    assert late.last.decode_seconds == cost.decode_seconds and late.last.last is None
+    assert late.last.work.decode_seconds == cost.decode_seconds and late.last.last is None
 
 
 def test_before_the_first_step_there_is_nothing() -> None:
@@ -65,7 +66,7 @@ def test_what_was_said_stays_as_it_was() -> None:
     add(meter, (BatchStats(), 4, 0.5, 0.1, 2))
     before = meter.stats()
     add(meter, (BatchStats(num_bytes_fetched=7), 4, 0.5, 0.1, 2))
-    assert before.num_steps == 1 and before.num_bytes_fetched == 0
+    assert before.num_steps == 1 and before.work.num_bytes_fetched == 0
     with pytest.raises(AttributeError):
         before.num_steps = 2  # type: ignore[misc]
 

@@ -12,6 +12,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import ConfigError
+from tests.conftest import merged
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
 
 World = streamvid.World
@@ -74,7 +75,7 @@ def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
     buckets = [SMALL, TALL, LONG]
     measured = [(bucket.id, 1, seconds) for bucket, seconds in zip(buckets, (1.0, 1.05, 3.0), strict=True)] * 3
     costs = streamvid.fit_costs(measured, buckets)
-    options: dict[str, Any] = {"batch_size": 1, "sync": "cost", "costs": costs}
+    options: dict[str, Any] = {"batch_size": 1, "sync": "cost", "schedule": {"costs": costs}}
     ranks = steps_of(uneven, 3, tail="shrink", **options)
     mixed = [{batches[step][0] for batches in ranks} for step in range(len(ranks[0]))]
     assert {SMALL.id, TALL.id} in mixed
@@ -105,11 +106,11 @@ def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
 
 def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
     """What runs out of memory does so in the first steps; a resume does not begin with them again."""
-    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, order="largest-first") as loader:
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, schedule={"order": "largest-first"}) as loader:
         iterator = iter(loader)
         assert [next(iterator).bucket.id for _ in range(3)] == [LONG.id, TALL.id, SMALL.id]
         state, rest = loader.state_dict(), [batch.sample_keys for batch in iterator]
-    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, order="largest-first") as loader:
+    with streamvid.VideoLoader(uneven, batch_size=1, num_workers=0, schedule={"order": "largest-first"}) as loader:
         loader.load_state_dict(state)
         assert [batch.sample_keys for batch in loader] == rest
         following = [batch.bucket.id for batch in loader]
@@ -143,7 +144,7 @@ def test_a_start_can_be_chosen(uneven: Path) -> None:
         assert [batch.sample_keys for batch in loader] == whole
         loader.set_epoch(2, step=23)
         assert list(loader) == [] and loader.epoch == 3
-        with pytest.raises(ConfigError, match="step=24: the epoch has 23 steps"):
+        with pytest.raises(ConfigError, match="step=24: must be an integer from 0 to 23"):
             loader.set_epoch(2, step=24)
 
 
@@ -154,7 +155,7 @@ def test_an_epoch_that_cannot_be_is_named(uneven: Path, epoch: Any) -> None:
         loader.set_epoch(1, step=3)
         state = loader.state_dict()
         for step in (None, 0):
-            with pytest.raises(ConfigError, match=rf"^epoch={epoch!r}; .* from 0 to 1073741823 .*allowed"):
+            with pytest.raises(ConfigError, match=rf"^epoch={epoch!r}: must be an integer from 0 to 1073741823"):
                 loader.set_epoch(epoch, step)
         assert loader.state_dict() == state
 
@@ -163,20 +164,22 @@ def test_costs_that_nothing_asks_for_are_refused(uneven: Path) -> None:
     """An argument that does nothing is an error with its remedy."""
     costs = streamvid.fit_costs([(SMALL.id, 1, 1.0), (TALL.id, 1, 1.0), (LONG.id, 1, 2.0)] * 3, [SMALL, TALL, LONG])
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 0}
-    with pytest.raises(ConfigError, match="costs .*sync='bucket' and order='mixed'.*sync='cost' or order='largest-f"):
-        streamvid.VideoLoader(uneven, costs=costs, **options)
-    with pytest.raises(ConfigError, match="costs={'x': 1}: expected .*CostTable"):
-        streamvid.VideoLoader(uneven, costs={"x": 1}, sync="cost", **options)  # type: ignore[arg-type]
-    for asked in ({"sync": "cost"}, {"order": "largest-first"}):
-        with streamvid.VideoLoader(uneven, costs=costs, **options | asked) as loader:
+    with pytest.raises(
+        ConfigError, match="schedule.costs: .*sync='bucket' and order='mixed'.*sync='cost' or schedule.order='l"
+    ):
+        streamvid.VideoLoader(uneven, schedule={"costs": costs}, **options)
+    with pytest.raises(ConfigError, match="schedule.costs has no field 'x'; allowed: tokens"):
+        streamvid.VideoLoader(uneven, schedule={"costs": {"x": 1}}, sync="cost", **options)  # type: ignore[arg-type]
+    for asked in ({"sync": "cost"}, {"schedule": {"order": "largest-first"}}):
+        with streamvid.VideoLoader(uneven, **merged({"schedule": {"costs": costs}, **options}, asked)) as loader:
             assert len(loader) > 0
 
 
 def test_a_wrong_caption_column_is_named(uneven: Path) -> None:
     for options, says in (
         (
-            {"caption_column": "caption"},
-            "^caption_column: 'caption' is not in the dataset at .*uneven.*; it has .*text",
+            {"captions": {"column": "caption"}},
+            "^captions.column: 'caption' is not in the dataset at .*uneven.*; it has .*text",
         ),
         ({}, "^columns: 'caption' is not in"),
     ):

@@ -139,7 +139,9 @@ def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, 40])
 def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) -> None:
     name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
+    ) as loader:
         iterator = iter(loader)
         next(iterator)
         pids = loader.worker_pids
@@ -169,7 +171,7 @@ def wait_for_threads(expected: set[threading.Thread]) -> None:
 def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
     """And the error, which has passed through frames that hold the loader, does not keep it from being collected."""
     before = loader_threads()
-    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0)
+    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
     iterator = iter(loader)
     if when != "starting":
         next(iterator)
@@ -189,7 +191,7 @@ def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> 
     """Slurm's --signal=USR1 may reach each process of a step: minutes before the end, in which training is to save."""
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
         expected = [batch.sample_keys for batch in loader]
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, prefetch_bytes=0) as loader:
+    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         keys = [next(iterator).sample_keys for _ in range(3)]
         for pid in loader.worker_pids:
@@ -390,7 +392,7 @@ def shared_maps() -> int:
 
 
 def test_a_loader_that_nobody_closes_is_closed_when_collected(dataset: Path) -> None:
-    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, prefetch_bytes=0)
+    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
     for _ in loader:
         break
     pids = list(loader.worker_pids)

@@ -98,9 +98,14 @@ def assert_share(hits: int, total: int, share: float) -> None:
 
 
 ALL_DRAWS = {
-    "caption_column": {"text": 2, "short": 1, "long": 1}, "caption_dropout": 0.2, "caption_part_dropout": 0.3,
-    "caption_template": "{text}{? A {aes:.1f}}{? M {motion:.0f}}", "caption_prefix": "sks ",
-}  # fmt: skip
+    "captions": {
+        "column": {"text": 2, "short": 1, "long": 1},
+        "dropout": 0.2,
+        "part_dropout": 0.3,
+        "template": "{text}{? A {aes:.1f}}{? M {motion:.0f}}",
+        "prefix": "sks ",
+    }
+}
 
 
 def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
@@ -109,7 +114,7 @@ def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
     first = delivered(config, num_epochs=3)
     assert len(first) == 3 * NUM_PROMPTS
     assert delivered(config, num_ranks=3, num_epochs=3, batch_size=7) == first
-    assert delivered(config, num_epochs=3, batch_size=1, shuffle="none", order="largest-first") == first
+    assert delivered(config, num_epochs=3, batch_size=1, shuffle="none", schedule={"order": "largest-first"}) == first
     assert delivered(config, num_epochs=3, seed=1) != first
     by_epoch = [{key: text for (epoch, key), text in first.items() if epoch == number} for number in range(3)]
     assert all(a != b for a, b in itertools.combinations(by_epoch, 2))
@@ -141,11 +146,11 @@ def test_texts_go_on_after_a_resume_with_other_ranks(texts: Path) -> None:
 
 def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:
     """SAMPLE-1: as without, and with clips that are not decoded."""
-    config = DatasetConfig(scored, caption_template="{text}{? {fps:d}}", caption_part_dropout=0.5, caption_dropout=0.3)
+    config = DatasetConfig(scored, captions={"template": "{text}{? {fps:d}}", "part_dropout": 0.5, "dropout": 0.3})
     first = delivered(config, num_epochs=6, batch_size=1)
     assert len(set(first.values())) > 4
     assert delivered(config, num_epochs=6, batch_size=1, num_workers=2) == first
-    assert delivered(config, num_epochs=6, batch_size=1, decode=False) == first
+    assert delivered(config, num_epochs=6, batch_size=1, output={"decode": False}) == first
 
 
 def test_captions_are_drawn_by_their_weights(texts: Path) -> None:
@@ -158,13 +163,13 @@ def test_captions_are_drawn_by_their_weights(texts: Path) -> None:
     for (_, key), text in found.items():
         by_key[key].add(text)
     assert all(len({text.split()[0] for text in several}) == 1 for several in by_key.values())
-    first = delivered(DatasetConfig(texts, caption_choice="first"), num_epochs=2)
+    first = delivered(DatasetConfig(texts, captions={"choice": "first"}), num_epochs=2)
     assert {text.split()[1] for text in first.values()} == {"one"}
 
 
 def test_columns_are_drawn_by_the_weights_of_those_that_are_there(texts: Path) -> None:
     """Frequencies at alpha = 1e-6; a sample without a column has the others by their own weights."""
-    config = DatasetConfig(texts, caption_column={"short": 1, "long": 3})
+    config = DatasetConfig(texts, captions={"column": {"short": 1, "long": 3}})
     counts: dict[tuple[bool, bool], Counter[str]] = defaultdict(Counter)
     shorts, longs = column(texts, "user.short"), column(texts, "user.long")
     for (_, key), text in delivered(config, num_epochs=50, batch_size=20).items():
@@ -173,14 +178,14 @@ def test_columns_are_drawn_by_the_weights_of_those_that_are_there(texts: Path) -
     assert set(counts[False, True]) == {"long"} and set(counts[True, True]) == {"short", "long"}
     both = counts[True, True]
     assert_share(both["long"], sum(both.values()), 0.75)
-    first = delivered(DatasetConfig(texts, caption_column={"long": 3, "short": 1}, caption_choice="first"))
+    first = delivered(DatasetConfig(texts, captions={"column": {"long": 3, "short": 1}, "choice": "first"}))
     assert all(text == (longs[key] or shorts[key] or "") for (_, key), text in first.items())
 
 
 def test_parts_and_texts_are_dropped_as_often_as_asked(texts: Path) -> None:
     """Frequencies at alpha = 1e-6, and each part on its own."""
     config = DatasetConfig(
-        texts, caption_template="t{? {motion:.0f}}{? {camera}}", caption_dropout=0.1, caption_part_dropout=0.3
+        texts, captions={"template": "t{? {motion:.0f}}{? {camera}}", "dropout": 0.1, "part_dropout": 0.3}
     )
     kinds = Counter(delivered(config, num_epochs=50, batch_size=20).values())
     total = 50 * NUM_PROMPTS
@@ -212,7 +217,7 @@ def test_parts_and_texts_are_dropped_as_often_as_asked(texts: Path) -> None:
 )
 def test_templates_give_exactly_these_texts(scored: Path, template: str, expected: list[str]) -> None:
     """Open-Sora's rows 26 and 27 on batches as delivered: the rate is the batch's, what is missing vanishes."""
-    config = DatasetConfig(scored, caption_template=template, caption_prefix="sks ")
+    config = DatasetConfig(scored, captions={"template": template, "prefix": "sks "})
     found = {}
     with loader_of(config, batch_size=1) as loader:
         for batch in loader:
@@ -241,16 +246,16 @@ def test_words_by_thresholds_are_columns_that_annotate_puts_there(scored: Path, 
     (tmp_path / "words.jsonl").write_text("\n".join(lines))
     streamvid.annotate(root, tmp_path / "words.jsonl")
     template = "{text}.{? Aesthetics: {aes_word}.}"
-    plain = delivered(DatasetConfig(root, caption_template=template), batch_size=1)
+    plain = delivered(DatasetConfig(root, captions={"template": template}), batch_size=1)
     assert sorted(plain.values()) == ["a lane.", "a still. Aesthetics: very poor.", "a street. Aesthetics: good."]
-    config = DatasetConfig(root, caption_template=template, caption_part_dropout=0.4)
-    found = delivered(config, batch_size=1, num_epochs=300, decode=False)
+    config = DatasetConfig(root, captions={"template": template, "part_dropout": 0.4})
+    found = delivered(config, batch_size=1, num_epochs=300, output={"decode": False})
     kept = [" Aesthetics" in text for (_, key), text in found.items() if key in words]
     assert_share(sum(kept), len(kept), 0.6)
 
 
 def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
-    found = delivered(DatasetConfig(texts, caption_template="{year} {year:,d} {is_new}", caption_choice="first"))
+    found = delivered(DatasetConfig(texts, captions={"template": "{year} {year:,d} {is_new}", "choice": "first"}))
     years, new = column(texts, "user.year"), column(texts, "user.is_new")
     assert all(text == f"{years[key]} {years[key]:,d} {new[key]}" for (_, key), text in found.items())
 
@@ -275,7 +280,7 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
         ("no column", "names no column: write the caption as {text}"),
         ("{?" * 9 + "{aes}" + "}" * 9, "parts lie more than 8 deep"),
         ("{text}" * 1000, "at most 4096 characters"),
-        ("{text} {aesthetc}", "caption_template: 'aesthetc' is not in the dataset"),
+        ("{text} {aesthetc}", "captions.template: 'aesthetc' is not in the dataset"),
         ("{text} {camera:.1f}", "{camera:.1f} writes a number, and 'camera' is string; write {camera}"),
         ("{text:d}", "'text' is a text"),
         ("{clip_sha256}", "'clip_sha256' holds fixed_size_binary"),
@@ -284,7 +289,7 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
 def test_templates_that_cannot_be_are_refused_at_once(texts: Path, template: str, message: str) -> None:
     """SAFE-1: nothing of a value is reached into, and no width takes memory."""
     with pytest.raises(ConfigError) as told:
-        loader_of(DatasetConfig(texts, caption_template=template))
+        loader_of(DatasetConfig(texts, captions={"template": template}))
     assert all(part in str(told.value) for part in message.split(r"\.\*"))
 
 
@@ -320,23 +325,32 @@ def test_a_column_named_text_does_not_hide_the_captions(tmp_path: Path) -> None:
     streamvid.shard(tmp_path / "p.jsonl", tmp_path / "ds", shard_options(clips="text"))
     texts = delivered(tmp_path / "ds", num_epochs=8).values()
     assert set(texts) == {f"{i} {word}" for i in range(4) for word in ("one", "two")}
-    own = delivered(DatasetConfig(tmp_path / "ds", caption_column="user.text"))
+    own = delivered(DatasetConfig(tmp_path / "ds", captions={"column": "user.text"}))
     assert sorted(own.values()) == ["", "", "other", "other"]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"caption_column": "txet"}, "caption_column: 'txet' is not in the dataset at .*text"),
-        ({"caption_column": "year"}, "caption_column: 'year' of .* holds int64, not text; texts are in text, short"),
-        ({"caption_column": {"short": 1, "aes": 1}}, "'aes' of .* holds double, not text.*caption_template='{aes}'"),
-        ({"caption_column": {}}, "expected a column's name, or weights above 0 by column"),
-        ({"caption_column": {"short": 0}}, "weights above 0 by column"),
-        ({"caption_column": 3}, "expected a column's name"),
-        ({"caption_choice": "last"}, "caption_choice='last'; allowed are draw, first"),
-        ({"caption_part_dropout": 0.5}, "needs a caption_template with parts"),
-        ({"caption_part_dropout": 2, "caption_template": "{text}"}, "allowed are probabilities from 0 to 1"),
-        ({"caption_prefix": 3}, "caption_prefix=3: expected a text"),
+        ({"captions": {"column": "txet"}}, "captions.column: 'txet' is not in the dataset at .*text"),
+        (
+            {"captions": {"column": "year"}},
+            "captions.column: 'year' of .* holds int64, not text; texts are in text, short",
+        ),
+        (
+            {"captions": {"column": {"short": 1, "aes": 1}}},
+            "'aes' of .* holds double, not text.*captions.template='{aes}'",
+        ),
+        ({"captions": {"column": {}}}, "captions.column={}: must be a column, or columns with weights above 0"),
+        ({"captions": {"column": {"short": 0}}}, "columns with weights above 0"),
+        ({"captions": {"column": 3}}, "captions.column=3: must be a column"),
+        ({"captions": {"choice": "last"}}, "captions.choice='last': must be 'draw' or 'first'"),
+        ({"captions": {"part_dropout": 0.5}}, "captions.part_dropout=0.5: needs a template with parts"),
+        (
+            {"captions": {"part_dropout": 2, "template": "{text}"}},
+            "captions.part_dropout=2: must be a number from 0 to 1",
+        ),
+        ({"captions": {"prefix": 3}}, "captions.prefix=3: must be text"),
     ],
 )
 def test_wrong_columns_and_values_are_refused_at_once(texts: Path, fields: dict[str, Any], message: str) -> None:
@@ -363,8 +377,8 @@ class Counted:
 def test_tokens_are_padded_with_a_mask_once_a_batch(texts: Path) -> None:
     """A plain function: int64 (B, L) and bool (B, L), and one call for each batch that is delivered."""
     tokenizer, batches = Counted(), []
-    config = DatasetConfig(texts, caption_template="{text}{? {aes:.1f} aesthetic}", caption_dropout=0.2)
-    with loader_of(config, tokenizer=tokenizer, batch_size=8) as loader:
+    config = DatasetConfig(texts, captions={"template": "{text}{? {aes:.1f} aesthetic}", "dropout": 0.2})
+    with loader_of(config, output={"tokenizer": tokenizer}, batch_size=8) as loader:
         for batch in loader:
             batches.append(batch.text)
             assert (batch.text_tokens.dtype, batch.text_mask.dtype) == (torch.int64, torch.bool)
@@ -389,11 +403,11 @@ def test_tokens_are_the_same_over_ranks_and_after_a_resume(texts: Path) -> None:
             for key, tokens, mask in zip(copied.sample_keys, copied.text_tokens, copied.text_mask, strict=True):
                 yield key, tokens[mask].tolist()
 
-    with loader_of(config, tokenizer=Counted(), tail="uneven") as loader:
+    with loader_of(config, output={"tokenizer": Counted()}, tail="uneven") as loader:
         whole = dict(told(loader))
     found: dict[str, list[int]] = {}
     for rank in range(3):
-        with loader_of(config, rank, 3, tokenizer=Counted(), tail="uneven", batch_size=5) as loader:
+        with loader_of(config, rank, 3, output={"tokenizer": Counted()}, tail="uneven", batch_size=5) as loader:
             found |= dict(told(loader))
     assert found == whole and len(whole) == NUM_PROMPTS
 
@@ -419,7 +433,7 @@ def test_a_real_tokenizer(texts: Path) -> None:
         }  # fmt: skip
 
     ragged = {}
-    with loader_of(texts, tokenizer=vocabulary.encode_batch) as loader:
+    with loader_of(texts, output={"tokenizer": vocabulary.encode_batch}) as loader:
         for batch in loader:
             for key, text, tokens, mask in zip(
                 batch.sample_keys, batch.text, batch.text_tokens, batch.text_mask, strict=True
@@ -427,7 +441,7 @@ def test_a_real_tokenizer(texts: Path) -> None:
                 assert tokens[mask].tolist() == vocabulary.encode(text).ids
                 ragged[key] = tokens[mask].tolist()
     vocabulary.enable_padding(length=7)
-    with loader_of(texts, tokenizer=as_mapping) as loader:
+    with loader_of(texts, output={"tokenizer": as_mapping}) as loader:
         for batch in loader:
             assert batch.text_tokens.shape == batch.text_mask.shape == (len(batch.text), 7)
             assert batch.text_tokens.dtype == torch.int64 and batch.text_mask.dtype == torch.bool
@@ -440,14 +454,16 @@ def test_a_real_tokenizer(texts: Path) -> None:
 def test_tokens_beside_video(tmp_path: Path) -> None:
     """Beside frames and beside stored clips; tokens of text alone that are already (B, L) have a mask of all."""
     root = build_dataset(tmp_path, {SMALL: [4]})
-    for options in ({}, {"decode": False}):
-        loader = loader_of(root, tokenizer=lambda texts: torch.ones(len(texts), 3), batch_size=2, **options)
+    for decode in (True, False):
+        output: dict[str, Any] = {"decode": decode, "tokenizer": lambda texts: torch.ones(len(texts), 3)}
+        loader = loader_of(root, output=output, batch_size=2)
         with loader, pytest.raises(LoaderError, match="gave text_tokens of type torch.float32; give integers"):
             next(iter(loader))
-        with loader_of(root, tokenizer=lambda texts: np.ones((len(texts), 3), np.uint8), **options) as loader:
+        output = {"decode": decode, "tokenizer": lambda texts: np.ones((len(texts), 3), np.uint8)}
+        with loader_of(root, output=output) as loader:
             (batch,) = loader
             assert batch.text_tokens.tolist() == [[1, 1, 1]] * 4 and bool(batch.text_mask.all())
-            assert ("video" in batch) != bool(options)
+            assert ("video" in batch) == decode
 
 
 def test_small_integers_are_padded_with_any(texts: Path) -> None:
@@ -457,7 +473,7 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
         def __call__(self, batch: list[str]) -> Any:
             return [np.frombuffer(text.encode(), np.uint8) for text in batch]
 
-    with loader_of(texts, tokenizer=Bytes()) as loader:
+    with loader_of(texts, output={"tokenizer": Bytes()}) as loader:
         for batch in loader:
             assert batch["text_tokens"].dtype == torch.int64
             assert ((batch["text_tokens"] == -100) == ~batch["text_mask"]).all()
@@ -479,7 +495,7 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
 )
 def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any], message: str) -> None:
     """Named with the samples; the state stands where it was, so that the run can go on with a better one."""
-    with loader_of(texts, tokenizer=lambda batch: result(len(batch))) as loader:
+    with loader_of(texts, output={"tokenizer": lambda batch: result(len(batch))}) as loader:
         before = loader.state_dict()
         with pytest.raises(LoaderError, match=message):
             next(iter(loader))
@@ -487,10 +503,10 @@ def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any]
 
 
 def test_a_tokenizer_that_cannot_be_called_is_refused(texts: Path) -> None:
-    with pytest.raises(ConfigError, match="tokenizer='t5': expected a function that takes a list of texts"):
-        loader_of(texts, tokenizer="t5")
-    with pytest.raises(ConfigError, match="'text_mask' is what the tokenizer's result is called"):
-        loader_of(texts, tokenizer=len, columns=("text_mask",))
+    with pytest.raises(ConfigError, match="output.tokenizer='t5': must be a function that takes a list of texts"):
+        loader_of(texts, output={"tokenizer": "t5"})
+    with pytest.raises(ConfigError, match="'text_mask' is a field with the tokenizer's result"):
+        loader_of(texts, output={"tokenizer": len}, columns=("text_mask",))
 
 
 # Datasets of texts alone.
@@ -520,7 +536,7 @@ def test_texts_and_videos_in_one_loader(texts: Path, tmp_path: Path) -> None:
     """PLAN-3: each batch is of one kind, each kind with a batch size of its own."""
     videos = build_dataset(tmp_path, {SMALL: [5, 4]})
     sizes = {"text": 20, "*": 2}
-    mixed = [DatasetConfig(videos), DatasetConfig(texts, num_repeats=2, caption_prefix="T ")]
+    mixed = [DatasetConfig(videos), DatasetConfig(texts, num_repeats=2, captions={"prefix": "T "})]
     counts: Counter[str] = Counter()
     for workers in (0, 1):
         with loader_of(mixed, batch_size=sizes, tail="drop", num_workers=workers) as loader:

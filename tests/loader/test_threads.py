@@ -12,6 +12,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.sharder import shard
 from tests.clips import corpus_tool, encode, frames_of
+from tests.conftest import merged
 from tests.loader.test_packets import flip, rows_of
 from tests.shard_options import shard_options
 
@@ -45,8 +46,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def received(root: Path, **options: Any) -> list[tuple[str, bool, int, bytes]]:
     """(key, is_repeat, number of the first frame, pixels) of two epochs."""
     found, read_number = [], corpus_tool().read_number
-    settings = {"batch_size": 1, "prefetch_bytes": 0, "num_epochs": 2, "layout": "BTHWC", "max_bad_fraction": 1.0}
-    with streamvid.VideoLoader(root, **settings | options) as loader:
+    settings = {
+        "batch_size": 1,
+        "limits": {"prefetch_bytes": 0, "max_bad_fraction": 1.0},
+        "num_epochs": 2,
+        "output": {"layout": "BTHWC"},
+    }
+    with streamvid.VideoLoader(root, **merged(settings, options)) as loader:
         for batch in loader:
             # Planes as they are: torch's threads make RGB slowly where other processes are on the same cores.
             video = next(batch.tensors())[0].numpy()
@@ -70,10 +76,10 @@ def test_the_clips_are_of_those_that_threads_are_for(root: Path) -> None:
 @pytest.mark.parametrize("pixels", ["rgb24", "yuv420p"])
 def test_pixels_are_the_same_with_many_workers_as_with_one(root: Path, pixels: str) -> None:
     """PLAN-5, SAMPLE-2: four workers and one sample under way make four threads, one worker makes one."""
-    expected = received(root, num_workers=1, pixels=pixels)
+    expected = received(root, num_workers=1, output={"pixels": pixels})
     assert len(expected) == 6
-    assert received(root, num_workers=4, pixels=pixels) == expected
-    assert received(root, num_workers=0, pixels=pixels) == expected
+    assert received(root, num_workers=4, output={"pixels": pixels}) == expected
+    assert received(root, num_workers=0, output={"pixels": pixels}) == expected
 
 
 def test_bad_bytes_are_found_with_threads_too(root: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from streamvid.buckets.bucket import Bucket
-from streamvid.loader.batch.batch import Batch, Layout
+from streamvid.loader.batch.batch import Batch
+from streamvid.loader.options import Layout
 from streamvid.recipes.small import SmallTraining
 from streamvid.recipes.text_encoder import pad_states
 

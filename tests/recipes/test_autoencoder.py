@@ -110,7 +110,7 @@ def test_the_shipped_weights_give_real_clips_back(sharded: Sharded) -> None:
     """Far better than the mean colour of each cell that a latent covers, which is what untrained weights could reach
     at best; latents have about the mean and deviation that a flow's noise has."""
     model, gains, seen = load_autoencoder(), [], []
-    with VideoLoader(sharded.root, batch_size=1, num_workers=0, temporal="head") as loader:
+    with VideoLoader(sharded.root, batch_size=1, num_workers=0, view={"temporal": "head"}) as loader:
         for number, batch in enumerate(loader):
             clip = batch.normalized(torch.float32)[:, :, :5, :128, :128]
             latents = model.encode(clip)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.batch import Layout
+from streamvid.loader.options import Layout
 from streamvid.recipes.codec import PatchCodec
 from streamvid.recipes.small import SmallTraining, build
 from streamvid.recipes.text_encoder import BYTES_WIDTH

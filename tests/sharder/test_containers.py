@@ -140,7 +140,7 @@ def test_a_gif_has_its_own_times(tmp_path: Path) -> None:
     write(tmp_path, {"a.gif": data, "a.txt": b"a"})
     report = shard(tmp_path, tmp_path / "ds", "--clips", "native", "--fps", "10", buckets="96x64@7")
     assert report["num_samples"] == 1
-    ((_, shown),) = deliver(tmp_path / "ds", temporal="head").items()
+    ((_, shown),) = deliver(tmp_path / "ds", view={"temporal": "head"}).items()
     own = decoded(data, (5, 64, 96))
     nearest = [int(np.abs(own.astype(int) - picture).mean(axis=(1, 2, 3)).argmin()) for picture in shown]
     assert nearest == [0, 1, 1, 1, 2, 2, 3]

@@ -97,7 +97,9 @@ def shard(*arguments: object, buckets: str = BUCKETS) -> dict[str, Any]:
 def deliver(dataset: Path, **options: Any) -> dict[str, Pixels]:
     """All that an epoch delivers: caption → frames (T, H, W, 3)."""
     found: dict[str, Pixels] = {}
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, layout="BTHWC", tail="pad", **options) as loader:
+    with streamvid.VideoLoader(
+        dataset, batch_size=1, num_workers=0, output={"layout": "BTHWC"}, tail="pad", **options
+    ) as loader:
         for batch in loader:
             assert batch.text[0] not in found
             found[batch.text[0]] = batch.video[0].numpy().copy()

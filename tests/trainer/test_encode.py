@@ -107,7 +107,13 @@ def stored(dataset: Path, sidecar: Path, num_visits: int) -> dict[tuple[str, int
 def test_one_shard_s_loader_shows_what_the_whole_dataset_s_does(dataset: Path) -> None:
     """SAMPLE-1: pixels and captions of a visit are the same whether a loader has one shard or all of them."""
     opened, whole = open_dataset(dataset), {}
-    options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "spatial": "random_crop", "seed": 3, "tail": "uneven"}
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 0,
+        "view": {"spatial": "random_crop"},
+        "seed": 3,
+        "tail": "uneven",
+    }
     with VideoLoader(opened, num_epochs=2, **options) as loader:
         for batch in loader:
             for i, key in enumerate(batch.sample_keys):
@@ -204,7 +210,7 @@ def test_a_signal_ends_it_between_two_batches_and_it_goes_on(
 def test_what_is_stored_is_what_the_module_makes_of_that_visit(dataset: Path, tmp_path: Path) -> None:
     """Of each sample and visit what `encode` makes of what a loader shows then, in the dtype that was asked for; all
     captions, as which are dropped is drawn in training."""
-    source = {"url": str(dataset), "caption_dropout": 1.0}
+    source = {"url": str(dataset), "captions": {"dropout": 1.0}}
     config = encoding(
         dataset,
         tmp_path / "sidecar",
@@ -241,7 +247,7 @@ def test_a_split_run_has_the_losses_of_one_stage(
 ) -> None:
     """The same batches, seeds and tensors, captions dropped and dropout drawn alike, and so the same losses, step by
     step, over two epochs of two visits: exactly with the small module, which encodes each clip alone."""
-    source = {"url": str(dataset), "caption_dropout": 0.3}
+    source = {"url": str(dataset), "captions": {"dropout": 0.3}}
     config = encoding(
         dataset, tmp_path / "sidecar", {"data.dataset": source, "model": model, "num_epochs": 2, "max_steps": None}
     )
@@ -272,7 +278,7 @@ def test_fields_of_both_ways_are_alike(dataset: Path, sidecar: Path) -> None:
     """What `forward` finds in a batch has the same names, shapes and masks whether it was made now or before."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "seed": 0}
     module = build(draws=0.0)
-    with VideoLoader(dataset, **options) as now, VideoLoader(dataset, sidecars=sidecar, **options) as before:
+    with VideoLoader(dataset, **options) as now, VideoLoader(dataset, features=sidecar, **options) as before:
         for made, read in zip(now, before, strict=True):
             made = with_encoded(made, module.encode(made))
             assert made.sample_keys == read.sample_keys and made.sample_seeds == read.sample_seeds
@@ -301,7 +307,7 @@ def test_bad_samples_have_no_tensors_and_nobody_else_s(tmp_path: Path) -> None:
             if not batch.is_repeat.item():
                 expected = module.encode(batch)["latents"][0].bfloat16()
                 torch.testing.assert_close(found[batch.sample_keys[0], 0]["latents"], expected)
-    with VideoLoader(dataset, sidecars=tmp_path / "sidecar", batch_size=1, num_workers=0) as loader:
+    with VideoLoader(dataset, features=tmp_path / "sidecar", batch_size=1, num_workers=0) as loader:
         delivered = [(batch.sample_keys[0], batch.is_repeat.item()) for batch in loader]
     assert len(delivered) == 10 and sum(repeat for _, repeat in delivered) == 3
     assert not {key for key, _ in delivered} & set(bad)
@@ -320,7 +326,7 @@ def test_clips_that_several_buckets_store_are_encoded_in_all_of_them(tmp_path: P
     assert base.manifest.draws
     result = encode(encoding(tmp_path / "ds", tmp_path / "sidecar", {"model.args": {"draws": 0.0}}))
     assert result.is_sealed and result.num_samples == base.manifest.counts.samples > 4
-    with VideoLoader(base, sidecars=tmp_path / "sidecar", batch_size=1, num_workers=0, num_epochs=4) as loader:
+    with VideoLoader(base, features=tmp_path / "sidecar", batch_size=1, num_workers=0, num_epochs=4) as loader:
         assert not any(batch.is_repeat.any() for batch in loader)
 
 
@@ -347,19 +353,19 @@ def test_too_many_bad_samples_end_it(tmp_path: Path) -> None:
     dataset = build_dataset(tmp_path / "ds", {SMALL: [3, 12]}, damage={f"{SMALL.id}-{n}": cut for n in range(3, 15)})
     with pytest.raises(SampleError, match="max_bad_fraction"):
         encode(encoding(dataset, tmp_path / "sidecar"))
-    lenient = encode(encoding(dataset, tmp_path / "sidecar", {"data.loader": {"max_bad_fraction": 1.0}}))
+    lenient = encode(encoding(dataset, tmp_path / "sidecar", {"data.loader": {"limits": {"max_bad_fraction": 1.0}}}))
     assert lenient.is_sealed and lenient.num_missing == 24
 
 
 STALE: dict[str, tuple[dict[str, Any], str]] = {
-    "temporal": ({"data.loader": {"temporal": "head"}}, r'temporal is "random" there and "head" here'),
+    "temporal": ({"data.loader": {"view": {"temporal": "head"}}}, r'temporal is "random" there and "head" here'),
     "seed": ({"seed": 1}, r"seed is 0 there and 1 here"),
     "factory": (
         {"model": ModelConfig(factory="tests.trainer.encoders:build_other", args={"draws": 0.5})},
         r'factory is "tests.trainer.encoders:build" there and "tests.trainer.encoders:build_other" here',
     ),
     "args": ({"model": ModelConfig(factory=ENCODERS, args={"draws": 0.25})}, r"args.draws is 0.5 there and 0.25 here"),
-    "captions": ({"data.dataset": {"url": "DATASET", "caption_prefix": "A film: "}}, r"caption_prefix"),
+    "captions": ({"data.dataset": {"url": "DATASET", "captions": {"prefix": "A film: "}}}, r"caption_prefix"),
 }
 
 
@@ -383,7 +389,7 @@ def test_a_stale_sidecar_is_refused_by_what_changed(dataset: Path, sidecar: Path
 def test_what_encoders_do_not_depend_on_may_change(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     """A module that names its `encoder_args` trains other sizes of model on one sidecar; dropout of captions too."""
     model = ModelConfig(factory=ENCODERS, args={"draws": 0.5, "dim": 8, "dropout": 0.5})
-    source = {"url": str(dataset), "caption_dropout": 0.5}
+    source = {"url": str(dataset), "captions": {"dropout": 0.5}}
     config = training(
         encoding(dataset, sidecar), tmp_path / "out", {"model": model, "data.dataset": source, "max_steps": 3}
     )

@@ -240,7 +240,7 @@ def test_the_example_of_a_task_teaches_a_student(
 
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
     """Row 17."""
-    with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* has not; its columns: .*score"):
+    with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* does not have; its columns: .*score"):
         train(config_of(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")}))
     seen: list[Any] = []
 
@@ -293,9 +293,9 @@ def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
 
 
 def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.loader\.colums is no field; allowed: .*columns"):
+    with pytest.raises(ConfigError, match=r"data\.loader has no field 'colums'; allowed: .*columns"):
         train(config_of(dataset, tmp_path / "run", {"data.loader": {"colums": ["score"]}}))
-    with pytest.raises(ConfigError, match=r"dataset: number 0 is .*repeats.*num_repeats"):
+    with pytest.raises(ConfigError, match=r"dataset has no field 'repeats'; .*num_repeats"):
         train(config_of({"url": str(dataset), "repeats": 2}, tmp_path / "run"))
 
 

@@ -128,7 +128,8 @@ class Sidecar:
         problems = differences(of_it, base_facts(dataset), "fingerprints.")
         if problems:
             raise ConfigError(
-                f"sidecars={self.url!r} was made of another dataset than {dataset.url}: {'; '.join(problems)}; {REMEDY}"
+                f"features={self.url!r} were made from another dataset than {dataset.url}: "
+                f"{'; '.join(problems)}; {REMEDY}"
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
             raise IntegrityError(

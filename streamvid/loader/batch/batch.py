@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError
+from streamvid.loader.options import Layout
 from streamvid.loader.view.media import BatchMedia
 from streamvid.loader.workers.encoded import EncodedClip
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from streamvid.buckets.bucket import Bucket
 
-Layout = Literal["BCTHW", "BTCHW", "BTHWC"]
 RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
 STANDARD_FIELDS = (
     *("video", "clips", "media", "media_present", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight"),
@@ -70,7 +70,7 @@ class Batch(Mapping[str, Any]):
       lie last in memory, whatever the layout. On the loader's `device`; without one in the loader's ring, pinned where
       there is CUDA, and the caller's until its last tensor dies and the copies queued by `to` have finished.
       With the loader's pixels="yuv420p" it is made of the planes when it is first asked for, where the batch then is.
-    - with the loader's `sidecars` and instead of `video` and `layout`: the tensors that were made of each sample once,
+    - with the loader's `features` and instead of `video` and `layout`: the tensors that were made of each sample once,
       by their names, stacked (B, …). Of one whose first size differs from sample to sample: padded with zeros,
       (B, L, …), and `<name>_mask`, bool (B, L). Where `text` is "", those that the sidecar has for no text.
     - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips. A batch of a dataset
@@ -135,7 +135,11 @@ class Batch(Mapping[str, Any]):
             return self[name]
         why = ""
         if name == "video" and "bucket" in fields:
-            why = "; decode=False hands over clips as they are stored" if "clips" in fields else "; sidecars have none"
+            why = (
+                "; decode=False hands over clips as they are stored"
+                if "clips" in fields
+                else "; precomputed features have none"
+            )
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -272,14 +276,6 @@ def _some_bytes(tensor: torch.Tensor) -> bytes:
 
 def _signed_hash(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
-
-
-def check_layout(layout: object) -> Layout:
-    """`layout` if it is one, else ConfigError."""
-    for known in get_args(Layout):
-        if layout == known:
-            return known  # type: ignore[no-any-return]
-    raise ConfigError(f"layout={layout!r}; allowed are {', '.join(get_args(Layout))}")
 
 
 def _chunks(video: torch.Tensor, out: torch.Tensor, axes: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

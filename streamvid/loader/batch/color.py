@@ -17,7 +17,7 @@ from streamvid.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from streamvid.loader.batch.batch import Layout
+    from streamvid.loader.options import Layout
 
 #: Name → (Kr, Kb), the shares of red and blue in luma: ITU-R BT.601, BT.709 and BT.2020, SMPTE 240M, FCC 73.682.
 LUMA_SHARES = {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from streamvid.dataset.features.sidecar import REMEDY, Sidecar, differences
 from streamvid.dataset.features.tensors import RawTensor
@@ -18,14 +18,12 @@ from streamvid.loader.batch.batch import STANDARD_FIELDS
 from streamvid.loader.batch.tokens import MASK, TOKENS
 from streamvid.loader.delivery.pending import PendingBatch, sample_error
 from streamvid.loader.mix import Mix, MixPart
+from streamvid.loader.options import OutputOptions
 from streamvid.loader.stores import Stores
 from streamvid.storage import open_store
 
 if TYPE_CHECKING:
     import torch
-
-Sidecars: TypeAlias = str | Path | Sidecar | Sequence[str | Path | Sidecar | None] | None
-"""What VideoLoader takes: one, or one for each dataset, None for one of texts."""
 
 _DTYPES = {
     "I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
@@ -137,7 +135,7 @@ def _sidecar(pending: PendingBatch) -> Sidecar:
     return sidecar
 
 
-def view_facts(part: MixPart, pixels: object, accuracy: object) -> dict[str, Any]:
+def view_facts(part: MixPart, output: OutputOptions) -> dict[str, Any]:
     """What of a loader decides what a visit shows and says of a sample, but for dropout, as JSON.
 
     Who encodes visits keeps it in the sidecar's `made_with` under "view", and who reads them compares it.
@@ -149,8 +147,8 @@ def view_facts(part: MixPart, pixels: object, accuracy: object) -> dict[str, Any
         "max_interval": view.max_interval,
         "spatial": view.spatial,
         "spatial_scale": None if view.spatial_scale is None else list(view.spatial_scale),
-        "pixels": pixels,
-        "accuracy": accuracy,
+        "pixels": output.pixels,
+        "accuracy": output.accuracy,
         "caption_column": {name: float(weight) for name, weight in options.weights.items()},
         "caption_choice": options.choice,
         "caption_template": options.template,
@@ -161,25 +159,27 @@ def view_facts(part: MixPart, pixels: object, accuracy: object) -> dict[str, Any
     }
 
 
-def with_sidecars(
-    mix: Mix, sidecars: Sidecars, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
+def with_features(
+    mix: Mix, features: object, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
 ) -> Mix:
     """The mix with what is delivered instead of clips. facts: `view_facts` of each part.
 
     Raises ConfigError for sidecars of another dataset or of other options, naming all that differs; DatasetError,
     StorageError for those that cannot be read.
     """
-    if sidecars is None:
+    if features is None:
         return mix
-    if not isinstance(sidecars, str | Path | Sidecar | Sequence):
-        raise ConfigError(f"sidecars={sidecars!r}: expected a path, a URL, an open Sidecar, or a list of one a dataset")
-    several = [sidecars] if isinstance(sidecars, str | Path | Sidecar) else list(sidecars)
+    if not isinstance(features, str | Path | Sidecar | Sequence):
+        raise ConfigError(
+            f"features={features!r}: must be a path, a URL, open features, or a list with one of them per dataset"
+        )
+    several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(f"sidecars: {len(several)} are given for {len(mix.parts)} datasets; give one for each")
+        raise ConfigError(f"features: {len(several)} are given for {len(mix.parts)} datasets; give one for each")
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("sidecars: none is given; leave the argument out")
+        raise ConfigError("features: none is given; leave the argument out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)
@@ -196,12 +196,12 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
             if is_text
             else "give a path, a URL or an open Sidecar for each dataset of clips"
         )
-        raise ConfigError(f"sidecars: {given!r} for {dataset.url}: {why}")
+        raise ConfigError(f"features: {given!r} for {dataset.url}: {why}")
     sidecar = given if isinstance(given, Sidecar) else Sidecar(open_store(given, stores.options), stores.cache)
     sidecar.check_base(dataset)
     if problems := differences(sidecar.manifest.made_with.get("view", {}), facts):
         raise ConfigError(
-            f"sidecars={sidecar.url!r} was made of other views of {dataset.url} than this loader's: "
+            f"features={sidecar.url!r} were made from other views of {dataset.url} than this loader's: "
             f"{'; '.join(problems)}; {REMEDY}"
         )
     _ = sidecar.null  # read and proved before the first batch
@@ -215,7 +215,7 @@ def _check_alike(first: Sidecar, other: Sidecar) -> None:
     problems = differences(mine, theirs, "tensors.") + differences(sorted(first.null), sorted(other.null), "null")
     if problems:
         raise ConfigError(
-            f"sidecars {first.url} and {other.url} hold different tensors, which no batch can have together: "
+            f"features {first.url} and {other.url} hold different tensors, which no batch can have together: "
             f"{'; '.join(problems)}"
         )
 
@@ -226,6 +226,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"sidecars={sidecar.url!r} holds {', '.join(both)}, which batches have already; let the encoder call it "
+            f"features={sidecar.url!r} hold {', '.join(both)}, which batches have already; let the encoder call it "
             "something else"
         )

@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import LoaderError, StreamvidError
-from streamvid.loader.batch.batch import RING_LAYOUT, Batch, Layout, Planes, column_values, profiled
+from streamvid.loader.batch.batch import RING_LAYOUT, Batch, Planes, column_values, profiled
 from streamvid.loader.batch.color import color_table
 from streamvid.loader.batch.features import tensor_fields
-from streamvid.loader.batch.tokens import MASK, TOKENS, Tokenizer, tokenize
+from streamvid.loader.batch.tokens import MASK, TOKENS, tokenize
 from streamvid.loader.delivery.pending import PendingBatch, PictureColors, StoredClip, sample_error
+from streamvid.loader.options import Layout, Tokenizer
 from streamvid.loader.view.media import ABSENT_COLORS, BatchMedia, MediaRoom, Medium
 from streamvid.loader.view.sampling import sample_seed
 from streamvid.loader.workers.arena import Arena, Block

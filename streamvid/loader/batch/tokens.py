@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import ConfigError, LoaderError
-
-Tokenizer: TypeAlias = Callable[[list[str]], Any]
+from streamvid.loader.options import Tokenizer
 
 TOKENS, MASK = "text_tokens", "text_mask"
 _NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # as Hugging Face's tokenizers call them
 
 
-def check_tokenizer(tokenizer: object, columns: Sequence[str]) -> None:
-    """ConfigError for what cannot be called, and for columns whose names its results have."""
-    if tokenizer is None:
-        return
-    if not callable(tokenizer):
-        raise ConfigError(
-            f"tokenizer={tokenizer!r}: expected a function that takes a list of texts, as "
-            "lambda texts: tokenizer(texts, padding=True)"
-        )
+def check_token_fields(columns: Sequence[str]) -> None:
+    """Raise ConfigError for columns whose names are fields that a tokenizer's result gets."""
     for name in columns:
         if name in (TOKENS, MASK):
-            raise ConfigError(f"columns: {name!r} is what the tokenizer's result is called; rename the column")
+            raise ConfigError(f"columns: {name!r} is a field with the tokenizer's result; rename the column")
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streamvid.errors import ConfigError, SampleError, StreamvidError, WorkerError
+from streamvid.errors import SampleError, StreamvidError, WorkerError
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Work, name_sample
 from streamvid.loader.mix import SampleRequest
 
@@ -55,10 +55,6 @@ class Clock:
     """`limit_seconds` for each read and each decode; None: no limit."""
 
     def __init__(self, limit_seconds: float | None) -> None:
-        if limit_seconds is not None and not (not isinstance(limit_seconds, bool) and limit_seconds > 0):
-            raise ConfigError(
-                f"sample_timeout_seconds={limit_seconds!r}; more than 0 seconds are allowed, or None for no limit"
-            )
         self._limit_seconds = limit_seconds
         self.index_read: tuple[SampleRequest, float] | None = None  # what the feeder reads, and since when
         self.heard_at = 0.0  # when a decoder was last heard of

@@ -130,18 +130,19 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
     of_media = [medium.column for medium in part.media]
     kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values(), *of_media]))
     places = _PLACE_COLUMNS if part.dataset.manifest.files.packets else ()
-    wanted = list(dict.fromkeys([*kept, *places, *(part.filter.columns if part.filter else ())]))
+    wanted = list(dict.fromkeys([*kept, *places, *(part.subset.filter.columns if part.subset.filter else ())]))
     table = part.dataset.samples(shard, wanted)
     if missing := [name for name in wanted if name not in table.column_names]:
         raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
     numbers = None
-    if part.filter is not None:
-        numbers = part.filter.matching(table)
-        counted = int(part.counts[sample.bucket_id][sample.shard])
+    if part.subset.filter is not None:
+        numbers = part.subset.filter.matching(table)
+        counted = int(part.subset.counts[sample.bucket_id][sample.shard])
         if len(numbers) != counted:
             raise IntegrityError(
-                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {part.filter.text!r}, "
-                f"{counted} were counted; the dataset or the cache of counts has changed: open the loader again"
+                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter "
+                f"{part.subset.filter.text!r}, {counted} were counted; the dataset or the cache of counts has changed: "
+                "open the loader again"
             )
     # One array a column: a chunked one looks for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}

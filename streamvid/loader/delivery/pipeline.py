@@ -23,8 +23,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 from streamvid.errors import LoaderError, RingFullError, StreamvidError
@@ -36,11 +36,12 @@ from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.delivery.signals import Signals, fresh
 from streamvid.loader.delivery.stages import Stages
 from streamvid.loader.mix import MixPart
+from streamvid.loader.options import LimitOptions
 from streamvid.loader.workers.arena import Arena, Block
 from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, Pixels
 
-__all__ = ["PendingBatch", "Pipeline"]
+__all__ = ["PendingBatch", "Pipeline", "PipelineOptions"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,42 +51,44 @@ _STUCK_SECONDS = 1.0
 RING_WAIT_SECONDS = 10.0
 
 
-class Pipeline:
-    """Workers, threads and memory of one loader: none before `open`, none after `close`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """Resources and output of one pipeline.
 
     clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` besides.
-    quarantine: folder of this rank's file of bad samples. sample_timeout_seconds: of each read and each decode.
-    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch. decode: False: clips are handed
-    over as they are stored.
+    frame_bytes: size of the ring.
+    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch.
+    decode: False delivers clips as they are stored.
+    """
+
+    num_workers: int
+    clip_bytes: int
+    frame_bytes: int
+    num_fetch_threads: int = 4
+    rank: int = 0
+    limits: LimitOptions = field(default_factory=LimitOptions)
+    pixels: Pixels = "rgb24"
+    accuracy: Accuracy | None = None
+    decode: bool = True
+
+
+class Pipeline:
+    """Workers, threads and memory of one loader: none before `open`, none after `close`.
 
     One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for options that cannot be, LoaderError where
     workers or memory cannot be had.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[MixPart],
-        *,
-        num_workers: int,
-        clip_bytes: int,
-        frame_bytes: int,
-        rank: int = 0,
-        quarantine: Path | None = None,
-        max_bad_fraction: float = 0.01,
-        sample_timeout_seconds: float | None = 60.0,
-        pixels: Pixels = "rgb24",
-        accuracy: Accuracy | None = None,
-        decode: bool = True,
-        num_fetch_threads: int = 4,
-    ) -> None:
-        self._sizes, self._pid = (clip_bytes, frame_bytes), os.getpid()
-        self._quarantine = Quarantine(quarantine, rank, max_bad_fraction, [part.dataset for part in parts])
+    def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
+        self._options, self._pid = options, os.getpid()
+        self._quarantine = Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        clock = Clock(sample_timeout_seconds)
+        clock = Clock(options.limits.sample_timeout_seconds)
+        num_workers, num_fetch_threads = options.num_workers, options.num_fetch_threads
         self._stages = (
-            Stages(parts, self._signals, clock, num_workers, pixels, accuracy, num_fetch_threads)
-            if decode
+            Stages(parts, self._signals, clock, num_workers, options.pixels, options.accuracy, num_fetch_threads)
+            if options.decode
             else EncodedStages(parts, self._signals, clock, num_workers, num_fetch_threads=num_fetch_threads)
         )
         self.is_open = False
@@ -250,10 +253,9 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _open(self, resources: contextlib.ExitStack) -> None:
-        clip_bytes, frame_bytes = self._sizes
-        self.ring = Arena("ring", frame_bytes)
+        self.ring = Arena("ring", self._options.frame_bytes)
         resources.callback(self.ring.close)
-        self._stages.open(resources, clip_bytes, self.ring)
+        self._stages.open(resources, self._options.clip_bytes, self.ring)
         resources.callback(self.stop)
 
     def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:

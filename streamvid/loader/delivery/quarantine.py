@@ -13,6 +13,7 @@ from pathlib import Path
 
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, SampleError, StorageError
+from streamvid.loader.options import LimitOptions
 from streamvid.storage import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -46,21 +47,17 @@ class Substitution:
 class Quarantine:
     """Counts substitutions as batches are handed over, so that the count is the same whatever was prefetched.
 
-    folder: where `quarantine-rank00000.jsonl` is appended to, made when there is something to write; None: no file.
-    max_bad_fraction: the share of samples that may be substitutes, of those delivered or of 1000, whichever is more, so
-    that ten of them are always allowed at 0.01. Where no substitute is found, the run ends whatever the share.
-    Raises ConfigError for a share outside 0..1, or a folder inside a dataset that is read.
+    With a quarantine folder, each is a line of `quarantine-rank00000.jsonl` in it, which is created when it is needed.
+    Raises ConfigError for a folder inside a dataset that is read.
     """
 
-    def __init__(
-        self, folder: Path | None, rank: int, max_bad_fraction: float, datasets: Sequence[Dataset] = ()
-    ) -> None:
-        if isinstance(max_bad_fraction, bool) or not 0.0 <= max_bad_fraction <= 1.0:
-            raise ConfigError(f"max_bad_fraction={max_bad_fraction!r}; a share from 0.0 to 1.0 is allowed")
-        if folder is not None:
+    def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:
+        self.path: Path | None = None
+        if limits.quarantine is not None:
+            folder = Path(limits.quarantine)
             _refuse_inside(folder, datasets)
-        self.path = None if folder is None else folder / f"quarantine-rank{rank:05d}.jsonl"
-        self._max_bad_fraction = max_bad_fraction
+            self.path = folder / f"quarantine-rank{rank:05d}.jsonl"
+        self._max_bad_fraction = limits.max_bad_fraction
         self.records: deque[Substitution] = deque(maxlen=_KEPT_RECORDS)
         self.num_substituted = self.num_delivered = 0
 
@@ -113,6 +110,6 @@ def _refuse_inside(folder: Path, datasets: Sequence[Dataset]) -> None:
     for dataset in datasets:
         if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
             raise ConfigError(
-                f"quarantine={str(folder)!r} lies inside the dataset at {dataset.url}, which is never changed; name a "
-                "folder outside of it"
+                f"limits.quarantine={str(folder)!r}: is inside the dataset at {dataset.url}, which is never changed; "
+                "choose a folder outside of it"
             )

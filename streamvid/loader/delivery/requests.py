@@ -44,7 +44,7 @@ class Selection:
     @cached_property
     def _plan(self) -> EpochPlan:
         sources = [
-            PlanSource(part.counts, part.seed, repeats, part.draws)
+            PlanSource(part.subset.counts, part.seed, repeats, part.subset.draws)
             for part, repeats in zip(self.mix.parts, self.mix.repeats, strict=True)
         ]
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from streamvid.buckets.bucket import Bucket
     from streamvid.dataset.manifest import ShardInfo
     from streamvid.dataset.reader import Dataset
-    from streamvid.loader.batch.batch import Layout, Planes
-    from streamvid.loader.mix import Mix
+    from streamvid.loader.batch.batch import Planes
+    from streamvid.loader.options import Layout
 
 ABSENT_COLORS = ("bt709", "full", "left")
 """Of the pictures that `MediaRoom.blank` makes."""
@@ -59,12 +59,6 @@ def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Mediu
     if len(set(names)) < len(names):
         raise ConfigError(f"media={list(names)!r} names one twice; leave one out")
     return tuple(_find(name, datasets) for name in names)
-
-
-def with_media(mix: Mix, names: Sequence[str]) -> Mix:
-    """The mix with these media of its samples. ConfigError as `find_media`."""
-    media = find_media(names, [part.dataset for part in mix.parts])
-    return replace(mix, parts=tuple(replace(part, media=media) for part in mix.parts)) if media else mix
 
 
 def _find(name: str, datasets: Sequence[Dataset]) -> Medium:

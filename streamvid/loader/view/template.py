@@ -82,10 +82,10 @@ def parse_template(text: object) -> Part:
     """The template that `text` states. Raises ConfigError, which names the place."""
     if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
         shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
-        raise ConfigError(f"caption_template={shown}: expected a text of at most {MAX_TEMPLATE_CHARS} characters")
+        raise ConfigError(f"template={shown}: expected a text of at most {MAX_TEMPLATE_CHARS} characters")
     template = _Parser(text).part(0)
     if not any(template.fields()):
-        raise ConfigError(f"caption_template={text!r} names no column: write the caption as {{text}}, as '{{text}} 4K'")
+        raise ConfigError(f"template={text!r} names no column: write the caption as {{text}}, as '{{text}} 4K'")
     return template
 
 
@@ -139,7 +139,7 @@ class _Parser:
         return Field(name, form)
 
     def _fail(self, message: str) -> NoReturn:
-        raise ConfigError(f"caption_template={self._text!r}, column {self._at + 1}: {message}")
+        raise ConfigError(f"template={self._text!r}, column {self._at + 1}: {message}")
 
 
 def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:

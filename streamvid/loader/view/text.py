@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
+from streamvid.config import check_options, option
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, IntegrityError
@@ -20,33 +21,37 @@ _TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the f
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
-    """DatasetConfig's fields of these names, but for `caption_`. Raises ConfigError for values that cannot be."""
+class CaptionOptions:
+    """Text that is delivered with a sample."""
 
-    column: str | Mapping[str, float] = "text"
-    choice: CaptionChoice = "draw"
-    template: str | None = None
-    prefix: str = ""
-    dropout: float = 0.0
-    part_dropout: float = 0.0
+    column: str | Mapping[str, float] = option(
+        "text",
+        help="Column that `batch.text` comes from; or several with weights, {'short': 1, 'long': 3}, of which one that "
+        "the sample has is drawn for each delivery.",
+    )
+    choice: CaptionChoice = option(
+        "draw", help="Draw one of several captions of a sample by weight, or take the first."
+    )
+    template: str | None = option(
+        None,
+        help="Text over columns, '{text} {fps:.0f} FPS{?, {motion:.0f} motion score.}'. {fps} is the rate of the "
+        "delivered frames, :d rounds down. A part {? ...} is left out if it names a missing value.",
+    )
+    prefix: str = option("", help="Text before the caption.")
+    dropout: float = option(0.0, help="Probability that a delivery has an empty text.", minimum=0.0, maximum=1.0)
+    part_dropout: float = option(
+        0.0, help="Probability that a part {? ...} of the template is left out.", minimum=0.0, maximum=1.0
+    )
 
     def __post_init__(self) -> None:
-        for name, value in (("caption_dropout", self.dropout), ("caption_part_dropout", self.part_dropout)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                raise ConfigError(f"{name}={value!r}: allowed are probabilities from 0 to 1")
-        if self.choice not in get_args(CaptionChoice):
-            raise ConfigError(f"caption_choice={self.choice!r}; allowed are {', '.join(get_args(CaptionChoice))}")
-        if not isinstance(self.prefix, str):
-            raise ConfigError(f"caption_prefix={self.prefix!r}: expected a text")
+        check_options(self)
         if self.template is not None:
             parse_template(self.template)
         elif self.part_dropout:
-            raise ConfigError(
-                f"caption_part_dropout={self.part_dropout!r} needs a caption_template with parts {{? ...}}"
-            )
+            raise ConfigError(f"part_dropout={self.part_dropout!r}: needs a template with parts {{? ...}}")
         if not self.weights or not all(_is_weight(weight) for weight in self.weights.values()):
             raise ConfigError(
-                f"caption_column={self.column!r}: expected a column's name, or weights above 0 by column, as "
+                f"column={self.column!r}: must be a column, or columns with weights above 0, such as "
                 "{'short': 1, 'long': 3}"
             )
 
@@ -66,7 +71,7 @@ class TextRule:
     template: None for none; template_columns: its names → index columns, but for the two that are no columns.
     """
 
-    options: TextOptions = field(default_factory=TextOptions)
+    options: CaptionOptions = field(default_factory=CaptionOptions)
     columns: tuple[tuple[str, float], ...] = ((_TEXT, 1.0),)
     captions: bool = False
     template: Part | None = None
@@ -116,16 +121,16 @@ class TextRule:
         return share == 0.0 or uniform(seed, CAPTION_PART, *draw, part) >= share
 
 
-def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
+def text_rule(options: CaptionOptions, dataset: Dataset) -> TextRule:
     """What the options mean for a dataset. Raises ConfigError for columns that it does not have, or of another type."""
     columns = []
     for name, weight in options.weights.items():
         # A column of the user's by that name, beside the one that was given for captions, is `user.text`.
-        column = _TEXT if name == _TEXT else dataset.column(name, "caption_column")
+        column = _TEXT if name == _TEXT else dataset.column(name, "captions.column")
         if not _is_text(dataset, column):
             raise ConfigError(
-                f"caption_column: {name!r} of {dataset.url} holds {_kind(dataset, column)}, not text"
-                f"{_nearest(dataset)}; numbers come in by a template: caption_template='{{{name}}}'"
+                f"captions.column: {name!r} of {dataset.url} holds {_kind(dataset, column)}, not text"
+                f"{_nearest(dataset)}; numbers come in by a template: captions.template='{{{name}}}'"
             )
         columns.append((column, float(weight)))
     captions = any(column == _TEXT for column, _ in columns)
@@ -140,10 +145,10 @@ def _template_columns(template: Part, dataset: Dataset) -> dict[str, str]:
         if one.name == _TEXT:
             _check_format(one, False, "a text")
         elif one.name != _FPS:
-            column = dataset.column(one.name, "caption_template")
+            column = dataset.column(one.name, "captions.template")
             is_text, kind = _is_text(dataset, column), _kind(dataset, column)
             if not is_text and not dataset.is_numeric(column):
-                raise ConfigError(f"caption_template: {one.name!r} holds {kind}; texts and numbers can be written")
+                raise ConfigError(f"captions.template: {one.name!r} holds {kind}; texts and numbers can be written")
             _check_format(one, not is_text, kind)
             found[one.name] = column
     return found
@@ -152,7 +157,7 @@ def _template_columns(template: Part, dataset: Dataset) -> dict[str, str]:
 def _check_format(one: Field, is_number: bool, kind: str) -> None:
     if one.format and not is_number:
         raise ConfigError(
-            f"caption_template: {{{one.name}:{one.format}}} writes a number, and {one.name!r} is {kind}; "
+            f"captions.template: {{{one.name}:{one.format}}} writes a number, and {one.name!r} is {kind}; "
             f"write {{{one.name}}}"
         )
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import Pick, Way, num_places
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.loader.view import sampling
 from streamvid.video.transform import Crop
 
 Temporal: TypeAlias = Literal["random", "head", "middle", "uniform", "chunk", "full", "opensora"]
 Spatial: TypeAlias = Literal["resize_crop", "center", "random_crop", "rand_size_crop"]
+
+MAX_INTERVAL = 1 << 16
 
 _WAYS: dict[str, Way] = {"native": "step", "cap": "step", "resample": "time", "fix_frame_rate": "number"}
 _DRAWN = ("random", "opensora")
@@ -24,32 +27,37 @@ _WHOLE = ("resize_crop", "center")
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """VideoLoader's arguments of these names. Raises ConfigError for what cannot be."""
+    """Frames and crop that a delivery shows of its clip."""
 
-    temporal: Temporal = "random"
-    max_interval: int = 1
-    spatial: Spatial = "resize_crop"
-    spatial_scale: tuple[float, float] | None = None
+    temporal: Temporal = option(
+        "random",
+        help="Which frames: a random window, the head, the middle, uniform (spread over the clip), chunk (windows side "
+        "by side, one per visit), full, or opensora.",
+    )
+    max_interval: int = option(
+        1, help="Largest distance of frames, drawn for each delivery.", minimum=1, maximum=MAX_INTERVAL
+    )
+    spatial: Spatial = option(
+        "resize_crop",
+        help="Which part of the pictures, scaled to cover the bucket: the middle (resize_crop; center for squares), a "
+        "drawn place (random_crop), or a drawn place and size (rand_size_crop).",
+    )
+    spatial_scale: tuple[float, float] | None = option(
+        None, help="Range of the sides that spatial=rand_size_crop draws, as shares of the largest crop: (0.5, 1.0)."
+    )
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("temporal", self.temporal, get_args(Temporal)),
-            ("spatial", self.spatial, get_args(Spatial)),
-        ):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r}; allowed are {', '.join(known)}")
+        check_options(self)
         most = self.max_interval
-        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 1 << 16:
-            raise ConfigError(f"max_interval={most!r}; a whole number from 1 to {1 << 16} is allowed")
         if most > 1 and self.temporal not in _DRAWN:
             raise ConfigError(
-                f"max_interval={most} stands beside temporal={self.temporal!r}, which draws no interval; take "
-                "temporal='random', or leave max_interval out"
+                f"max_interval={most}: cannot be combined with temporal={self.temporal!r}, which draws no interval; "
+                "use temporal='random', or leave max_interval out"
             )
         if (self.spatial_scale is not None) != (self.spatial == "rand_size_crop"):
             raise ConfigError(
-                f"spatial={self.spatial!r} with spatial_scale={self.spatial_scale!r}: rand_size_crop needs a range, as "
-                "(0.5, 1.0), the others have none"
+                f"spatial_scale={self.spatial_scale!r}: cannot be combined with spatial={self.spatial!r}; "
+                "spatial='rand_size_crop' needs a range such as (0.5, 1.0), the others take none"
             )
         if self.spatial_scale is not None:
             _check_range(self.spatial_scale)
