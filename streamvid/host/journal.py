@@ -28,7 +28,9 @@ class Journal:
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
         self.findings: dict[Key, Any] = {}
-        self._path, self._writable, self._header = path, writable, json.loads(json.dumps(header))
+        self._path = path
+        self._writable = writable
+        self._header = json.loads(json.dumps(header))
         self._lock = threading.Lock()
         self._num_valid_bytes = 0
         self._file: BinaryIO | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import threading
@@ -70,7 +71,9 @@ class RemoteStore:
 
     def _forget_process(self) -> None:
         """Drop connections, locks and threads, which are another process' own."""
-        self._lock, self._made, self._versions = threading.Lock(), None, OrderedDict()
+        self._lock = threading.Lock()
+        self._made = None
+        self._versions = OrderedDict()
 
     def _key(self, path: str) -> str:
         return self._prefix + check_relative(path)
@@ -96,7 +99,7 @@ class RemoteStore:
                 raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
             try:
                 return self._read_version(path, state)
-            except _ChangedError:  # its size may have changed, too
+            except _ConflictError:  # its size may have changed, too
                 if is_last:
                     raise
         raise AssertionError
@@ -117,7 +120,8 @@ class RemoteStore:
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         key, requests = self._key(path), join_ranges(ranges)
-        since, num_tries, num_changes = time.monotonic(), 0, 0
+        since = time.monotonic()
+        num_tries = num_changes = 0
         while True:
             left = self.options.deadline_seconds - (time.monotonic() - since)
             known = version or self._versions.get(path, "")
@@ -197,7 +201,7 @@ class RemoteStore:
 
         try:
             self._retry("write", path, attempt, len(data))
-        except _TakenError:
+        except _ConflictError:
             # The answer to an earlier try may have been lost.
             return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
         self._engine().stats.count(num_bytes_written=len(data))
@@ -290,19 +294,18 @@ class RemoteStore:
     # Retries.
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
-        engine, since, num_tries, num_renewals, failed_at = self._engine(), time.monotonic(), 0, 0, 0.0
-        seconds_left = self.options.deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
+        """Send a request until it succeeds, fails for good, or the deadline passes."""
+        engine, since = self._engine(), time.monotonic()
+        deadline = since + self.options.deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
+        num_tries = num_renewals = 0
+        failed_at = math.inf
         while True:
             num_tries += 1
             try:
-                answer = ask(engine, num_bytes, attempt, since + seconds_left)
+                answer = ask(engine, num_bytes, attempt, deadline)
             except RequestError as error:
                 engine.stats.count_error(error)
-                failed_at = failed_at or time.monotonic()
-                if error.kind in ("absent", "conflict"):
-                    raise (_AbsentError if error.kind == "absent" else _TakenError)(
-                        f"{self.url}: cannot {verb} {path}: {error.cause}"
-                    ) from None
+                failed_at = min(failed_at, time.monotonic())
                 num_renewals += error.kind == "expired"
                 pause = pause_seconds(num_tries - 1, error.kind)
                 seconds = time.monotonic() - since
@@ -311,19 +314,20 @@ class RemoteStore:
                     raise self._error(verb, path, error, num_tries, seconds) from None
                 if error.kind == "expired":
                     engine.transport.renew()
-                if seconds > _QUIET_SECONDS and not self._has_warned:
-                    self._has_warned = True
-                    _log.warning(
-                        "%s: %s; trying again until %g s are over", self.url, error.cause, self.options.deadline_seconds
-                    )
+                self._warn_once(error, seconds)
                 engine.stats.count(num_retries=1)
                 try:
                     pause_while_wanted(pause)
                 except RequestError as ended:
                     raise self._error(verb, path, ended, 0, seconds) from None
             else:
-                engine.stats.count(seconds_lost=time.monotonic() - failed_at if failed_at else 0.0)
+                engine.stats.count(seconds_lost=max(0.0, time.monotonic() - failed_at))
                 return answer
+
+    def _warn_once(self, error: RequestError, seconds: float) -> None:
+        if seconds > _QUIET_SECONDS and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s: %s; retrying for up to %g s", self.url, error.cause, self.options.deadline_seconds)
 
     def _error(self, verb: str, path: str, error: RequestError, num_tries: int, seconds: float) -> StorageError:
         text = f"{self.url}: cannot {verb} {path}: {error.cause}"
@@ -331,7 +335,7 @@ class RemoteStore:
             text += f" ({num_tries} tries in {seconds:.0f} s, deadline_seconds={self.options.deadline_seconds:g})"
         elif num_tries and seconds >= self.options.deadline_seconds:
             text += f" (deadline_seconds={self.options.deadline_seconds:g})"
-        kinds = {"short": ShortFileError, "conflict": _ChangedError}
+        kinds = {"short": ShortFileError, "conflict": _ConflictError, "absent": _AbsentError}
         return kinds.get(error.kind, StorageError)(f"{text}. {error.hint}" if error.hint else text)
 
 
@@ -356,9 +360,5 @@ class _AbsentError(StorageError):
     """There is no such object."""
 
 
-class _ChangedError(StorageError):
-    """There is another version of the object."""
-
-
-class _TakenError(StorageError):
-    """There is an object where none was to be."""
+class _ConflictError(StorageError):
+    """There is another version of the object, or an object where none was to be."""

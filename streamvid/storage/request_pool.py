@@ -48,7 +48,8 @@ class RequestPool:
         self._cut_at = 0.0
         self._queue: deque[tuple[int, Callable[[], None]]] = deque()
         self._condition = threading.Condition()
-        self._num_threads = self._num_idle = self._num_active = self._bytes_active = 0
+        self._num_threads = self._num_idle = 0
+        self._num_active = self._bytes_active = 0
 
     @property
     def limit(self) -> int:

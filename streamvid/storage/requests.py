@@ -109,7 +109,9 @@ class RangeRead:
     def __init__(
         self, engine: Engine, key: str, requests: Sequence[RangeRequest], version: str, deadline_seconds: float
     ) -> None:
-        self._engine, self._key, self.version = engine, key, version
+        self._engine = engine
+        self._key = key
+        self.version = version
         self._ranges = [_Range(request) for request in requests]
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._deadline = time.monotonic() + deadline_seconds
@@ -168,7 +170,8 @@ class RangeRead:
 
     def _hear(self, event: _Event) -> bool:
         """Take notice of an event; return whether its range has arrived."""
-        one, error, stats = event.range, event.error, self._engine.stats
+        one, error = event.range, event.error
+        stats = self._engine.stats
         one.num_active -= 1
         now = time.monotonic()
         if error is not None:

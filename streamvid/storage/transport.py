@@ -26,7 +26,9 @@ class RequestError(Exception):
 
     def __init__(self, cause: str, kind: Failure = "refused", *, hint: str = "") -> None:
         super().__init__(cause)
-        self.cause, self.kind, self.hint = cause, kind, hint
+        self.cause = cause
+        self.kind = kind
+        self.hint = hint
 
     @property
     def is_transient(self) -> bool:

@@ -60,7 +60,10 @@ class Pool:
     """
 
     def __init__(self, handler: str, num_workers: int, limits: WorkerLimits, held_fd: int) -> None:
-        self._handler, self._num_workers, self._limits, self._held_fd = handler, num_workers, limits, held_fd
+        self._handler = handler
+        self._num_workers = num_workers
+        self._limits = limits
+        self._held_fd = held_fd
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:

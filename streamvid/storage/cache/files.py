@@ -28,7 +28,10 @@ from pathlib import Path
 from streamvid.errors import ConfigError
 from streamvid.host.lock import FileLock, try_lock, wait_for_lock
 
-_SUBFOLDER, _MARKER, _LEDGER, _PART = "streamvid-cache-1", ".streamvid-cache", ".ledger", ".part"
+_SUBFOLDER = "streamvid-cache-1"
+_MARKER = ".streamvid-cache"
+_LEDGER = ".ledger"
+_PART = ".part"
 _BLOCK_NAME = re.compile(r"[0-9a-f]{64}-(?:0|[1-9][0-9]{0,11})(\.part)?")
 _RECORD = struct.Struct("<8sqdI")
 _MAGIC = b"svcache1"

@@ -35,7 +35,9 @@ class CachedStore:
     is_local = False
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
-        self._store, self.cache, self._known = store, cache, known
+        self._store = store
+        self.cache = cache
+        self._known = known
 
     @property
     def url(self) -> str:

@@ -233,7 +233,9 @@ class _Signer:
     """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
-        self._base, self._auth, self._extra = base, auth, extra
+        self._base = base
+        self._auth = auth
+        self._extra = extra
         self._kept: dict[str, tuple[float, dict[str, str]]] = {}
 
     @classmethod
