@@ -20,7 +20,6 @@ HEAVY = (
     "pydantic",
     "tqdm",
     "rich",
-    "s3fs",
     "botocore",
     "fsspec",
 )
