@@ -162,15 +162,15 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
 
 
 def _sharded(flags: DataFlags, config: TrainConfig, shard: Shard) -> tuple[str, dict[str, object]]:
+    from streamvid.dataset.tabular.reader import read_table
     from streamvid.modules.factory import import_object
     from streamvid.modules.weight_files import resolve
-    from streamvid.sharder.source.metadata import read_metadata
 
     # Sharding may take hours, and a missing weight file or factory shows at once.
     resolve(config.model.weights)
     import_object(config.model.factory)
     assert flags.metadata_path is not None
-    columns = read_metadata(flags.metadata_path, config.data.storage).names
+    columns = read_table(flags.metadata_path, config.data.storage).names
     dataset = shard(flags.base_path, shard_options(flags, columns, config.data.storage))
     return dataset, _input_options(flags, config, columns)
 

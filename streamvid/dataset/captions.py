@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 from streamvid.errors import Rejected
 
 MAX_CAPTIONS = 256
-"""Of one sample."""
+"""Limit per sample."""
+MAX_CAPTIONS_BYTES = 256 * 2**10
+"""Limit on all captions of a sample together, as they are stored."""
 
 Captions: TypeAlias = tuple[tuple[str, float], ...]
 """(text, weight) of each, in the user's order; weights are 0 or more, and one at least is above 0."""

@@ -97,7 +97,7 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
         except Rejected as error:
             rejected.append(Rejection(record.row, record.source, str(error), error.kind))
             continue
-        kept = record.kept
+        kept = record.origin
         own = record_key(record.source) if kept is None else kept.record_key
         name = record.source if kept is None else kept.name
         for window, bucket, draw_set in _drawn(windows, own, probe, options, draw_sets):

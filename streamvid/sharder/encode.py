@@ -163,7 +163,7 @@ def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
     """
     media = Media.from_json(task["media"])
     media.check_unchanged()
-    if media.is_proved:
+    if media.has_checksum:
         finding = _find(task, media.read())
     elif media.is_remote:
         with SpooledFile(media, Path(task["folder"]).parent, clock_paused) as file:

@@ -185,7 +185,7 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "options", "error", "says"),
     [
-        ("key,motion\nx,1\n", {}, SourceError, "no row is of a sample.*'x'.*'s0-0'"),
+        ("key,motion\nx,1\n", {}, SourceError, "no row matches a sample.*'x'.*'s0-0'"),
         ("kye,motion\ns0-0,1\n", {}, ConfigError, "no column key.*did you mean 'kye'"),
         ("key,motion\ns0-0,1\n", {"columns": ["moton"]}, ConfigError, "columns: 'moton'.*did you mean 'motion'"),
         ("key,caption\ns0-0,1\n", {"caption_column": "captoin"}, ConfigError, "did you mean 'caption'"),

@@ -64,7 +64,7 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
     records = read(tmp_path)
     assert [record.source for record in records.records] == ["folder.mp4/inside.mp4", "good.mp4"]
     rejected = {rejection.source: rejection.reason for rejection in records.rejections}
-    assert rejected["pipe.mp4"] == rejected["zero.mp4"] == "is no regular file"
+    assert rejected["pipe.mp4"] == rejected["zero.mp4"] == "is not a regular file"
     assert rejected["folder.mp4"] == "is a folder"
     assert "symbolic links" in rejected["loop.mp4"]
     assert "No such file" in rejected["gone.mp4"]
@@ -90,12 +90,12 @@ def test_what_is_named_like_media_and_is_none_is_rejected(tmp_path: Path) -> Non
         ("\ud800.mp4", "not valid UTF-8"),
         ("https://user:secret@host/x.mp4?token=secret", "is a https:// URL"),
         ("gs://bucket/x.mp4", "is a gs:// URL"),
-        ("s3://bucket", "no URL of an object"),
-        ("s3://user:secret@bucket/x.mp4", "no URL of an object"),
+        ("s3://bucket", "not a valid URL of an object"),
+        ("s3://user:secret@bucket/x.mp4", "not a valid URL of an object"),
         ("s3://bucket/../x.mp4", "is not allowed"),
         ("file://host/x.mp4", "with a host"),
         ("file:///%00", "NUL"),
-        ("/dev/null", "no regular file"),
+        ("/dev/null", "not a regular file"),
         (".", "is a folder"),
     ],
 )
@@ -127,7 +127,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert [record.row for record in records.records] == [0]
     found = reasons(records)
     assert list(found) == [1, 2, 3, 4, 5, 6]
-    assert found[1].startswith("line 2 is no valid JSON")
+    assert found[1].startswith("line 2 is not valid JSON")
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
     assert found[5].startswith("the caption is a int, not text")
@@ -141,8 +141,8 @@ def test_broken_csv_rows(tmp_path: Path) -> None:
     )
     records = read(tmp_path / "m.csv")
     assert [record.caption for record in records.records] == ['one, "two"\r\nthree']
-    assert "has 1 fields, the header has 2" in reasons(records)[1]
-    assert reasons(records)[2] == "the caption is not valid UTF-8"
+    assert "line 5 has 1 fields, the header has 2" in reasons(records)[1]
+    assert reasons(records)[2] == "column 'caption' is not valid UTF-8"
 
 
 def test_types_of_csv_columns(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"caption_column='no' is not a column.*Prompt, where, say"):
         read(tmp_path, caption_column="no")
     write_metadata(tmp_path, [{"one": "a.mp4", "two": "x"}])
-    with pytest.raises(SourceError, match=r"video_column is usually called.*one, two"):
+    with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):
         read(tmp_path)
     with pytest.raises(SourceError, match='caption_column="" for no captions'):
         read(tmp_path, video_column="one")
@@ -199,11 +199,11 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("m.txt", b"x", "allowed are files named"),
-        ("m.json", b"{", "no valid JSON"),
+        ("m.json", b"{", "is not valid JSON"),
         ("m.json", b'{"a": 1}', "a list of objects"),
         ("m.json", b"3", "holds a int"),
         ("m.jsonl", "{}".encode("utf-16"), "UTF-16"),
-        ("m.parquet", b"PAR1 or not", "no readable parquet"),
+        ("m.parquet", b"PAR1 or not", "not a readable Parquet file"),
         ("m.csv", b"path,path\na,b\n", "a column twice"),
         ("m.csv", b"path,caption\n", "has no rows"),
         ("m.csv", b'path,caption\na,x\nb,"never closed\nc,y\n', "the row on line 3 opens a quote"),

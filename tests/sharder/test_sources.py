@@ -148,9 +148,9 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
     records = read(tmp_path / "rows.jsonl", base_path=tmp_path / "media")
     assert [record.source for record in records.records] == names
     assert "leaves the source folder" in records.rejections[0].reason
-    with pytest.raises(SourceError, match="is no folder"):
+    with pytest.raises(SourceError, match="is not a folder"):
         read(tmp_path / "rows.jsonl", base_path=tmp_path / "nowhere")
-    with pytest.raises(SourceError, match="which has its files in itself"):
+    with pytest.raises(SourceError, match="which contains its files"):
         read(tmp_path / "media", base_path=tmp_path)
 
 
@@ -220,11 +220,11 @@ def test_hostile_tars_end_in_rejections(tmp_path: Path) -> None:
     assert set(sources) == {"t.tar/json.mp4", "t.tar/list.mp4", "t.tar/../../../etc/cron.mp4"}
     reasons = " | ".join(rejection.reason for rejection in records.rejections)
     for part in (
-        *("link.mp4: is a symbolic link", "hard.mp4: is a hard link", "pipe.mp4: is no regular file"),
+        *("link.mp4: is a symbolic link", "hard.mp4: is a hard link", "pipe.mp4: is not a regular file"),
         *(
             "good.mp4: is in the tar twice",
             "both: holds mp4 and webm",
-            "json.json: is no valid JSON",
+            "json.json: is not valid JSON",
             "list.json: is a list",
         ),
     ):

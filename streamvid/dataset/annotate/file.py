@@ -12,7 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.dataset.captions import CAPTION_COLUMNS, captions_to_json, listed_captions, parse_captions
+from streamvid.dataset.captions import (
+    CAPTION_COLUMNS,
+    MAX_CAPTIONS_BYTES,
+    captions_to_json,
+    listed_captions,
+    parse_captions,
+)
 from streamvid.dataset.column_groups import nearest
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES, NOT_UTF8, Column, column_kind
 from streamvid.dataset.tabular.reader import RowBlock, column_names, read_blocks
@@ -20,8 +26,6 @@ from streamvid.errors import ConfigError, Rejected, SourceError
 
 KEY_COLUMNS = ("key", "record_key", "source")
 _SOURCE_NAMES = ("source", "path", "video", "file_name")
-MAX_CAPTIONS_BYTES = 256 * 2**10
-"""Limit on all captions of a sample, as they are stored."""
 _BLOCK_BYTES = 2**20
 
 

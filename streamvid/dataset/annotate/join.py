@@ -1,4 +1,4 @@
-"""Which row of an annotation is of which sample, and the files of columns that come of it."""
+"""The samples that the rows of an annotation belong to, and the files of columns that result."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 
 
 class Join:
-    """An annotation against a dataset. `num_annotated`, `unmatched`: known once it is made.
+    """The join of an annotation and a dataset. `num_annotated`, `unmatched`: set by the constructor.
 
-    Memory: the annotation, keys of a million samples at a time, and 4 bytes a sample.
+    Memory: the annotation, the keys of a million samples at a time, and 4 bytes per sample.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
-        """name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
+        """Match keys. name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
-            # Values of one copy alone would let a filter tell it from the others, and a clip come twice in an epoch.
+            # If copies of a clip had different values, a filter could select a second copy of it for an epoch.
             raise ConfigError(
-                f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of one need the same "
-                "values; give record_key or source (--key-column source) instead"
+                f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of a clip need the "
+                "same values; give record_key or source (--key-column source) instead"
             )
         self.types = {USER_PREFIX + column: self._type(column, overwrite) for column in annotation.columns}
         if annotation.text is not None:
@@ -53,7 +53,7 @@ class Join:
             raise SourceError(self._no_match())
 
     def _type(self, column: str, overwrite: bool) -> str:
-        """The index type of a column of the user's."""
+        """Return the index type of a user column."""
         own = _KINDS[str(self._annotation.columns[column].type)]
         there = self._dataset.samples_schema
         place = there.get_field_index(USER_PREFIX + column)
@@ -61,15 +61,15 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} has {column!r} already; give overwrite=True "
-                "(--overwrite) for new values where the file has some, or rename the column"
+                f"columns: the dataset at {self._dataset.url} has {column!r} already; replace its values with "
+                "overwrite=True (--overwrite), or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]
         if own == old or {own, old} == {"int64", "double"}:
             return own if own == old else "double"
         raise ConfigError(
             f"columns: {column!r} is {old} in the dataset at {self._dataset.url} and {own} in {self._name}; rename the "
-            "column, or mend the value that is of another kind"
+            "column, or fix the value of another type"
         )
 
     def _check_keys(self) -> None:
@@ -80,16 +80,16 @@ class Join:
             counts = pc.value_counts(keys)
             twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).slice(0, _SHOWN).to_pylist()
             raise SourceError(
-                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; leave one for each"
+                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; leave one row for each"
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
-        """Of each shard: which row of the annotation a sample has, -1 for none; int32 (num_samples,)."""
+        """Return per shard the row of the annotation of each sample, -1 for none; int32 (num_samples,)."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         found: list[npt.NDArray[np.int32]] = []
-        # Looking up builds a table of the annotation's keys each time, so that it is done for many samples at once.
+        # Each lookup builds a hash table of the annotation's keys, so it is done for many samples at once.
         for shards in self._windows():
             column = self._annotation.key_column
             parts = [self._dataset.samples(shard, [column]).column(column).cast(pa.large_string()) for shard in shards]
@@ -110,7 +110,7 @@ class Join:
             yield window
 
     def _unmatched(self) -> pa.Array:
-        """Keys of the annotation that are of no sample."""
+        """Return the keys of the annotation that match no sample."""
         used = np.zeros(len(self._annotation.keys) + 1, bool)
         for rows in self._rows:
             used[rows] = True
@@ -122,12 +122,12 @@ class Join:
         there = self._dataset.samples(shard, [column]).column(column).slice(0, _SHOWN).to_pylist()
         mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
         return (
-            f"annotation {self._name}: no row is of a sample of {self._dataset.url}: its keys are as {mine}, the "
-            f"dataset's {column} as {there}; name another key_column (--key-column), or mend the keys"
+            f"annotation {self._name}: no row matches a sample of {self._dataset.url}: its keys are like {mine}, the "
+            f"dataset's {column} like {there}; name another key_column (--key-column), or fix the keys"
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Parquet bytes of one file for each of the samples files, in their order, with the same row groups."""
+        """Yield the Parquet bytes of one file per samples file, in their order, with the same row groups."""
         import pyarrow.parquet as pq
 
         manifest, shards = self._dataset.manifest, self._dataset.shards
@@ -143,7 +143,7 @@ class Join:
         progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
 
     def _shards_of(self, path: str) -> list[int]:
-        """Numbers of the shards of a samples file, in the order of its row groups."""
+        """Return the numbers of the shards of a samples file, in the order of its row groups."""
         shards = self._dataset.shards
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
         rows = rows[np.argsort(shards.index_row_group[rows])]
@@ -152,7 +152,7 @@ class Join:
         return [int(row) for row in rows]
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
-        """The rows of a shard: what the annotation says, and where it says nothing, what was there."""
+        """Return the rows of a shard: values of the annotation, and the old ones where it has none."""
         import pyarrow as pa
 
         there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]
@@ -175,7 +175,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, Any]:
-    """New captions whole: several of a sample that now has one are gone."""
+    """Return new captions; a sample that gets one caption loses the several that it had."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -73,7 +73,7 @@ class Column:
         if self.form == "text":
             return _text_as(self.cells, kind)
         if self.form == "json":
-            return _array([_value_as(value, kind) for value in self.raw_values()], kind)
+            return _array([value_as(value, kind) for value in self.raw_values()], kind)
         return _arrow_as(self.cells, kind)
 
 
@@ -146,7 +146,7 @@ def _arrow_kinds(cells: pa.Array) -> frozenset[Kind] | None:
 
 def _arrow_as(cells: pa.Array, kind: Kind) -> pa.Array:
     if kind == "string" and not (types.is_string(cells.type) or types.is_large_string(cells.type)):
-        return _array([_value_as(value, kind) for value in cells.to_pylist()], kind)
+        return _array([value_as(value, kind) for value in cells.to_pylist()], kind)
     array = cells.cast(_arrow_type(kind), safe=False)
     return _finite(array) if kind == "double" else array
 
@@ -169,7 +169,8 @@ def _value_kinds(value: object) -> frozenset[Kind] | None:
     return frozenset({"double"}) if isinstance(value, float) else frozenset()
 
 
-def _value_as(value: Any, kind: Kind) -> Any:
+def value_as(value: Any, kind: str) -> Any:
+    """Return a Python value as `kind`; None for NaN and infinity."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if kind == "double":

@@ -146,6 +146,11 @@ def _json_column(values: Sequence[Any]) -> _Made:
     return Column(array, "json"), too_deep | broken
 
 
+def value_column(values: Sequence[object]) -> Column:
+    """Return Python values as a column."""
+    return _json_column(values)[0]
+
+
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
     """Return (large strings, place → reason of texts that are not valid Unicode, which are escaped or replaced)."""
     try:

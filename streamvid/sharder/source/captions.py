@@ -1,28 +1,33 @@
-"""The captions of a record: out of one or several columns, lists, weights, or the lines of a file beside it."""
+"""Captions of a record: from one or several columns, lists, weights, or the lines of a file beside it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from streamvid.dataset.captions import CAPTION_COLUMNS, Captions, captions_to_json, parse_captions
+from streamvid.dataset.captions import (
+    CAPTION_COLUMNS,
+    MAX_CAPTIONS_BYTES,
+    Captions,
+    captions_to_json,
+    listed_captions,
+    parse_captions,
+)
+from streamvid.dataset.tabular.columns import check_text, find_column
+from streamvid.dataset.tabular.reader import RowBlock
 from streamvid.errors import Rejected, SourceError
-from streamvid.sharder.source.columns import check_text, find_column
-from streamvid.sharder.source.metadata import Cell, cell_text
 
 _SLUG_CHARS = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
-MAX_CAPTIONS_BYTES = 256 * 2**10
-"""Of all captions of a sample, as they are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """The columns of the metadata that captions come from; `weights`, where it is not None, holds their weights."""
+    """Columns of the metadata that captions come from, and the column of their weights if there is one."""
 
     names: tuple[str, ...] = ()
     weights: str | None = None
@@ -31,25 +36,27 @@ class CaptionColumns:
     def all(self) -> tuple[str, ...]:
         return self.names if self.weights is None else (*self.names, self.weights)
 
-    def of_row(self, row: Mapping[str, Any]) -> CaptionCells | None:
-        """What a row holds there."""
-        if not self.names:
-            return None
-        cells = tuple(_listed(row.get(name)) for name in self.names)
-        return CaptionCells(cells, None if self.weights is None else _weights(row.get(self.weights)))
+    def cells(self, block: RowBlock) -> list[CaptionCells]:
+        """Return what each row holds in these columns."""
+        columns = [[listed_captions(value) for value in block.column(name).values()] for name in self.names]
+        weights: list[object] = [None] * block.num_rows
+        if self.weights is not None:
+            weights = [_weights(value) for value in block.column(self.weights).values()]
+        rows: list[tuple[object, ...]] = list(zip(*columns, strict=True)) if columns else [()] * block.num_rows
+        return [CaptionCells(values, weight) for values, weight in zip(rows, weights, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionCells:
-    """A row's values of its caption columns, and of the column of weights, as the user gave them."""
+    """Values of one row in its caption columns and in the column of weights, as the user gave them."""
 
-    values: tuple[object, ...]
+    values: tuple[object, ...] = ()
     weights: object = None
 
     def captions(self) -> Captions:
-        """Raises Rejected."""
-        if len(self.values) == 1:
-            return parse_captions(self.values[0], self.weights)
+        """Return the captions. Raises Rejected."""
+        if len(self.values) <= 1:
+            return parse_captions(self.values[0], self.weights) if self.values else ()
         items = [item for value in self.values for item in (value if isinstance(value, list) else [value])]
         return parse_captions(items, self.weights)
 
@@ -57,7 +64,7 @@ class CaptionCells:
 def find_caption_columns(
     names: Sequence[str], asked: str | Sequence[str] | None, weights: str | None
 ) -> CaptionColumns:
-    """The columns that the options caption_column and caption_weight_column mean. Raises SourceError."""
+    """Return the columns that the caption options name, or the usual one. Raises SourceError."""
     several = [asked] if asked is None or isinstance(asked, str) else list(asked)
     found = tuple(name for one in several if (name := _caption_column(names, one)) is not None)
     if weights is not None:
@@ -66,18 +73,18 @@ def find_caption_columns(
 
 
 def text_source(text: str) -> str:
-    """The source of a sample that is a text alone: its first words for people, and what tells it from any other."""
+    """Return the source name of a text-only sample: its first words for people, and a digest that identifies it."""
     words = _UNSAFE.sub("_", text[:_SLUG_CHARS]).strip("_") or "text"
     return f"{words}.{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def caption_lines(text: str | None) -> Captions:
-    """The captions of a file with one a line."""
+    """Return the captions of a file that has one per line."""
     return parse_captions([line.strip() for line in (text or "").splitlines() if line.strip()])
 
 
 def check_captions(captions: Captions) -> Captions:
-    """`captions` if they can be stored and read everywhere; Rejected says what is wrong with them."""
+    """Return captions that can be stored and read everywhere; raise Rejected with the reason otherwise."""
     for text, _ in captions:
         check_text(text, "the caption")
     if len(captions) > 1:
@@ -96,28 +103,9 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
         raise SourceError(f'{error}, or give caption_column="" for no captions') from None
 
 
-def _listed(value: object) -> object:
-    """A value of a caption column; in a CSV cell a list is written as JSON."""
-    text = cell_text(value)
-    if isinstance(value, Cell) and isinstance(text, str) and text.lstrip().startswith("["):
-        found = _parsed(text)
-        # "[1]" may be a caption, and is no list of them.
-        is_list = isinstance(found, list) and all(isinstance(item, str | dict | None) for item in found)
-        return found if is_list else text
-    return text
-
-
 def _weights(value: object) -> object:
-    """A value of the column of weights: a list, or None."""
-    found = cell_text(value)
-    if isinstance(value, Cell) and isinstance(found, str):
-        found = _parsed(found)
-    return found if found is None or isinstance(found, list | tuple) else [found]
-
-
-def _parsed(text: str) -> object:
-    try:
-        found: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return found
+    """Return the weights that a cell holds: a list, one number as a list, or None."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return value if value is None or isinstance(value, list | tuple) else [value]

@@ -1,35 +1,34 @@
-"""Further media of a sample (control videos, reference images, masks): which columns name them, and which files.
+"""Files of conditioning inputs (control videos, reference images, masks) that the rows of metadata name.
 
-They are members of the sample's tar beside its clip. One that follows the clip frame by frame has as many frames as the
-clip's source, at the same times: then whatever frames a delivery takes of the clip, it takes of the medium too.
+They become members of the sample's tar beside its clip. One that follows the clip has as many frames as the clip's
+source, at the same times, so that the frames that a delivery takes of the clip exist in it too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from streamvid.dataset.tabular.columns import Column
+from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.source.media import Media
-from streamvid.sharder.source.metadata import Cell, Metadata, cell_text
-
-if TYPE_CHECKING:
-    from streamvid.sharder.source.place import Place
-    from streamvid.storage import StorageOptions
+from streamvid.sharder.source.place import Place
+from streamvid.storage import StorageOptions
 
 MAX_ITEMS = 8
 
-Cells: TypeAlias = Mapping[str, object]
-"""Of one input row: name of a medium → what its column holds."""
+MediaCells: TypeAlias = Mapping[str, object]
+"""Name of a conditioning input → what its column holds in one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a medium. `item` is its place in a list, None where the row names one file and no list.
+    """One file of a conditioning input. `item` is its place in a list; None if the row names one file and no list.
 
-    source, path, num_bytes, version: as Record has them.
+    source, path, num_bytes, version: as in Record.
     """
 
     name: str
@@ -40,51 +39,57 @@ class MediaFile:
     version: str
 
     def media(self, storage: StorageOptions) -> Media:
-        """The file, for a worker that reaches stores so."""
+        """Return the file for a worker that reaches stores with these options."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
     @property
     def line(self) -> list[Any]:
-        """What of it decides a dataset's content."""
+        """Return the part of it that decides a dataset's content."""
         return [self.name, self.item, self.source, self.num_bytes]
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return f"medium {self.name!r}" if self.item is None else f"medium {self.name!r}, number {self.item}"
 
 
-def check_columns(metadata: Metadata | None, columns: Sequence[MediaColumn]) -> None:
-    """SourceError where the input cannot name these media at all."""
-    if metadata is None and columns:
+def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
+    """Raise SourceError if the input cannot name these files at all."""
+    if table is None and columns:
         raise SourceError("media are named by columns, and this source has no metadata; give a metadata file")
     for medium in columns:
-        if metadata is not None and metadata.names and medium.column not in metadata.names:
-            listed = ", ".join(metadata.names)
+        if table is not None and table.names and medium.column not in table.names:
+            listed = ", ".join(table.names)
             raise SourceError(f"media {medium}: {medium.column!r} is not a column of the metadata; it has {listed}")
 
 
-def cells_of(row: Mapping[str, Any], columns: Sequence[MediaColumn]) -> Cells:
-    """What a row says of its media. SourceError for a list where lists cannot be."""
-    for medium in columns:
-        cell = row.get(medium.column)
-        if isinstance(cell, Cell) and cell.text.lstrip().startswith("[") and cell.text.rstrip().endswith("]"):
-            raise SourceError(
-                f"media {medium}: the column holds a list, {cell.text[:60]!r}, which CSV cannot; write the metadata as "
-                ".jsonl, .json or .parquet"
-            )
-    return {medium.name: cell_text(row.get(medium.column)) for medium in columns}
+def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
+    """Return what each row says about its conditioning inputs. Raises SourceError for a list in a CSV cell."""
+    cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
+    return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 
 
-def paths_of(cells: Cells) -> list[object]:
-    """All that a row names."""
+def _cells(column: Column, medium: MediaColumn) -> list[object]:
+    values = column.values()
+    lists = (text for text in values if isinstance(text, str) and text.strip()[:1] == "[" and text.strip()[-1] == "]")
+    text = next(lists, None) if column.form == "text" else None
+    if text is not None:
+        raise SourceError(
+            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot; write the metadata as .jsonl, "
+            ".json or .parquet"
+        )
+    return values
+
+
+def paths_of(cells: MediaCells) -> list[object]:
+    """Return all that a row names."""
     return [path for cell in cells.values() for path in (cell if isinstance(cell, list) else [cell]) if path]
 
 
 def find_files(
-    cells: Cells, columns: Sequence[MediaColumn], place: Place, max_clip_bytes: int
+    cells: MediaCells, columns: Sequence[MediaColumn], place: Place, max_clip_bytes: int
 ) -> tuple[MediaFile, ...]:
-    """The files that a row names. Rejected where one cannot be used, or is missing and has to be there."""
+    """Find the files that a row names. Raises Rejected if one cannot be used, or is missing and not optional."""
     found: list[MediaFile] = []
     for medium in columns:
         cell = cells.get(medium.name)
@@ -92,7 +97,7 @@ def find_files(
             if not medium.is_optional:
                 raise Rejected(
                     f"medium {medium.name!r} is missing: column {medium.column!r} is empty; "
-                    f"{medium.name}?={medium.column} takes rows without it",
+                    f"{medium.name}?={medium.column} accepts rows without it",
                     kind="medium",
                 )
             continue

@@ -1,4 +1,4 @@
-"""Where media files lie: folders walked in a fixed order, and paths from metadata kept inside their folder."""
+"""Media files by name: folders walked in a fixed order, and paths from metadata, which stay inside their folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from streamvid.dataset.tabular.columns import check_text
 from streamvid.errors import Rejected, SourceError, StorageError
-from streamvid.sharder.source.columns import check_text
 from streamvid.sharder.source.media import BUCKET_SCHEMES
 from streamvid.storage import check_relative, redact
 
@@ -25,15 +25,15 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Whether a file of this name must end in a shard or in the rejections."""
+    """Return whether a file of this name must end in a shard or in the rejections."""
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
 def file_paths(root: Path) -> list[str]:
-    """Paths relative to `root` of all files below it, hidden names skipped, sorted by their parts.
+    """Return the relative paths of all files below `root`, without hidden names, sorted by their parts.
 
-    Linked folders are entered, each real folder once, so that no loop of links is endless. A folder that is named like
-    media counts as one, for the rejections, and is entered too. Raises SourceError for a folder that cannot be read.
+    Links to folders are followed, each real folder once, so that loops of links end. A folder that is named like a
+    media file is listed, for the rejections, and entered too. Raises SourceError for a folder that cannot be read.
     """
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 
@@ -65,11 +65,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def locate(value: object, root: Path) -> tuple[str, str]:
-    """(source, local path or URL of an object) of what a metadata row calls its file.
+    """Return (source, local path or URL) of the file that a metadata row names.
 
-    A relative path stays inside `root` (SAFE-1). An absolute one, or an s3:// URL, is taken as it is: the user named
-    it. `source` is
-    relative to `root`, with forward slashes, wherever the file lies inside. Raises Rejected with the reason.
+    A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is taken as it is, because the user
+    named it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected.
     """
     text = check_path(value)
     if is_object(text):
@@ -86,7 +85,7 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
 
 def check_path(value: object) -> str:
-    """What a row calls its file, if it is a text that can be one."""
+    """Return what a row calls its file. Raises Rejected if it cannot be a path."""
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
@@ -97,22 +96,23 @@ def check_path(value: object) -> str:
 
 
 def relative_source(path: str) -> str:
-    """A relative path in its short form; Rejected where it leaves its folder."""
+    """Return a normalized relative path. Raises Rejected if it leaves its folder."""
     source = posixpath.normpath(path)
     if source == ".." or source.startswith("../"):
-        raise Rejected("the path leaves the source folder; give an absolute path if that is meant", kind="bad-path")
+        raise Rejected("the path leaves the source folder; use an absolute path if that is intended", kind="bad-path")
     return source
 
 
 def is_object(text: str) -> bool:
-    """Whether that is the URL of an object. Rejected for one that cannot be, or with keys in it."""
+    """Return whether a text is the URL of an object. Raises Rejected for one that is not valid or holds credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in BUCKET_SCHEMES:
         return False
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket or not key or "@" in bucket:
         raise Rejected(
-            "is no URL of an object, as s3://bucket/folder/clip.mp4; keys do not belong into it", kind="bad-path"
+            "is not a valid URL of an object, such as s3://bucket/clip.mp4 (without credentials)",
+            kind="bad-path",
         )
     try:
         check_relative(key)
@@ -127,7 +127,7 @@ def _strip_scheme(text: str) -> str:
         return text
     if match[1].lower() != "file":
         raise Rejected(
-            f"is a {match[1].lower()}:// URL, and only local files and s3:// objects are read; download it first",
+            f"is a {match[1].lower()}:// URL, but only local files and s3:// objects are read; download it first",
             kind="bad-path",
         )
     parts = urlsplit(text)
@@ -137,10 +137,10 @@ def _strip_scheme(text: str) -> str:
 
 
 def printable_source(value: object) -> str:
-    """What the rejections call a source: no credentials (SAFE-1), valid Unicode, a limited length."""
+    """Return a source for the rejections: no credentials (SAFE-1), valid Unicode, limited length."""
     text = value if isinstance(value, str) else ""
     text = text.encode("utf-8", "backslashreplace").decode()[:MAX_PATH_CHARS]
     try:
         return redact(text)
-    except ValueError:  # no valid URL: what stands before the last @ may be a password
+    except ValueError:  # not a valid URL: the part before the last @ may be a password
         return text.rpartition("@")[2].partition("?")[0]

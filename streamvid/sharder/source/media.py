@@ -1,6 +1,6 @@
-"""A record's file, on this machine or in a bucket: what names it, and its bytes as long as it is what was looked at.
+"""A record's file, on this machine or in a bucket: its name, and its bytes as long as it has not changed.
 
-It may be a part of a larger file, a member of a tar: then it is read where it lies.
+It may be a part of a larger file, such as a member of a tar; then it is read from there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _READ_BYTES = 64 * 2**20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PART = "\0"  # between a file's path and the byte where a part of it begins: no name holds it
 _PART_BUFFER_BYTES = 2**16
-_PROOF = "sha256:"
+_CHECKSUM = "sha256:"
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether that is a URL, of a file or a folder that is not on this machine."""
+    """Return whether a path is the URL of a file or folder that is not on this machine."""
     return isinstance(path, str) and _URL.match(path) is not None and path[:5].lower() != "file:"
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """(URL of the bucket, key). A key is taken as it is: nothing in it is quoted, or a query."""
+    """Return (URL of the bucket, key). A key is taken as it is: nothing in it is quoted or a query."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme.lower()}://{bucket}", key
@@ -41,30 +41,30 @@ def split_url(url: str) -> tuple[str, str]:
 
 @lru_cache(16)
 def store_of(bucket_url: str, storage: StorageOptions) -> Store:
-    """This process's own store of a bucket."""
+    """Return the store of a bucket, one per process."""
     return open_store(bucket_url, storage)
 
 
 def version_of(status: os.stat_result) -> str:
-    """What changes with a local file."""
+    """Return the version of a local file, which changes with it."""
     return str(status.st_mtime_ns)
 
 
 def part_path(path: str, offset: int) -> str:
-    """Names what lies in a file from byte `offset` on."""
+    """Return the path of the part of a file that begins at byte `offset`."""
     return f"{path}{_PART}{offset}"
 
 
-def proved_version(sha256: bytes) -> str:
-    """The version of bytes that are known by their checksum, wherever they lie: reading them proves it."""
-    return f"{_PROOF}{sha256.hex()}"
+def checksum_version(sha256: bytes) -> str:
+    """Return the version of bytes that are known by their checksum; reading verifies them."""
+    return f"{_CHECKSUM}{sha256.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """One version of a source's file: what a worker is told of it.
+    """One version of a source's file, as workers receive it.
 
-    path: local, or the URL of an object; or a `part_path` of one, and then num_bytes are the part's.
+    path: a local path or the URL of an object, or a `part_path` of one; then num_bytes is the size of the part.
     """
 
     path: str
@@ -74,7 +74,7 @@ class Media:
     storage: StorageOptions
 
     def to_json(self) -> dict[str, Any]:
-        """For a task; options hold no keys."""
+        """Return plain values for a task; storage options hold no credentials."""
         return asdict(self)
 
     @staticmethod
@@ -87,12 +87,12 @@ class Media:
 
     @property
     def file(self) -> str:
-        """Path or URL of the file that it is, or is a part of."""
+        """Path or URL of the whole file."""
         return self.path.partition(_PART)[0]
 
     @property
     def offset(self) -> int:
-        """Where in that file it begins, in bytes."""
+        """First byte in the whole file."""
         return int(self.path.partition(_PART)[2] or 0)
 
     @property
@@ -100,19 +100,19 @@ class Media:
         return _PART in self.path
 
     @property
-    def is_proved(self) -> bool:
-        """Whether `read` compares the bytes with their checksum."""
-        return self.version.startswith(_PROOF)
+    def has_checksum(self) -> bool:
+        """Whether `read` verifies the bytes by their checksum."""
+        return self.version.startswith(_CHECKSUM)
 
     @property
     def place(self) -> tuple[Store, str]:
-        """The store and the path in it, of one that is remote."""
+        """Store and path in it of a remote file."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 
     @contextmanager
     def opened(self) -> Iterator[str | BinaryIO]:
-        """A local one, for who decodes it: its path, or a part as a file of its own. Raises SourceError."""
+        """Open a local file for decoding: yield its path, or a part as a file of its own. Raises SourceError."""
         if not self.is_part:
             yield self.path
             return
@@ -120,33 +120,33 @@ class Media:
             file = Path(self.file).open("rb", buffering=0)  # noqa: SIM115 — closed below
         except OSError as error:
             raise self._gone(error.strerror or str(error)) from error
-        with file, io.BufferedReader(_Part(file.fileno(), self.offset, self.num_bytes), _PART_BUFFER_BYTES) as part:
+        with file, io.BufferedReader(_FilePart(file.fileno(), self.offset, self.num_bytes), _PART_BUFFER_BYTES) as part:
             yield part
 
     def read(self) -> bytes:
-        """All bytes, if they still are what was probed: another video must not take its place unseen.
+        """Return all bytes of the file that was probed.
 
-        Raises SourceError where they are not, StorageError where the store fails.
+        Raises SourceError if it has changed since, StorageError if the store fails.
         """
         if not self.is_remote:
-            return self._proved(self._read_local())
+            return self._verified(self._read_local())
         data = bytearray(self.num_bytes)
         view = memoryview(data)
         with self.reading():
-            for start in range(0, self.num_bytes, _READ_BYTES):  # each has the store's whole deadline
+            for start in range(0, self.num_bytes, _READ_BYTES):  # one deadline of the store per read
                 self.read_ranges([(start, view[start : start + _READ_BYTES])])
-        # A bytearray, which nobody writes to: a copy would be as large again.
-        return self._proved(cast("bytes", data))
+        # A bytearray that nothing writes to any more; a copy would double the memory.
+        return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
-        """Fill buffers with parts of one that is remote; offsets count from where it begins. Raises StorageError."""
+        """Fill buffers with parts of a remote file; offsets count from its first byte. Raises StorageError."""
         store, key = self.place
-        version = "" if self.is_proved else self.version
+        version = "" if self.has_checksum else self.version
         store.read_ranges(key, [(self.offset + start, buffer) for start, buffer in ranges], version)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Tells of a store's errors inside which are the source's: that it is gone, or another one now."""
+        """Turn a store's errors into SourceError if the file is gone or has changed."""
         try:
             yield
         except StorageError as error:
@@ -159,7 +159,7 @@ class Media:
             raise
 
     def check_unchanged(self) -> None:
-        """SourceError where a local file is no longer what was probed. What is remote is proved by each read of it."""
+        """Raise SourceError if a local file has changed since it was probed; reads of remote files check themselves."""
         if self.is_remote:
             return
         try:
@@ -170,9 +170,9 @@ class Media:
             raise self._changed()
 
     def _is_same(self, num_bytes: int, version: str) -> bool:
-        """Whether a file of that size and version is still what was looked at."""
+        """Return whether a file of this size and version is still the one that was probed."""
         is_as_long = self.offset + self.num_bytes <= num_bytes if self.is_part else self.num_bytes == num_bytes
-        return is_as_long and (self.is_proved or version == self.version)
+        return is_as_long and (self.has_checksum or version == self.version)
 
     def _read_local(self) -> bytes:
         try:
@@ -188,26 +188,26 @@ class Media:
             raise self._changed()
         return data
 
-    def _proved(self, data: bytes) -> bytes:
-        if self.is_proved and proved_version(hashlib.sha256(data).digest()) != self.version:
+    def _verified(self, data: bytes) -> bytes:
+        if self.has_checksum and checksum_version(hashlib.sha256(data).digest()) != self.version:
             raise SourceError(
-                f"{self.source} is damaged: its bytes in {redact(self.file)} are not those that were sealed there; "
-                "copy that dataset again, or say what is wrong with: streamvid verify --deep"
+                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; copy that dataset again, or find "
+                "all damage with: streamvid verify --deep"
             )
         return data
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
-            f"{self.source} could be probed and now cannot be read ({reason}); "
-            "bring it back, or run the same command again to leave it out"
+            f"{self.source} could be probed, but now cannot be read ({reason}); restore it, or run the same command "
+            "again to leave it out"
         )
 
     def _changed(self) -> SourceError:
         return SourceError(f"{self.source} changed after it was probed; run the same command again")
 
 
-class _Part(io.RawIOBase):
-    """A stretch of an open file as a file."""
+class _FilePart(io.RawIOBase):
+    """Part of an open file as a file of its own."""
 
     def __init__(self, descriptor: int, offset: int, num_bytes: int) -> None:
         self._descriptor, self._offset, self._num_bytes = descriptor, offset, num_bytes

@@ -1,4 +1,4 @@
-"""Where the input lies, a folder or a prefix of a bucket: which files are there, and what each is."""
+"""Where the files of the input are, a folder or a prefix of a bucket: which files exist, and the state of each."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.errors import Rejected
-from streamvid.sharder.source.columns import MAX_TEXT_BYTES
 from streamvid.sharder.source.folder import check_path, file_paths, is_object, locate, relative_source
 from streamvid.sharder.source.media import Media, is_remote, split_url, store_of, version_of
 from streamvid.storage import FileState, StorageOptions, Store
 
-_READS_AT_ONCE = 32
-_MISSING = "cannot be read: No such file or directory"  # as a folder's, so that both give the same dataset
+_CONCURRENT_READS = 32
+_MISSING = "cannot be read: No such file or directory"  # the words of a local folder, so that datasets are the same
 _Item = TypeVar("_Item")
-_Answer = TypeVar("_Answer")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Sidecar:
-    """A caption that may stand in a .txt beside the media file `path`."""
+class CaptionFile:
+    """The .txt file that may hold the caption of the media file `path`."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a clip of a sealed dataset keeps in another one.
+class SealedOrigin:
+    """What a clip of a sealed dataset keeps in another dataset.
 
-    name: what its key there was, of which its new key is made. record_key: shared by all clips of one file, as there.
-    is_val: whether it was kept for validation, which it then is here too.
+    name: its key there, from which its new key is made. record_key: shared by all clips of one file, as there. is_val:
+    whether it was for validation there, and so is here.
     """
 
     name: str
@@ -43,59 +43,62 @@ class Kept:
 
 
 class Place(Protocol):
-    """A source folder. What is wrong with one row is Rejected; what is wrong with the place is an error."""
+    """A source folder. A problem of one row raises Rejected; a problem of the place is an error."""
 
     @property
     def url(self) -> str: ...
 
     def paths(self) -> list[str]:
-        """Paths relative to the place of all files below it, hidden names left out, sorted by parts."""
+        """Return the relative paths of all files below the place, without hidden names, sorted by parts."""
         ...
 
     def is_file(self, path: str) -> bool:
-        """Whether that file is there, hidden or not."""
+        """Return whether this file exists, hidden or not."""
         ...
 
     def is_folder(self, path: str) -> bool:
-        """Whether there is such a folder, hidden or not, with something in it."""
+        """Return whether this folder exists, hidden or not, and is not empty."""
         ...
 
     def media(self, path: str) -> Media:
-        """A file of the place, for who reads it. Rejected where it is none."""
+        """Return a file of the place for reading. Raises Rejected if it is not a file."""
         ...
 
-    def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
-        """Rows that will be asked for, with their captions beside them or not: many at once is faster."""
+    def look_up(self, values: Sequence[object]) -> None:
+        """Look up the states of the objects that rows name, all at once."""
+        ...
+
+    def look_up_captions(self, paths: Sequence[str]) -> None:
+        """Read the captions beside these media files, all at once."""
         ...
 
     def locate(self, value: object) -> tuple[str, str]:
-        """(source, path or URL) of what a row calls its file."""
+        """Return (source, path or URL) of the file that a row names."""
         ...
 
-    def caption(self, sidecar: Sidecar) -> str | None:
-        """The caption beside a media file, outer white space aside; None where there is none."""
+    def caption(self, file: CaptionFile) -> str | None:
+        """Return the trimmed caption beside a media file, or None."""
         ...
 
     def state(self, path: str) -> tuple[int, str]:
-        """Bytes and version of what `locate` named."""
+        """Return bytes and version of a file that `locate` found."""
         ...
 
-    def kept(self, path: str) -> Kept | None:
-        """What is known already of what `locate` named."""
+    def origin(self, path: str) -> SealedOrigin | None:
+        """Return what a sealed dataset says about a file that `locate` found."""
         ...
 
 
 @dataclass(frozen=True)
-class Objects:
-    """What is known of objects anywhere, by URL; None: not there. Others are asked for one by one."""
+class ObjectStates:
+    """Known states of objects anywhere, by URL; None if there is no such object. Others are asked for one by one."""
 
     storage: StorageOptions
     states: dict[str, FileState | None] = field(default_factory=dict)
 
     def look_up(self, urls: Iterable[str]) -> None:
         wanted = [url for url in dict.fromkeys(urls) if url not in self.states]
-        for url, state in at_once(self._ask, wanted):
-            self.states[url] = state
+        self.states.update(concurrently(self._ask, wanted))
 
     def state(self, url: str) -> tuple[int, str]:
         self.look_up([url])
@@ -110,11 +113,11 @@ class Objects:
 
 
 @dataclass(frozen=True)
-class Folder:
+class LocalFolder:
     """A folder of this machine; rows may name objects too."""
 
     root: Path
-    objects: Objects
+    objects: ObjectStates
 
     @property
     def url(self) -> str:
@@ -132,23 +135,22 @@ class Folder:
     def media(self, path: str) -> Media:
         return Media(str(self.root / path), path, *self.state(str(self.root / path)), self.objects.storage)
 
-    def kept(self, path: str) -> Kept | None:
-        return None
+    def look_up(self, values: Sequence[object]) -> None:
+        self.objects.look_up(_object_urls(values, self.locate))
 
-    def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
-        if not is_folder:
-            self.objects.look_up(_objects(values, self.locate))
+    def look_up_captions(self, paths: Sequence[str]) -> None:
+        """Do nothing: local files are read one by one."""
 
     def locate(self, value: object) -> tuple[str, str]:
         return locate(value, self.root)
 
-    def caption(self, sidecar: Sidecar) -> str | None:
-        path = (self.root / sidecar.path).with_suffix(".txt")
+    def caption(self, file: CaptionFile) -> str | None:
+        path = (self.root / file.path).with_suffix(".txt")
         try:
             if not path.is_file():
                 return None
-            with path.open("rb") as file:
-                return caption_text(file.read(MAX_TEXT_BYTES + 1))
+            with path.open("rb") as opened:
+                return caption_text(opened.read(MAX_TEXT_BYTES + 1))
         except OSError as error:
             raise Rejected(f"its caption file cannot be read: {error.strerror or error}", kind="bad-row") from error
 
@@ -161,10 +163,12 @@ class Folder:
             kind = "missing-file" if isinstance(error, FileNotFoundError) else "unreadable-file"
             raise Rejected(f"cannot be read: {error.strerror or error}", kind=kind) from error
         if not stat.S_ISREG(status.st_mode):
-            raise Rejected(
-                "is a folder" if stat.S_ISDIR(status.st_mode) else "is no regular file", kind="unreadable-file"
-            )
+            reason = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+            raise Rejected(reason, kind="unreadable-file")
         return status.st_size, version_of(status)
+
+    def origin(self, path: str) -> SealedOrigin | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class BucketFolder:
     """All objects below a prefix, listed once."""
 
     store: Store
-    objects: Objects
+    objects: ObjectStates
     files: dict[str, FileState]
     captions: dict[str, str | None] = field(default_factory=dict)
 
@@ -180,7 +184,7 @@ class BucketFolder:
     def listed(store: Store, storage: StorageOptions) -> BucketFolder:
         files = {state.path: state for state in store.files()}
         states: dict[str, FileState | None] = {f"{store.url}/{path}": state for path, state in files.items()}
-        return BucketFolder(store, Objects(storage, states), files)
+        return BucketFolder(store, ObjectStates(storage, states), files)
 
     @property
     def url(self) -> str:
@@ -200,16 +204,13 @@ class BucketFolder:
         url = f"{self.url}/{path}"
         return Media(url, path, *self.state(url), self.objects.storage)
 
-    def kept(self, path: str) -> Kept | None:
-        return None
+    def look_up(self, values: Sequence[object]) -> None:
+        urls = _object_urls(values, self.locate)
+        self.objects.look_up(url for url in urls if not url.startswith(f"{self.url}/"))
 
-    def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
-        if not is_folder:
-            urls = _objects(values, self.locate)
-            self.objects.look_up(url for url in urls if not url.startswith(f"{self.url}/"))
-            return
-        beside = {_beside(str(value)) for value in values} & self.files.keys()
-        self.captions.update(at_once(self._read_caption, sorted(beside)))
+    def look_up_captions(self, paths: Sequence[str]) -> None:
+        wanted = {_caption_path(path) for path in paths} & self.files.keys()
+        self.captions.update(concurrently(self._read_caption, sorted(wanted)))
 
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
@@ -220,19 +221,22 @@ class BucketFolder:
             path = path.removeprefix(inside)
         elif is_remote(path) or path.startswith(("/", "file:")):
             raise Rejected(
-                "is no path in the source's bucket and no s3:// URL; upload it, or name it relative to it",
+                "is neither a relative path in the bucket of the source nor an s3:// URL; upload it, or fix its path",
                 kind="bad-path",
             )
         source = relative_source(path)
         return source, f"{self.url}/{source}"
 
-    def caption(self, sidecar: Sidecar) -> str | None:
-        return self.captions.get(_beside(sidecar.path))
+    def caption(self, file: CaptionFile) -> str | None:
+        return self.captions.get(_caption_path(file.path))
 
     def state(self, path: str) -> tuple[int, str]:
         if path.startswith(f"{self.url}/") and path not in self.objects.states:
-            raise Rejected(_MISSING, kind="missing-file")  # the listing is all there is
+            raise Rejected(_MISSING, kind="missing-file")  # the listing is complete
         return self.objects.state(path)
+
+    def origin(self, path: str) -> SealedOrigin | None:
+        return None
 
     def _read_caption(self, path: str) -> str | None:
         state = self.files[path]
@@ -242,17 +246,16 @@ class BucketFolder:
 
 
 @dataclass(frozen=True)
-class Members:
-    """Files that are parts of others, tars mostly: what is listed here is all there is.
+class MemberFolder:
+    """Files that are parts of other files, mostly of tars; those listed here are all there are.
 
-    where: what rows call a file → (source, part path). states: part path → (bytes, version). kept_of: part path → what
-    is known of it.
+    where: name that rows use → (source, part path). states: part path → (bytes, version). origins: by part path.
     """
 
     url: str
     where: Mapping[str, tuple[str, str]]
     states: Mapping[str, tuple[int, str]]
-    kept_of: Mapping[str, Kept] = field(default_factory=dict)
+    origins: Mapping[str, SealedOrigin] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         return list(self.where)
@@ -267,27 +270,30 @@ class Members:
         source, part = self.locate(path)
         return Media(part, source, *self.state(part), StorageOptions())
 
-    def look_ahead(self, values: Sequence[object], *, is_folder: bool) -> None:
-        """All is known."""
+    def look_up(self, values: Sequence[object]) -> None:
+        """Do nothing: all states are known."""
+
+    def look_up_captions(self, paths: Sequence[str]) -> None:
+        """Do nothing: captions are columns."""
 
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
         if path not in self.where:
-            raise Rejected("is no member of these tars", kind="missing-file")
+            raise Rejected("is not a member of these tars", kind="missing-file")
         return self.where[path]
 
-    def caption(self, sidecar: Sidecar) -> str | None:
+    def caption(self, file: CaptionFile) -> str | None:
         return None
 
     def state(self, path: str) -> tuple[int, str]:
         return self.states[path]
 
-    def kept(self, path: str) -> Kept | None:
-        return self.kept_of.get(path)
+    def origin(self, path: str) -> SealedOrigin | None:
+        return self.origins.get(path)
 
 
-def _objects(values: Sequence[object], locate: Callable[[object], tuple[str, str]]) -> list[str]:
-    """URLs of the objects that rows name."""
+def _object_urls(values: Sequence[object], locate: Callable[[object], tuple[str, str]]) -> list[str]:
+    """Return the URLs of the objects that rows name."""
     found = []
     for value in values:
         try:
@@ -299,18 +305,18 @@ def _objects(values: Sequence[object], locate: Callable[[object], tuple[str, str
     return found
 
 
-def _beside(path: str) -> str:
+def _caption_path(path: str) -> str:
     return posixpath.splitext(path)[0] + ".txt"
 
 
 def caption_text(data: bytes) -> str | None:
-    """What a caption file says, outer white space aside; None where that is nothing."""
+    """Return the trimmed text of a caption file, or None if it is blank."""
     return data.decode("utf-8-sig", "surrogateescape").strip() or None
 
 
-def at_once(ask: Callable[[_Item], _Answer], items: Sequence[_Item]) -> list[tuple[_Item, _Answer]]:
-    """(item, answer) of each, many asked at the same time."""
+def concurrently(ask: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[tuple[_Item, _Found]]:
+    """Call `ask` for all items, several at the same time; return (item, result) in order."""
     if not items:
         return []
-    with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_CONCURRENT_READS) as threads:
         return list(zip(items, threads.map(ask, items), strict=True))

@@ -7,9 +7,11 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
+from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, Kind, check_text, find_column, value_as
+from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
@@ -21,36 +23,30 @@ from streamvid.sharder.source.captions import (
     find_caption_columns,
     text_source,
 )
-from streamvid.sharder.source.columns import (
-    VIDEO_COLUMNS,
-    as_type,
-    check_text,
-    common_type,
-    find_column,
-)
 from streamvid.sharder.source.extra_media import (
-    Cells,
+    MediaCells,
     MediaFile,
-    cells_of,
     check_columns,
     find_files,
+    media_cells,
     paths_of,
 )
 from streamvid.sharder.source.folder import is_media_name, printable_source
-from streamvid.sharder.source.layouts import Input, find_input
+from streamvid.sharder.source.layouts import SourceInput, find_input
 from streamvid.sharder.source.media import Media
-from streamvid.sharder.source.metadata import BadRow, Metadata, Row, cell_text, cell_value
-from streamvid.sharder.source.place import Kept, Place, Sidecar
+from streamvid.sharder.source.place import CaptionFile, Place, SealedOrigin
 from streamvid.storage import StorageOptions
+
+Value: TypeAlias = bool | int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input row whose file is there. `source` names it in the dataset, `path` where it is: a local path or a URL.
+    """One input row whose file is there. `source` names it in the dataset; `path` is a local path or a URL.
 
-    version: the modification time in nanoseconds, or what the store calls the object's version. extra: its further
-    media's files. captions: all of them with their weights where it has several, `caption` being the first. kept: of
-    clips of a sealed dataset: the keys and the split that they had there.
+    version: the modification time in nanoseconds, or the version that the store gives the object. extra: the files of
+    its conditioning inputs. captions: all captions with their weights if there are several; `caption` is the first.
+    origin: for clips of a sealed dataset, the keys and the split that they had there.
     """
 
     row: int
@@ -59,19 +55,19 @@ class Record:
     num_bytes: int
     version: str
     caption: str | None
-    columns: dict[str, Any]
+    columns: Mapping[str, Value]
     extra: tuple[MediaFile, ...] = ()
     captions: Captions = ()
-    kept: Kept | None = None
+    origin: SealedOrigin | None = None
 
     def media(self, storage: StorageOptions) -> Media:
-        """Its file, for a worker that reaches stores so."""
+        """Return the file for a worker that reaches stores with these options."""
         return Media(self.path, self.source, self.num_bytes, self.version, storage)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One input row that is in no shard, and why; `kind` in a word. `row` counts input rows from 0."""
+    """One input row that is in no shard, with the reason; `kind` is the reason in a word. Rows count from 0."""
 
     row: int
     source: str
@@ -81,7 +77,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class RecordSet:
-    """The whole input: every row is in `records` or in `rejections`. `user_types` is column → index type."""
+    """The whole input: each row is in `records` or in `rejections`. user_types: column → index type."""
 
     records: tuple[Record, ...]
     rejections: tuple[Rejection, ...]
@@ -92,7 +88,7 @@ class RecordSet:
         return len(self.records) + len(self.rejections)
 
     def sha256(self) -> str:
-        """Of all that the input gives to the dataset, file contents aside: rows, names, sizes, captions, columns."""
+        """Return a digest of all that the input gives to the dataset, except the contents of files."""
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
@@ -100,21 +96,17 @@ class RecordSet:
                 digest.update(_line(*record.captions))
             if record.extra:
                 digest.update(_line(*(file.line for file in record.extra)))
-            if record.kept is not None:
-                digest.update(_line(*astuple(record.kept)))
+            if record.origin is not None:
+                digest.update(_line(*astuple(record.origin)))
         for rejection in self.rejections:
             digest.update(_line(rejection.row, rejection.source, rejection.reason))
         return digest.hexdigest()
 
 
-_Candidate: TypeAlias = tuple[object, object, dict[str, Any], Cells]
-"""(path, caption or its place, columns, further media) of a row, as the user gave them."""
-
-
 def read_records(source: str | Path | Sequence[str | Path], options: ShardOptions) -> RecordSet:
     """Read the whole input: one source, or several one after the other.
 
-    A row that cannot be used is a rejection; SourceError is for input that cannot be read.
+    A row that cannot be used becomes a rejection. Raises SourceError for input that cannot be read.
     """
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
@@ -127,53 +119,151 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
         found = find_input(one, options)
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            what = f"{found.place.url} holds no file named like a video or an image"
-            raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.metadata else what}")
+            reason = f"{found.place.url} holds no file named like a video or an image"
+            raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.table else reason}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
 
-def _read_input(found: Input, options: ShardOptions, first_row: int) -> RecordSet:
-    place, metadata = found.place, found.metadata
-    if options.clips.is_text and metadata is None:
+def sorted_rejections(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
+    """Return rejections in the order of the input."""
+    return tuple(sorted(rejections, key=lambda rejection: rejection.row))
+
+
+# --------------------------------------------------------------------------------------------------- rows of one input
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One input row as the user gave it. problem: the reason if it could not be read."""
+
+    path: object
+    captions: CaptionCells | CaptionFile
+    columns: Mapping[str, Value] = field(default_factory=dict)
+    media: MediaCells = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """The columns of metadata by their use. video: None if rows name no files."""
+
+    video: str | None = None
+    captions: CaptionColumns = field(default_factory=CaptionColumns)
+    media: tuple[MediaColumn, ...] = ()
+    user_types: dict[str, Kind] = field(default_factory=dict)
+
+    @staticmethod
+    def of(found: SourceInput, table: MetadataTable, options: ShardOptions) -> _Roles:
+        if not table.names:
+            return _Roles()
+        video = None if options.clips.is_text else _video_column(found, table, options)
+        others = [name for name in table.names if name != video]
+        asked = found.caption_column if options.source.captions.column is None else options.source.captions.column
+        captions = find_caption_columns(others, asked, options.source.captions.weight_column)
+        of_layout = (found.video_column, found.caption_column)
+        taken = {video, *captions.all, *of_layout, *(medium.column for medium in options.source.media_columns)}
+        kinds = {name: table.kind(name) for name in table.names if name not in taken}
+        return _Roles(video, captions, options.source.media_columns, kinds)
+
+    def paths(self, block: RowBlock) -> list[object]:
+        """Return the names of the files of all rows, None for a row that names none."""
+        return [None] * block.num_rows if self.video is None else block.column(self.video).values()
+
+    def rows(self, block: RowBlock) -> Iterator[_Row]:
+        typed = {name: block.column(name).as_kind(kind).to_pylist() for name, kind in self.user_types.items()}
+        cells = zip(self.paths(block), self.captions.cells(block), media_cells(block, self.media), strict=True)
+        for place, (path, captions, media) in enumerate(cells):
+            columns = {name: values[place] for name, values in typed.items()}
+            yield _Row(path, captions, columns, media, block.broken.get(place, ""))
+
+
+def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> RecordSet:
+    place, table = found.place, found.table
+    if options.clips.is_text and table is None:
         raise SourceError(f"{place.url} has no metadata, and clips='text' (--clips text) makes samples of its rows")
-    user_types: dict[str, str] = {}
-    check_columns(metadata, options.source.media_columns)
-    if metadata is None:
+    check_columns(table, options.source.media_columns)
+    roles = _Roles()
+    if table is None:
         paths = [path for path in place.paths() if is_media_name(path)]
-        place.look_ahead(paths, is_folder=True)
-        candidates: Iterable[_Candidate | BadRow] = ((path, Sidecar(path), {}, {}) for path in paths)
+        place.look_up_captions(paths)
+        rows: Iterable[_Row] = (_Row(path, CaptionFile(path)) for path in paths)
     else:
-        columns = _Columns.of(metadata, options)
-        place.look_ahead(columns.paths(), is_folder=False)
-        candidates, user_types = columns.take(), columns.user_types
+        roles = _Roles.of(found, table, options)
+        place.look_up([value for block in table.blocks for value in roles.paths(block)])
+        place.look_up(
+            [path for block in table.blocks for row in media_cells(block, roles.media) for path in paths_of(row)]
+        )
+        rows = (row for block in table.blocks for row in roles.rows(block))
     records: list[Record] = []
     rejections: list[Rejection] = []
-    for row, candidate in enumerate(candidates, first_row):
+    for number, row in enumerate(rows, first_row):
         try:
-            if isinstance(candidate, BadRow):
-                raise Rejected(candidate.reason)
-            records.append(_record(row, candidate, place, options))
+            records.append(_record(number, row, place, options))
         except Rejected as error:
-            name = "" if isinstance(candidate, BadRow) else printable_source(candidate[0])
-            rejections.append(Rejection(row, name, str(error), error.kind or "bad-row"))
-    return RecordSet(tuple(records), tuple(rejections), user_types)
+            rejections.append(Rejection(number, printable_source(row.path), str(error), error.kind or "bad-row"))
+    return RecordSet(tuple(records), tuple(rejections), dict(roles.user_types))
+
+
+def _video_column(found: SourceInput, table: MetadataTable, options: ShardOptions) -> str:
+    asked = options.source.video_column or found.video_column
+    try:
+        return find_column(table.names, asked, VIDEO_COLUMNS, "video_column")
+    except SourceError as error:
+        raise SourceError(f"{error}; clips='text' (--clips text) makes a dataset of texts without videos") from None
+
+
+def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Record:
+    if row.problem:
+        raise Rejected(row.problem)
+    source, path = ("", "") if options.clips.is_text else place.locate(row.path)
+    captions = check_captions(_captions(row.captions, place, options))
+    for name, value in row.columns.items():
+        if isinstance(value, str):
+            check_text(value, f"column {name!r}")
+    caption = captions[0][0] if captions else None
+    several = captions if len(captions) > 1 else ()
+    if options.clips.is_text:
+        if caption is None or not caption.strip():
+            raise Rejected("has no text", kind="no-text")
+        num_bytes = len(caption.encode())
+        return Record(number, text_source(caption), "", num_bytes, "", caption, row.columns, captions=several)
+    num_bytes, version = place.state(path)
+    if num_bytes == 0:
+        raise Rejected("is empty", kind="empty-file")
+    if num_bytes > options.source.max_clip_bytes:
+        limit = f"has {num_bytes} bytes, max_clip_bytes={options.source.max_clip_bytes} are allowed"
+        raise Rejected(limit, kind="max-clip-bytes")
+    extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
+    return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
+
+
+def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOptions) -> Captions:
+    if isinstance(cells, CaptionCells):
+        return cells.captions()
+    text = place.caption(cells)
+    if options.source.captions.lines:
+        return caption_lines(text)
+    return () if text is None else ((text, 1.0),)
+
+
+# ------------------------------------------------------------------------------------------------------ several inputs
 
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
-    """Several inputs as one. A file is known by its name, so that no two of them may have the same one."""
+    """Join several inputs. A file is identified by its name, so that no two of them may have the same one."""
     owners: dict[str, int] = {}
     types: dict[str, str] = {}
     for number, part in enumerate(parts):
         for record in part.records:
-            if record.kept is None and owners.setdefault(record.source, number) != number:
+            if record.origin is None and owners.setdefault(record.source, number) != number:
                 raise SourceError(
                     f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, and would be "
-                    "one record; put both folders into one and give that, or name the files differently"
+                    "one record; put both folders into one and give that, or rename a file"
                 )
         for name, kind in part.user_types.items():
             types[name] = kind if types.get(name, kind) == kind else _wider(types[name], kind)
-    records = (record for part in parts for record in part.records)
-    val = {record.kept.record_key for part in parts for record in part.records if record.kept and record.kept.is_val}
+    records = [record for part in parts for record in part.records]
+    val = {record.origin.record_key for record in records if record.origin and record.origin.is_val}
     return RecordSet(
         tuple(_as_types(record, types, val) for record in records),
         tuple(rejection for part in parts for rejection in part.rejections),
@@ -186,111 +276,13 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """With columns of the common types, and for validation where any part of the same record is."""
-    columns = {name: as_type(record.columns.get(name), kind) for name, kind in types.items()}
-    kept = record.kept
-    if kept is not None and kept.record_key in val:
-        kept = replace(kept, is_val=True)
-    return replace(record, columns=columns, kept=kept)
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """The columns of metadata, each with its part. video: None where there are no files to name."""
-
-    rows: list[Row]
-    video: str | None
-    captions: CaptionColumns
-    media: tuple[MediaColumn, ...]
-    user_types: dict[str, str]
-
-    @staticmethod
-    def of(metadata: Metadata, options: ShardOptions) -> _Columns:
-        if not metadata.names:
-            return _Columns(metadata.rows, None, CaptionColumns(), (), {})
-        video = None if options.clips.is_text else _video_column(metadata, options)
-        others = [name for name in metadata.names if name != video]
-        asked = metadata.caption_column if options.source.captions.column is None else options.source.captions.column
-        captions = find_caption_columns(others, asked, options.source.captions.weight_column)
-        of_layout = (metadata.video_column, metadata.caption_column)
-        taken = (video, *captions.all, *of_layout, *(medium.column for medium in options.source.media_columns))
-        rows = [row for row in metadata.rows if isinstance(row, dict)]
-        types = {
-            name: common_type([cell_value(row.get(name)) for row in rows])
-            for name in metadata.names
-            if name not in taken
-        }
-        return _Columns(metadata.rows, video, captions, options.source.media_columns, types)
-
-    def paths(self) -> list[object]:
-        """What all rows call their files."""
-        if self.video is None:
-            return []
-        rows = [row for row in self.rows if isinstance(row, dict)]
-        found = [cell_text(row.get(self.video)) for row in rows]
-        return [*found, *(path for row in rows if self.media for path in paths_of(cells_of(row, self.media)))]
-
-    def take(self) -> Iterator[_Candidate | BadRow]:
-        """The rows, each given away: a million of them beside what becomes of them would be gigabytes."""
-        for index, row in enumerate(self.rows):
-            self.rows[index] = _TAKEN
-            if isinstance(row, BadRow):
-                yield row
-                continue
-            typed = {name: as_type(cell_value(row.get(name)), kind) for name, kind in self.user_types.items()}
-            path = None if self.video is None else cell_text(row.get(self.video))
-            yield path, self.captions.of_row(row), typed, cells_of(row, self.media)
-
-
-_TAKEN = BadRow("")
-
-
-def _video_column(metadata: Metadata, options: ShardOptions) -> str:
-    asked = options.source.video_column or metadata.video_column
-    try:
-        return find_column(metadata.names, asked, VIDEO_COLUMNS, "video_column")
-    except SourceError as error:
-        raise SourceError(f"{error}; clips='text' (--clips text) makes a dataset of texts without videos") from None
-
-
-def _record(row: int, candidate: _Candidate, place: Place, options: ShardOptions) -> Record:
-    source, path = ("", "") if options.clips.is_text else place.locate(candidate[0])
-    captions = check_captions(_captions(candidate[1], place, options))
-    for name, value in candidate[2].items():
-        if isinstance(value, str):
-            check_text(value, f"column {name!r}")
-    caption = captions[0][0] if captions else None
-    several = captions if len(captions) > 1 else ()
-    if options.clips.is_text:
-        if caption is None or not caption.strip():
-            raise Rejected("has no text", kind="no-text")
-        num_bytes = len(caption.encode())
-        return Record(row, text_source(caption), "", num_bytes, "", caption, candidate[2], captions=several)
-    num_bytes, version = place.state(path)
-    max_clip_bytes = options.source.max_clip_bytes
-    if not 0 < num_bytes <= max_clip_bytes:
-        limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
-        raise Rejected(limit if num_bytes else "is empty", kind="max-clip-bytes" if num_bytes else "empty-file")
-    extra = find_files(candidate[3], options.source.media_columns, place, max_clip_bytes)
-    kept = place.kept(path)
-    return Record(row, source, path, num_bytes, version, caption, candidate[2], extra, several, kept)
-
-
-def _captions(cells: object, place: Place, options: ShardOptions) -> Captions:
-    if isinstance(cells, CaptionCells):
-        return cells.captions()
-    if not isinstance(cells, Sidecar):
-        return ()
-    text = place.caption(cells)
-    if options.source.captions.lines:
-        return caption_lines(text)
-    return () if text is None else ((text, 1.0),)
+    """Return a record with columns of these types, which is for validation if any part of its source is."""
+    columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
+    origin = record.origin
+    if origin is not None and origin.record_key in val:
+        origin = replace(origin, is_val=True)
+    return replace(record, columns=columns, origin=origin)
 
 
 def _line(*values: object) -> bytes:
     return (json.dumps(values, sort_keys=True) + "\n").encode()
-
-
-def sorted_rejections(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
-    """In the order of the input."""
-    return tuple(sorted(rejections, key=lambda rejection: rejection.row))

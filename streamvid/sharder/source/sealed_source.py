@@ -1,38 +1,36 @@
-"""Sealed datasets of ours as a source: to give clips other buckets, or to put several into one.
+"""Sealed datasets as a source: to give clips other buckets, or to put several datasets into one.
 
-Captions, columns and record keys stay, and a clip that was kept for validation stays so. Each clip's bytes are proved
-by the checksum that the index has of them.
+Captions, columns and record keys stay, and a clip that was for validation stays so. The bytes of each clip are verified
+by the checksum in the index.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.index import USER_PREFIX
 from streamvid.dataset.manifest import FORMAT
 from streamvid.dataset.reader import Dataset
+from streamvid.dataset.tabular.reader import MetadataTable, blocks_of
 from streamvid.errors import SourceError, StreamvidError
-from streamvid.sharder.source.media import Media, part_path, proved_version
-from streamvid.sharder.source.metadata import Metadata, Row
-from streamvid.sharder.source.place import Kept, Members, Place
+from streamvid.sharder.source.media import Media, checksum_version, part_path
+from streamvid.sharder.source.place import MemberFolder, Place, SealedOrigin
 from streamvid.sharder.source.tar_source import CAPTION, MEDIA
 from streamvid.storage import StorageOptions, open_store
 
 if TYPE_CHECKING:
     from streamvid.dataset.manifest import ShardInfo
 
-_MAX_LOOK_BYTES = 256 * 2**20
-_WANTED = (
-    *("key", "record_key", "text", "captions", "source", "clip_extension", "clip_offset", "clip_bytes", "clip_sha256"),
-    *("window_start", "window_source_frames", "clip_width", "clip_height"),
-)
+_MAX_MANIFEST_BYTES = 256 * 2**20
 
 
 def is_manifest(media: Media) -> bool:
-    """Whether a file named manifest.json is one of ours."""
-    if media.num_bytes > _MAX_LOOK_BYTES:
+    """Return whether a file named manifest.json is the manifest of a dataset of ours."""
+    if media.num_bytes > _MAX_MANIFEST_BYTES:
         return False
     try:
         value = json.loads(media.read())
@@ -41,65 +39,92 @@ def is_manifest(media: Media) -> bool:
     return isinstance(value, dict) and value.get("format") == FORMAT
 
 
-def read_dataset(place: Place, storage: StorageOptions) -> tuple[Members, Metadata]:
-    """(where its clips lie, a row each clip). Raises SourceError where it cannot be a source."""
+def read_dataset(place: Place, storage: StorageOptions) -> tuple[MemberFolder, MetadataTable, str, str]:
+    """Return (the clips as files, one row per clip, its video column, its caption column). Raises SourceError."""
     try:
         dataset = Dataset(open_store(place.url, storage))
-        return _Reader(dataset).read()
+        reader = _SealedReader(dataset)
+        reader.read()
     except SourceError:
         raise
     except (StreamvidError, ValueError) as error:
         raise SourceError(f"the dataset {place.url} cannot be read as a source: {error}") from error
+    names = tuple(dict.fromkeys((MEDIA, CAPTION, *dataset.user_columns)))
+    table = MetadataTable(names, tuple(blocks_of(reader.rows.values())))
+    return MemberFolder(dataset.url, reader.where, reader.states, reader.origins), table, MEDIA, CAPTION
 
 
-class _Reader:
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-        self._where: dict[str, tuple[str, str]] = {}
-        self._states: dict[str, tuple[int, str]] = {}
-        self._kept: dict[str, Kept] = {}
-        self._rows: dict[str, dict[str, Any]] = {}
-        self._areas: dict[tuple[str, ...], tuple[int, str]] = {}
+class _SealedClip(NamedTuple):
+    """Columns of the index for one clip."""
 
-    def read(self) -> tuple[Members, Metadata]:
-        dataset = self._dataset
-        if dataset.manifest.media:
+    key: str
+    record_key: str
+    text: str | None
+    captions: str | None
+    source: str
+    clip_extension: str
+    clip_offset: int
+    clip_bytes: int
+    clip_sha256: bytes
+    window_start: object
+    window_source_frames: object
+    clip_width: int
+    clip_height: int
+
+
+@dataclass
+class _SealedReader:
+    """Collects the clips of a dataset, each in its largest bucket."""
+
+    dataset: Dataset
+    where: dict[str, tuple[str, str]] = field(default_factory=dict)
+    states: dict[str, tuple[int, str]] = field(default_factory=dict)
+    origins: dict[str, SealedOrigin] = field(default_factory=dict)
+    rows: dict[str, dict[str, object]] = field(default_factory=dict)
+    areas: dict[tuple[object, ...], tuple[int, str]] = field(default_factory=dict)
+
+    def read(self) -> None:
+        media = self.dataset.manifest.media
+        if media:
             raise SourceError(
-                f"the dataset {dataset.url} has further media ({', '.join(dataset.manifest.media)}), which are not "
-                "taken from datasets; shard it again from what it was made of"
+                f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be taken "
+                "from datasets; shard its own source again"
             )
-        for shard in dataset.shards:
-            columns = [USER_PREFIX + name for name in dataset.user_columns]
-            for row in dataset.samples(shard, [*_WANTED, *columns]).to_pylist():
-                self._take(shard, row)
-        names = list(dict.fromkeys((MEDIA, CAPTION, *dataset.user_columns)))
-        rows: list[Row] = list(self._rows.values())
-        members = Members(dataset.url, self._where, self._states, self._kept)
-        return members, Metadata(rows, names, MEDIA, CAPTION)
+        for shard in self.dataset.shards:
+            for clip, columns in self._clips(shard):
+                self._take(shard, clip, columns)
 
-    def _take(self, shard: ShardInfo, row: dict[str, Any]) -> None:
-        several = captions_from_json(row["captions"]) if row["captions"] else ()
-        texts = [{"text": text, "weight": weight} for text, weight in several]
-        own = {key.removeprefix(USER_PREFIX): value for key, value in row.items() if key.startswith(USER_PREFIX)}
-        if self._dataset.manifest.clips == "text":
-            self._rows[row["key"]] = {**own, CAPTION: texts or row["text"]}
-            return
-        name = f"{row['key']}.{row['clip_extension']}"
-        if self._dataset.manifest.draws and not self._is_best(name, row):
-            return
-        path = part_path(f"{self._dataset.url}/{shard.path}", row["clip_offset"])
-        self._where[name] = (row["source"], path)
-        self._states[path] = (row["clip_bytes"], proved_version(row["clip_sha256"]))
-        self._kept[path] = Kept(row["key"], row["record_key"], shard.split == "val")
-        self._rows[name] = {**own, MEDIA: name, CAPTION: texts or row["text"]}
+    def _clips(self, shard: ShardInfo) -> Iterator[tuple[_SealedClip, dict[str, object]]]:
+        names = self.dataset.user_columns
+        columns = [*_SealedClip._fields, *(USER_PREFIX + name for name in names)]
+        samples = self.dataset.samples(shard, columns)
+        for values in zip(*(samples.column(name).to_pylist() for name in columns), strict=True):
+            clip = _SealedClip(*values[: len(_SealedClip._fields)])
+            yield clip, dict(zip(names, values[len(clip) :], strict=True))
 
-    def _is_best(self, name: str, row: dict[str, Any]) -> bool:
-        """Of a clip that several buckets store, the largest is taken, once."""
-        clip = tuple(str(row.get(key)) for key in ("record_key", "window_start", "window_source_frames"))
-        area = row["clip_width"] * row["clip_height"]
-        if clip in self._areas and self._areas[clip][0] >= area:
+    def _take(self, shard: ShardInfo, clip: _SealedClip, columns: dict[str, object]) -> None:
+        # Always a list: a text that looks like a list was one caption.
+        pairs = captions_from_json(clip.captions) if clip.captions else ((clip.text, 1.0),) if clip.text else ()
+        caption = [{"text": text, "weight": weight} for text, weight in pairs]
+        if self.dataset.manifest.clips == "text":
+            self.rows[clip.key] = {**columns, CAPTION: caption}
+            return
+        name = f"{clip.key}.{clip.clip_extension}"
+        if self.dataset.manifest.draws and not self._is_largest(name, clip):
+            return
+        path = part_path(f"{self.dataset.url}/{shard.path}", clip.clip_offset)
+        self.where[name] = (clip.source, path)
+        self.states[path] = (clip.clip_bytes, checksum_version(clip.clip_sha256))
+        self.origins[path] = SealedOrigin(clip.key, clip.record_key, shard.split == "val")
+        self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
+
+    def _is_largest(self, name: str, clip: _SealedClip) -> bool:
+        """Of a clip that several buckets store, take the largest only."""
+        window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
+        area = clip.clip_width * clip.clip_height
+        if window in self.areas and self.areas[window][0] >= area:
             return False
-        if clip in self._areas:
-            del self._rows[self._areas[clip][1]]
-        self._areas[clip] = (area, name)
+        if window in self.areas:
+            del self.rows[self.areas[window][1]]
+        self.areas[window] = (area, name)
         return True

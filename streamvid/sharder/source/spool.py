@@ -1,7 +1,7 @@
-"""An object as a seekable file: what a reader asks for is fetched once, and lies in a local file without a name.
+"""An object as a seekable file: what a reader asks for is fetched once into an unlinked temporary file.
 
-So a reader may seek as it likes: at worst it has fetched every byte once, and memory holds one piece at a time. The
-local file is gone with the process, however that ends.
+A reader may seek freely: at worst it has fetched every byte once, and memory holds one piece at a time. The temporary
+file vanishes with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_BYTES = 8 * 2**20
 
 
 class Spans:
-    """Stretches of a file, joined where they touch."""
+    """Ranges of a file; those that touch are joined."""
 
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
@@ -46,7 +46,7 @@ class Spans:
         return list(zip(self._starts, self._ends, strict=True))
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What of a stretch is in none of them."""
+        """Return the parts of a range that are in none of them."""
         found, at = [], start
         for index in range(bisect_right(self._ends, start), bisect_left(self._starts, end)):
             if at < self._starts[index]:
@@ -56,11 +56,10 @@ class Spans:
 
 
 class SpooledFile:
-    """A binary file over a remote `media`. `folder`: where what was fetched lies, None: where temporary files do.
+    """A binary file over a remote `media`. folder: for what was fetched; None: the system's temporary directory.
 
-    first_bytes: what one read fetches at least, where that is not known already; more, the longer it goes straight on.
-    waiting: entered around every wait for the store, whose time is not the reader's.
-    error: the last of the store's; a reader that swallows errors has to be asked for it.
+    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: entered around every wait for the store,
+    whose time is not the reader's. error: the last error of the store, for readers that swallow errors.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class SpooledFile:
 
     @property
     def bytes_read(self) -> int:
-        """Of the object so far, by what the store counts."""
+        """Bytes of the object that the store has read so far."""
         return self._store.stats().num_bytes_read - self._bytes_before
 
     def read(self, num_bytes: int = -1) -> bytes:
@@ -118,18 +117,18 @@ class SpooledFile:
         self._file.close()
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """From here on, zeros for (start, end) of what is in `bodies` and was not read yet; `heads` are read first."""
+        """Read `heads`, then return zeros for the parts of `bodies` that were not read yet; all are (start, end)."""
         total = self._media.num_bytes
         wanted = Spans((max(0, start), min(end, total)) for start, end in heads)
         self._fetch([part for span in wanted.all() for part in self._there.missing(*span)])
         self._left_out = Spans(bodies)
 
     def leave_out_nothing(self) -> None:
-        """All bytes are the object's again."""
+        """Return all bytes of the object again."""
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """More than was asked for: the longer a reader has gone straight on, the more."""
+        """Return a range that reaches further the longer a reader has read sequentially."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
@@ -138,7 +137,7 @@ class SpooledFile:
         return start, max(end, free[0][1])
 
     def _fetch(self, spans: list[tuple[int, int]]) -> None:
-        """Read these into the local file, a bounded number of bytes at a time."""
+        """Fetch ranges into the temporary file, a bounded number of bytes at a time."""
         batch: list[tuple[int, bytearray]] = []
         size = 0
         for start, end in spans:
@@ -176,6 +175,6 @@ class SpooledFile:
 
     def _no_room(self, error: OSError) -> StorageError:
         return StorageError(
-            f"cannot keep what was read of {self._media.source} on a local disk: {error.strerror or error}; "
+            f"cannot store parts of {self._media.source} on a local disk: {error.strerror or error}; "
             "give another work_dir (--work-dir)"
         )

@@ -1,7 +1,7 @@
-"""Tars that somebody else wrote: what is in them and where, from their headers alone. Nothing is unpacked (SAFE-1).
+"""Members of tars that other tools wrote, from their headers alone. Nothing is unpacked (SAFE-1).
 
-Plain, GNU and PAX tars; a member's bytes are later read where they lie. Headers are believed only as far as the file
-reaches, and no header makes more be read than its kind needs.
+Plain, GNU and PAX tars are read. A header is trusted only as far as the file reaches, and no header causes a larger
+read than its kind needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from streamvid.errors import Rejected
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""(offset, most bytes) → bytes of the tar: fewer only where it ends."""
+"""(offset, maximum number of bytes) → bytes of the tar; fewer only at its end."""
 
 BLOCK_BYTES = 512
 MAX_MEMBERS = 2_000_000
@@ -33,7 +33,7 @@ _PACKERS = {
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A member: its name, where its data begins in the tar, how long it is. not_file: what else than a file it is."""
+    """A member. offset: of its data. not_file: what it is if it is not a regular file, else ""."""
 
     name: str
     offset: int
@@ -42,16 +42,16 @@ class TarMember:
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _TarHeader:
     name: str
     num_bytes: int
     kind: bytes
 
 
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
-    """Members of a tar of that many bytes, in its order; folders are left out.
+    """Yield the members of a tar of this size in order, without folders.
 
-    Raises Rejected where it can be read no further: the members before are good, what comes after is unknown.
+    Raises Rejected if it can be read no further; the members before that are good.
     """
     offset = count = 0
     own: dict[str, str] = {}
@@ -72,7 +72,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if start + size > num_bytes:
             raise Rejected(f"the tar ends at byte {num_bytes}, before {_shown(header.name)} does: is it cut short?")
         if header.kind in b"LKxg":
-            _take_in(own, header.kind, _payload(read, start, size))
+            _read_extra_header(own, header.kind, _payload(read, start, size))
             continue
         count += 1
         if count > MAX_MEMBERS:
@@ -81,7 +81,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         what = "a sparse file" if "sparse" in own else _not_file(header.kind)
         own = {}
         if header.kind == b"S":
-            raise Rejected(f"the tar holds {_shown(name)} as a sparse file; write it anew without --sparse")
+            raise Rejected(f"the tar holds {_shown(name)} as a sparse file; write the tar again without --sparse")
         if header.kind != b"5" and not name.endswith("/"):
             yield TarMember(name.removeprefix("./"), start, size, what)
 
@@ -89,7 +89,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 def _not_file(kind: bytes) -> str:
     if kind in _LINKS:
         return _LINKS[kind]
-    return "" if kind in _FILES else "no regular file"
+    return "" if kind in _FILES else "not a regular file"
 
 
 def _payload(read: Read, start: int, size: int) -> bytes:
@@ -98,8 +98,8 @@ def _payload(read: Read, start: int, size: int) -> bytes:
     return read(start, size)
 
 
-def _take_in(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """What headers before a member say of it. Those for all members, and names of links' targets, are not needed."""
+def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
+    """Take what a header says about the member after it; global headers and targets of links are not needed."""
     if kind == b"L":
         own["path"] = _text(data.rstrip(b"\0"))
     elif kind == b"x":
@@ -111,7 +111,7 @@ def _take_in(own: dict[str, str], kind: bytes, data: bytes) -> None:
 
 
 def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
-    """Lines "LENGTH KEY=VALUE", where LENGTH counts the whole line."""
+    """Yield the records of a PAX header: lines "LENGTH KEY=VALUE", where LENGTH counts the whole line."""
     while data:
         digits = data.partition(b" ")[0]
         length = int(digits) if digits.isdigit() and len(digits) < 10 else 0
@@ -125,10 +125,10 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
 def _check_packed(block: bytes) -> None:
     packer = next((name for magic, name in _PACKERS.items() if block.startswith(magic)), None)
     if packer is not None:
-        raise Rejected(f"the tar is compressed ({packer}), so that no part of it can be read alone; unpack it first")
+        raise Rejected(f"the tar is compressed ({packer}), so that parts of it cannot be read alone; unpack it first")
 
 
-def _parse(block: bytes, offset: int) -> _Header:
+def _parse(block: bytes, offset: int) -> _TarHeader:
     unsigned = sum(block[:148]) + 8 * 32 + sum(block[156:])
     try:
         stored = int(block[148:156].strip(b"\0 ") or b"0", 8)
@@ -138,14 +138,14 @@ def _parse(block: bytes, offset: int) -> _Header:
     # Some old writers summed signed bytes.
     signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
     if stored not in (unsigned, signed) or num_bytes < 0:
-        raise Rejected(f"no valid tar header at byte {offset}: the tar is damaged there, or is none")
+        raise Rejected(f"no valid tar header at byte {offset}: the tar is damaged there, or it is not a tar")
     name = block[:100].split(b"\0")[0]
     prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    return _Header(_text(prefix + b"/" + name if prefix else name), num_bytes, block[156:157])
+    return _TarHeader(_text(prefix + b"/" + name if prefix else name), num_bytes, block[156:157])
 
 
 def _number(field: bytes) -> int:
-    if field[0] == 0x80:  # beyond 8 GiB: GNU's binary numbers
+    if field[0] == 0x80:  # GNU writes numbers from 8 GiB on in binary
         return int.from_bytes(field[1:], "big")
     return int(field.strip(b"\0 ") or b"0", 8)
 
