@@ -61,8 +61,8 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} has {column!r} already; replace its values with "
-                "overwrite=True (--overwrite), or rename the column"
+                f"columns: the dataset at {self._dataset.url} has {column!r} already; give overwrite=True "
+                "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]
         if own == old or {own, old} == {"int64", "double"}:
@@ -80,7 +80,7 @@ class Join:
             counts = pc.value_counts(keys)
             twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).slice(0, _SHOWN).to_pylist()
             raise SourceError(
-                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; leave one row for each"
+                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; keep one each"
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
