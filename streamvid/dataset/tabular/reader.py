@@ -35,6 +35,7 @@ from streamvid.errors import SourceError
 from streamvid.storage import StorageOptions, Store, open_store
 
 BLOCK_ROWS = 1 << 14
+_CSV_ROWS = 256
 MAX_METADATA_BYTES = 16 * 2**30
 MAX_JSON_BYTES = 2 * 2**30
 _DOWNLOAD_BYTES = 64 * 2**20
@@ -242,20 +243,36 @@ def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]
         taken = {name: place for place, name in enumerate(header) if columns is None or name in columns}
         yield _block(0, dict.fromkeys(taken, ()), {}, _text_column)
         rows = _csv_rows(path, reader, len(header))
-        while batch := list(islice(rows, BLOCK_ROWS)):
-            blank = ("",) * len(header)
-            cells = list(zip(*(blank if isinstance(row, BrokenRow) else row for row in batch), strict=True))
-            yield _block(
-                len(batch), {name: cells[place] for name, place in taken.items()}, _broken(batch), _text_column
-            )
+        while (block := _csv_block(rows, len(header), taken)).num_rows:
+            yield block
+
+
+def _csv_block(rows: Iterator[Sequence[str] | BrokenRow], num_fields: int, taken: Mapping[str, int]) -> RowBlock:
+    cells: dict[str, list[str]] = {name: [] for name in taken}
+    broken: dict[int, str] = {}
+    num_rows = 0
+    # A few rows at a time: the garbage collector would visit long lists of rows again and again.
+    while num_rows < BLOCK_ROWS and (batch := list(islice(rows, _CSV_ROWS))):
+        broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}
+        good = [("",) * num_fields if isinstance(row, BrokenRow) else row for row in batch]
+        columns = list(zip(*good, strict=True))
+        for name, place in taken.items():
+            cells[name] += columns[place]
+        num_rows += len(batch)
+    return _block(num_rows, cells, broken, _text_column)
 
 
 def _csv_rows(path: Path, reader: Any, num_fields: int) -> Iterator[Sequence[str] | BrokenRow]:
+    line = reader.line_num + 1
     while True:
-        line = reader.line_num + 1
         try:
-            cells = next(reader)
-        except StopIteration:
+            for cells in reader:
+                if len(cells) == num_fields:
+                    yield cells
+                elif cells:
+                    reason = f"has {len(cells)} fields, the header has {num_fields}; is a quote missing?"
+                    yield BrokenRow(f"line {line} {reason}")
+                line = reader.line_num + 1
             return
         except csv.Error as error:
             if "end of data" in str(error):  # a quote that is never closed has swallowed all rows after it
@@ -263,11 +280,7 @@ def _csv_rows(path: Path, reader: Any, num_fields: int) -> Iterator[Sequence[str
                     f'metadata {path}: the row on line {line} opens a quote (") that is never closed'
                 ) from error
             yield BrokenRow(f"line {line} is not valid CSV: {error}")
-            continue
-        if len(cells) == num_fields:
-            yield cells
-        elif cells:
-            yield BrokenRow(f"line {line} has {len(cells)} fields, the header has {num_fields}; is a quote missing?")
+            line = reader.line_num + 1
 
 
 def _read_jsonl(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
