@@ -152,7 +152,8 @@ class SmallTraining(nn.Module):
         channels = self.transformer.channels
         shape = self.codec.latent_shape(size) if self.codec else latent_shape(channels, size)
         noise, _ = draw_noise_and_times(shape, batch.sample_seeds, device)
-        config, with_text, without = self.config, self._with_text(batch), self._without_text(batch)
+        config = self.config
+        with_text, without = self._with_text(batch), self._without_text(batch)
 
         def velocity(x: Tensor, times: Tensor) -> Tensor:
             if config.guidance == 1:

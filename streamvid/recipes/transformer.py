@@ -95,7 +95,9 @@ class VideoTransformer(nn.Module):
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
         """channels: of latents.   patch: (t, h, w) latents per token.   text_width: D of a state."""
         super().__init__()
-        self.dim, self.channels, self.patch = dim, channels, patch
+        self.dim = dim
+        self.channels = channels
+        self.patch = patch
         patch_values = channels * math.prod(patch)
         self.embed = nn.Linear(patch_values, dim)
         self.time = nn.Sequential(nn.Linear(2 * TIME_FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))

@@ -10,9 +10,7 @@ import torch
 from streamvid.cli.verbs.train import command
 from streamvid.config import dump_config
 from streamvid.errors import ConfigError, StateError
-from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.config import EvalConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.configs import train_config
 
@@ -23,18 +21,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
-    return train_config(
-        str(dataset),
-        output,
-        {
-            "max_steps": num_steps,
-            "data.batch_size": 2,
-            "data.num_workers": 1,
-            "model": ModelConfig(factory="tests.trainer.modules:build"),
-            "eval": EvalConfig(steps=3),
-            "logging.steps": 1,
-        },
-    )
+    data = {"data.batch_size": 2, "data.num_workers": 1, "model.factory": "tests.trainer.modules:build"}
+    return train_config(dataset, output, {**data, "max_steps": num_steps, "eval.steps": 3, "logging.steps": 1})
 
 
 def losses_in(output: Path) -> list[tuple[int, float]]:

@@ -74,15 +74,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tm
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, number: signal.Signals) -> None:
     """A signal as Slurm sends it leaves a checkpoint of that very step: no sample is trained on twice, or not at all."""
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": None,
-            "num_epochs": 1,
-            "model": ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05}),
-        },
-    )
+    model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path), "pause": 0.05})
+    config = config_of(dataset, tmp_path / "run", {"max_steps": None, "num_epochs": 1, "model": model})
     process = start(config)
     while process.is_alive() and last_step_in(config.output) < 2:
         time.sleep(0.01)
@@ -98,18 +91,10 @@ def test_a_preempted_job_goes_on_where_it_was(dataset: Path, tmp_path: Path, num
 def test_a_run_goes_on_with_other_ranks(dataset: Path, tmp_path: Path, ranks: int) -> None:
     """PLAN-4, PLAN-5: over the change each sample of the epoch once; what stays of the global batch stays of the loss."""
     size = {2: 3, 3: 2}[ranks]
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": 2,
-            "data.batch_size": 6,
-            "data.loader": {"tail": "shrink"},
-            "checkpoints.steps": 1,
-            "model": ModelConfig(factory=LOGGED, args={"log": str(tmp_path)}),
-            "optimizer": OptimizerConfig(lr=0.001),
-        },
-    )
+    model = ModelConfig(factory=LOGGED, args={"log": str(tmp_path)})
+    shrinking = {"data.batch_size": 6, "data.loader": {"tail": "shrink"}}
+    changes = {"max_steps": 2, "checkpoints.steps": 1, "model": model, "optimizer.lr": 0.001}
+    config = config_of(dataset, tmp_path / "run", shrinking | changes)
     alone = changed(config, {"output": tmp_path / "alone", "max_steps": None, "num_epochs": 1})
     (tmp_path / "of-alone").mkdir()
     logged = ModelConfig(factory=LOGGED, args={"log": str(tmp_path / "of-alone")})
@@ -162,21 +147,11 @@ def test_a_step_is_one_of_the_mean_loss_of_all_its_samples(
 ) -> None:
     """Over ranks and accumulated batches, buckets mixed, and last batches that are smaller than others."""
     weights, losses = train_by_hand(dataset, batch_size, ranks, accumulate, 5)
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": 5,
-            "data.batch_size": batch_size,
-            "data.accumulate": accumulate,
-            "checkpoints.steps": 5,
-            "model": ModelConfig(factory="tests.trainer.modules:build"),
-            "data.loader": {"tail": "shrink"},
-            "optimizer": OptimizerConfig(
-                factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None
-            ),
-        },
-    )
+    plain = OptimizerConfig(factory="torch.optim:SGD", lr=0.05, betas=None, weight_decay=0.0, grad_clip=None)
+    model = ModelConfig(factory="tests.trainer.modules:build")
+    batches = {"data.batch_size": batch_size, "data.accumulate": accumulate, "data.loader": {"tail": "shrink"}}
+    changes = {"max_steps": 5, "checkpoints.steps": 5, "model": model, "optimizer": plain}
+    config = config_of(dataset, tmp_path / "run", batches | changes)
     if ranks == 1:
         train(config)
     else:

@@ -19,9 +19,9 @@ from streamvid.errors import ConfigError, StateError, StreamvidError
 from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.shipped import shipped
 from streamvid.trainer import train
-from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.trainer.config import CheckpointConfig, EvalConfig, OptimizerConfig
 from streamvid.trainer.encode import encode
-from streamvid.trainer.metrics import merge_told
+from streamvid.trainer.metrics import BucketLoss, RankReport, merge_reports
 from tests.loader.conftest import SMALL, build_dataset
 from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
@@ -77,8 +77,8 @@ def test_a_figure_by_the_name_of_ours_takes_no_place(dataset: Path, tmp_path: Pa
 
 def test_a_figure_that_some_ranks_lack_is_the_mean_of_the_others() -> None:
     spent = {"seconds": 1.0, "data_wait_seconds": 0.0, "data_wait_share": 0.0}
-    one = {"loss": 1.0, "buckets": [("a", 1.0, 1, 1)], "spent": spent, "samples": 1, "tokens": 1}
-    merged = merge_told([one | {"figures": {}}, one | {"figures": {"x": 2.0}}, one | {"figures": {"x": 4.0}}])
+    batches = [BucketLoss("a", 1.0, 1, 1)]
+    merged = merge_reports([RankReport(1.0, figures, batches, spent, 1, 1) for figures in ({}, {"x": 2.0}, {"x": 4.0})])
     assert merged["x"] == 3.0
 
 
@@ -105,7 +105,8 @@ def test_weights_that_are_no_numbers_take_no_checkpoints_place(dataset: Path, tm
         return loss * (NAN if module.steps >= 3 else 1.0)
 
     with pytest.raises(StreamvidError, match=r"lower optimizer\.lr"):
-        told(dataset, tmp_path / "run", tell, max_steps=8, save_steps=1, log_steps=8, keep_checkpoints=1)
+        changes = {"max_steps": 8, "checkpoints": CheckpointConfig(steps=1, keep=1), "logging.steps": 8}
+        told(dataset, tmp_path / "run", tell, changes)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] == ["step-2"]
     saved = [load_file(path) for path in (tmp_path / "run").glob("*.safetensors")]
     assert len(saved) == 2
@@ -123,13 +124,8 @@ def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_p
     """A preempted job names a file by its step, an epoch's end by the epoch, whose number is lower."""
     output = tmp_path / "run"
     train(config_of(dataset, output, {"max_steps": 2, "checkpoints.keep_weights": 1}))
-    train(
-        config_of(
-            dataset,
-            output,
-            {"max_steps": None, "num_epochs": 2, "checkpoints.steps": None, "checkpoints.keep_weights": 1},
-        )
-    )
+    epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep_weights=1)}
+    train(config_of(dataset, output, epochs))
     assert [path.name for path in output.glob("*.safetensors")] == ["epoch-1.safetensors"]
 
 

@@ -21,7 +21,7 @@ from streamvid.config import load_config
 from streamvid.errors import ConfigError, StateError
 from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig
 from streamvid.trainer import TrainConfig, train
-from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from streamvid.trainer.config import CheckpointConfig, EvalConfig, LoggingConfig, OptimizerConfig
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.configs import changed
 from tests.trainer.modules import build
@@ -57,42 +57,24 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
         part.requires_grad_(True)
     before = digests(module)
     train(config_of(dataset, tmp_path / "run", {"max_steps": 4}), module=module)
-    changed = {name for name, digest in digests(module).items() if digest != before[name]}
-    assert changed == {"dit.head.weight", "dit.head.bias", "dit.blocks.1.0.weight", "dit.blocks.1.0.bias"}
-    named = config_of(
-        dataset,
-        tmp_path / "named",
-        {"max_steps": 4, "model": ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1"))},
-    )
+    moved = {name for name, digest in digests(module).items() if digest != before[name]}
+    assert moved == {"dit.head.weight", "dit.head.bias", "dit.blocks.1.0.weight", "dit.blocks.1.0.bias"}
+    model = ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1"))
+    named = config_of(dataset, tmp_path / "named", {"max_steps": 4, "model": model})
     train(named)
     ours, theirs = (load_file(tmp_path / name / "step-4.safetensors") for name in ("named", "run"))
-    assert ours.keys() == theirs.keys() == changed
+    assert ours.keys() == theirs.keys() == moved
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tmp_path: Path) -> None:
     """Rows 22, 28, 29: plain keys that peft loads, rank and alpha beside them; a frozen base."""
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": 4,
-            "model": ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias")),
-            "model.lora": LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0),
-        },
-    )
+    adapted = LoraConfig(base_model="dit", target_modules="head,embed", rank=3, alpha=6.0)
+    model = ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare", "vae.bias"), lora=adapted)
+    config = config_of(dataset, tmp_path / "run", {"max_steps": 4, "model": model})
     with pytest.raises(ConfigError, match="encoder"):
         train(config)
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": 4,
-            "accelerate.find_unused_parameters": True,
-            "model": ModelConfig(factory=OURS, args={"unused": True}, trainable=("spare",)),
-            "model.lora": config.model.lora,
-        },
-    )
+    config = changed(config, {"model.trainable": ("spare",), "accelerate.find_unused_parameters": True})
     train(config)
     assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
         "step-4.lora.safetensors",
@@ -112,22 +94,10 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
     assert not set_peft_model_state_dict(
         wrapped, {f"base_model.model.{k}": v for k, v in adapters.items()}
     ).unexpected_keys
-    again = config_of(
-        dataset,
-        tmp_path / "again",
-        {
-            "max_steps": 1,
-            "model": ModelConfig(factory=OURS, trainable=()),
-            "model.lora": LoraConfig(
-                base_model="dit",
-                target_modules="head,embed",
-                rank=3,
-                alpha=6.0,
-                checkpoint=config.output / "step-4.lora.safetensors",
-            ),
-            "optimizer": OptimizerConfig(lr=1e-12, weight_decay=0.0),
-        },
-    )
+    still = {"max_steps": 1, "optimizer": OptimizerConfig(lr=1e-12, weight_decay=0.0)}
+    lora = replace(adapted, checkpoint=config.output / "step-4.lora.safetensors")
+    model = ModelConfig(factory=OURS, trainable=(), lora=lora)
+    again = config_of(dataset, tmp_path / "again", {**still, "model": model})
     train(again)
     kept = load_file(again.output / "step-1.safetensors")
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
@@ -135,11 +105,8 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
 
 def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: Path) -> None:
     """Row 26."""
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {"max_steps": None, "num_epochs": 2, "checkpoints.steps": None, "checkpoints.keep": 1},
-    )
+    epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep=1)}
+    config = config_of(dataset, tmp_path / "run", epochs)
     result = train(config)
     assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
         "epoch-0.safetensors",
@@ -181,16 +148,9 @@ def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
 def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "max_steps": 5,
-            "logging.trackers": ("tensorboard",),
-            "logging.profile_steps": 2,
-            "eval": EvalConfig(steps=2, num_batches=1),
-        },
-    )
+    figures = LoggingConfig(steps=1, trackers=("tensorboard",), profile_steps=2)
+    changes = {"max_steps": 5, "logging": figures, "eval": EvalConfig(steps=2, num_batches=1)}
+    config = config_of(dataset, tmp_path / "run", changes)
     train(config)
     events = EventAccumulator(str(config.output / "streamvid")).Reload()
     logged = {one.step: one.value for one in events.Scalars("loss")}
@@ -222,16 +182,9 @@ def test_the_example_of_a_task_teaches_a_student(
     teacher = load_config(TrainConfig, ROOT / "configs/train/tiny.yaml", [*places, *lengths])
     train(teacher)
     args = {"teacher": str(teacher.output / "step-20.safetensors")}
-    config = config_of(
-        dataset,
-        tmp_path / "run",
-        {
-            "task": "distillation:distil",
-            "max_steps": 30,
-            "optimizer": OptimizerConfig(lr=0.005),
-            "model": ModelConfig(factory="distillation:build", args=args, trainable=("student",)),
-        },
-    )
+    model = ModelConfig(factory="distillation:build", args=args, trainable=("student",))
+    changes = {"task": "distillation:distil", "max_steps": 30, "optimizer.lr": 0.005, "model": model}
+    config = config_of(dataset, tmp_path / "run", changes)
     train(config)
     losses = list(losses_in(config.output).values())
     assert sum(losses[-6:]) < 0.7 * sum(losses[:6])
@@ -283,11 +236,8 @@ def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["torch.optim:SGD", "torch.optim:Adagrad"])
 def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
-    train(
-        config_of(
-            dataset, tmp_path / "run", {"max_steps": 1, "optimizer": OptimizerConfig(factory=name, lr=0.01, betas=None)}
-        )
-    )
+    optimizer = OptimizerConfig(factory=name, lr=0.01, betas=None)
+    train(config_of(dataset, tmp_path / "run", {"max_steps": 1, "optimizer": optimizer}))
     with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not accept .*betas"):
         train(config_of(dataset, tmp_path / "bad", {"optimizer": OptimizerConfig(factory="torch.optim:SGD")}))
 

@@ -74,16 +74,10 @@ class BreakingLoader(StandInLoader):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_held_out_loss_falls_on_real_pixels(tmp_path: Path, frames: Tensor, seed: int) -> None:
-    config = config_of(
-        tmp_path,
-        {
-            "seed": seed,
-            "max_steps": 160,
-            "model": ModelConfig(factory="tests.trainer.modules:build", args={"dim": 64}),
-            "optimizer": OptimizerConfig(lr=0.005, warmup_steps=10, schedule="cosine"),
-            "checkpoints.steps": 200,
-        },
-    )
+    model = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 64})
+    optimizer = OptimizerConfig(lr=0.005, warmup_steps=10, schedule="cosine")
+    lengths = {"seed": seed, "max_steps": 160, "checkpoints.steps": 200}
+    config = config_of(tmp_path, {**lengths, "model": model, "optimizer": optimizer})
     # The clip's last frames are for evaluation alone.
     train(config, StandInLoader(frames[:44], 4, seed=seed), StandInLoader(frames[48:], 4, seed=seed))
     held_out = [line["eval_loss"] for line in metrics_in(tmp_path) if "eval_loss" in line]

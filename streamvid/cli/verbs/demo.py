@@ -110,7 +110,8 @@ def _stream(dataset: Path, workers: int | None) -> None:
 
     with VideoLoader(dataset, batch_size=BATCH_SIZE, tail="pad", num_workers=workers) as loader:
         click.echo(f"{len(loader)} steps; shared memory {size(loader.ring_bytes)}")
-        rows, keys, frames, began = [], set(), 0, time.perf_counter()
+        rows, keys = [], set()
+        frames, began = 0, time.perf_counter()
         for number, batch in enumerate(loader, 1):
             keys.update(batch.sample_keys)
             frames += batch.video.shape[0] * batch.video.shape[2]
