@@ -1,4 +1,4 @@
-"""What `streamvid train` and `streamvid encode` share: a run in this process, and its result on the terminal."""
+"""Runs of `streamvid train` and `streamvid encode` in this process, and their results on the terminal."""
 
 from __future__ import annotations
 

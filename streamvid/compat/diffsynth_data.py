@@ -1,4 +1,4 @@
-"""What DiffSynth-Studio's --dataset_base_path names, and the options of TrainConfig that follow from it.
+"""DiffSynth-Studio's --dataset_base_path, and the options of TrainConfig that follow from what it names.
 
 with --dataset_metadata_path   media and their metadata: sharded into the cache (dataset_cache), then streamed
 manifest of a dataset          streamed as it is

@@ -56,7 +56,7 @@ class EncodeRanks:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """What to encode: by which encoder, from which dataset, where to, and how many visits per sample."""
+    """An encoding: its encoder, dataset and target, and the number of visits per sample."""
 
     encoder: Encoder
     source: ByShard

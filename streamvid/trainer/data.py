@@ -39,7 +39,7 @@ _SET_ELSEWHERE = {
 
 
 class Batches(Protocol):
-    """What training needs of a loader, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
+    """A loader as training uses it, such as `streamvid.VideoLoader`. All ranks have the same number of steps."""
 
     @property
     def epoch(self) -> int: ...

@@ -28,7 +28,7 @@ class BucketLoss:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank did since the last line.
+    """Work of one rank since the last line.
 
     figures: further values of the module.   spent: seconds and the loader's figures.
     num_samples, num_tokens: of the whole run.

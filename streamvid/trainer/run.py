@@ -204,7 +204,7 @@ class Run:
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether an epoch has just ended after which the run saves."""
+        """True after the last step of an epoch, if the run saves after epochs."""
         return self.config.checkpoints.steps is None and self.loader.num_steps_left == 0
 
     def total(self, progress: TrainProgress) -> TrainProgress:

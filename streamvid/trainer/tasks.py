@@ -1,4 +1,4 @@
-"""What a step computes from a batch: the encoders' outputs, unless they are precomputed, and the loss of the task."""
+"""Tasks: the loss of a batch, computed from the encoders' outputs unless those are precomputed."""
 
 from __future__ import annotations
 
