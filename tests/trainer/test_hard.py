@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import sys
 from collections.abc import Mapping
@@ -10,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from streamvid.config import load_config
 from streamvid.errors import ConfigError, StateError, StreamvidError
 from streamvid.modules.config import LoraConfig, ModelConfig
 from streamvid.shipped import shipped
-from streamvid.trainer import train
+from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import CheckpointConfig, EvalConfig, OptimizerConfig
 from streamvid.trainer.encode import encode
 from streamvid.trainer.metrics import BucketLoss, RankReport, merge_reports
@@ -178,14 +179,18 @@ def test_a_new_projects_encoders_are_the_same_in_each_task() -> None:
     assert torch.equal(*tables)
 
 
-def test_a_new_projects_comments_are_fields_that_there_are(dataset: Path, tmp_path: Path) -> None:
-    """Each line that a user may take the # away from."""
-    text = shipped("configs/project/config.yaml").read_text()
-    loader = next(line for line in text.splitlines() if line.startswith("# loader:"))
-    fields = yaml.safe_load(loader.removeprefix("# "))["loader"]
-    source = next(line for line in text.splitlines() if line.startswith("#   {url:"))
-    row = yaml.safe_load(source.removeprefix("#").partition("    in")[0]) | {"url": str(dataset)}
-    assert train(config_of(row, tmp_path / "run", {"max_steps": 1, "data.loader": fields})).step == 1
+def test_the_commented_options_of_a_new_project_exist(dataset: Path, tmp_path: Path) -> None:
+    """Each line whose # a user may remove."""
+    file, section, overrides = shipped("configs/project/config.yaml"), "", []
+    for line in file.read_text().splitlines():
+        section = line.partition(":")[0] if line[:1].isalpha() else section
+        if found := re.fullmatch(r"  # (\w+): (.+?)(  .*)?", line):
+            overrides.append(f"{section}.{found[1]}={found[2]}")
+    assert {line.partition("=")[0] for line in overrides} >= {"data.loader", "data.dataset", "model.lora"}
+    data = load_config(TrainConfig, file, overrides).data
+    assert isinstance(data.dataset, dict)
+    source = {**data.dataset, "url": str(dataset)}
+    assert train(config_of(source, tmp_path / "run", {"max_steps": 1, "data.loader": data.loader})).step == 1
 
 
 def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
