@@ -1,7 +1,7 @@
-"""Encoding native clips, in workers that a file may kill: each waits in the staging folder until its shard is cut.
+"""Encoding native clips, in workers that a hostile file may kill.
 
-Shards are cut by bytes, so that all clips must be encoded before the first is written: the staging folder holds them
-all for a while. What was found of each is in a journal, so that no run encodes a clip twice (SHARD-1).
+Shards are cut by bytes, so all clips are encoded before the first shard is written; until then they wait in the staging
+folder. A journal holds the findings, so that no run encodes a clip twice (SHARD-1).
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.buckets import Bucket
-from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
+from streamvid.errors import StorageError
 from streamvid.host.journal import Journal, Key
 from streamvid.sharder.assign import Assignment, PlannedSample
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import MAX_REASON_CHARS, Progress, file_state
+from streamvid.sharder.probing import MAX_REASON_CHARS, Finding, Progress, attempt, file_state, rejected
 from streamvid.sharder.rejections import Reason
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
@@ -30,19 +30,19 @@ from streamvid.sharder.windows import Clip, Timing, Window
 from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.work.staging import Staging
 from streamvid.sharder.work.worker import clock_paused
-from streamvid.storage import LocalStore, StorageOptions
+from streamvid.storage import LocalStore
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
+from streamvid.video.limits import LIMITS
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
-    from streamvid.video.encode.clip import EncodedClip
 
 ENCODE_VERSION = 1
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
-    """The samples with their clips, encoded where they are not yet; those that cannot be are rejections."""
+    """Encode the clips that are not encoded yet; return samples with clips, and rejections for the others."""
     wanted = {job.key: job for sample in assignment.samples for job in jobs_of(sample)}
     staging.clips.mkdir(exist_ok=True)
     _remove_all_but({_name(key) for key in wanted}, staging.clips)
@@ -74,9 +74,9 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode again what these samples need and an earlier run removed; remove what none of them needs.
+    """Encode again the clips that these samples need and an earlier run removed; remove all others.
 
-    Raises StorageError where that gives other bytes than before.
+    Raises StorageError if the bytes differ from those of before.
     """
     wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
     staging.clips.mkdir(exist_ok=True)
@@ -94,9 +94,9 @@ def restore_clips(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One clip to encode: of a sample's own file, or of one of its further media.
+    """One clip to encode: a sample's own file, or one of its conditioning inputs.
 
-    clip: what is known of it. follows: the Timing, as text, of the clip whose frames a medium takes, at its times.
+    clip: what is known of it.   follows: the Timing, as text, of the clip whose frames and times the input follows.
     """
 
     file: Record | MediaFile
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """What tells one clip from another, of one encoding."""
+        """Return what distinguishes one clip from another with the same encoding."""
         window, bucket = self.window, self.bucket
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
@@ -119,7 +119,7 @@ class Job:
 
 
 def jobs_of(sample: PlannedSample) -> list[Job]:
-    """What a sample needs encoded: its clip, then its media."""
+    """Return the jobs of a sample: its clip, then its conditioning inputs."""
     jobs = [Job(sample.record, sample.clip, sample.window, sample.bucket)]
     for medium in sample.media:
         window = Window(0, 1, 1) if medium.is_still else sample.window
@@ -134,114 +134,125 @@ def _with_clips(sample: PlannedSample, clips: Sequence[Clip]) -> PlannedSample:
     return replace(sample, clip=clips[0], media=tuple(media))
 
 
-def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """(key, finding) of each sample's clip, as they are done."""
+def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
+    """Yield the key and the finding of each job, as they are done."""
     limits = WorkerLimits(options.work.encode_timeout_seconds, options.work.worker_memory_bytes)
-    shared = {
-        "folder": str(staging.clips),
-        "encoding": options.clips.encoding.to_json(),
-        "fps": None if options.rate is None else str(options.rate),
-        "hdr": options.hdr,
-    }
+    num_workers = min(options.work.workers, max(1, len(jobs)))
 
     def task(number: int) -> dict[str, Any]:
-        return {**shared, **_task(jobs[number], options.worker_storage)}
+        return asdict(EncodeTask.of(jobs[number], options, staging.clips))
 
-    num_workers = min(options.work.workers, max(1, len(jobs)))
     with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
         for number, answer in pool.run(len(jobs), task):
-            finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
+            finding: Finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
             if "rejected" in finding:
                 finding["worker_limits"] = _worker_limits(options)
             yield jobs[number].key, finding
 
 
-def encode_sample(task: dict[str, Any]) -> dict[str, Any]:
-    """Encode a clip into the staging folder; what is known of it, or {"rejected": reason}. Runs in a worker.
+@dataclass(frozen=True, slots=True)
+class EncodeTask:
+    """One clip to encode, for a worker. folder, name: where the clip goes.   follows: as Job has it."""
 
-    Raises SourceError where the file is no longer the one that was probed, StorageError where writing fails.
+    media: Media
+    window: Window
+    height: int
+    width: int
+    follows: str
+    encoding: Encoding
+    fps: str | None
+    allow_hdr: bool
+    folder: str
+    name: str
+
+    @staticmethod
+    def of(job: Job, options: ShardOptions, folder: Path) -> EncodeTask:
+        """Return the task of a job."""
+        return EncodeTask(
+            media=job.file.media(options.worker_storage),
+            window=job.window,
+            height=job.bucket.height,
+            width=job.bucket.width,
+            follows=job.follows,
+            # Edges carry the meaning of a mask: it is stored without loss.
+            encoding=Encoding("ffv1") if job.is_mask else options.clips.encoding,
+            fps=None if options.rate is None else str(options.rate),
+            allow_hdr=options.hdr == "allow",
+            folder=str(folder),
+            name=_name(job.key),
+        )
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> EncodeTask:
+        """Return the task that `asdict` gave the fields of."""
+        parts = {
+            "media": Media.from_json(value["media"]),
+            "window": Window(**value["window"]),
+            "encoding": Encoding(**value["encoding"]),
+        }
+        return EncodeTask(**{**value, **parts})
+
+    def encode(self, source: Source) -> Finding:
+        """Encode the opened file into the folder."""
+        from streamvid.video.encode.clip import encode_clip
+
+        fps = None if self.fps is None else Fraction(self.fps)
+        encoded = encode_clip(
+            source,
+            height=self.height,
+            width=self.width,
+            encoding=self.encoding,
+            start=self.window.start,
+            num_frames=self.window.num_frames,
+            fps=fps,
+            timeline=self._timeline(fps) if self.follows else None,
+            limits=replace(LIMITS, allow_hdr=self.allow_hdr),
+        )
+        LocalStore(Path(self.folder)).put(self.name, encoded.data)
+        kept = {field.name for field in fields(Clip)} & {field.name for field in fields(encoded)}
+        finding: Finding = {name: getattr(encoded, name) for name in sorted(kept)}
+        digest = hashlib.sha256(encoded.data).hexdigest()
+        return {**finding, "num_bytes": len(encoded.data), "psnr_y": round(encoded.psnr_y, 4), "sha256": digest}
+
+    def _timeline(self, fps: Fraction | None) -> Timeline:
+        """Return frames and times of the clip that a conditioning input follows."""
+        timing = Timing.from_text(self.follows)
+        return make_timeline(
+            tuple(timing.timestamps),
+            timing.time_base,
+            timing.last_duration,
+            start=self.window.start,
+            num_frames=self.window.num_frames,
+            fps=fps,
+            usual_rate=timing.usual_rate,
+        )
+
+
+def encode_sample(value: dict[str, Any]) -> Finding:
+    """Encode a clip into the staging folder. Runs in a worker.
+
+    Raises SourceError if the file is no longer the one that was probed, StorageError if writing fails.
     """
-    media = Media.from_json(task["media"])
+    task = EncodeTask.from_json(value)
+    media = task.media
     media.check_unchanged()
     if media.has_checksum:
-        finding = _find(task, media.read())
+        data = media.read()
+        finding = attempt("encoding", lambda: task.encode(data))
     elif media.is_remote:
-        with SpooledFile(media, Path(task["folder"]).parent, clock_paused) as file:
-            finding = _find(task, file)
+        with SpooledFile(media, Path(task.folder).parent, clock_paused) as file:
+            finding = attempt("encoding", lambda: task.encode(file))
             if file.error is not None:  # a demuxer may have taken it for the end of the file
                 raise file.error
     else:
         with media.opened() as local:
-            finding = _find(task, local)
+            finding = attempt("encoding", lambda: task.encode(local))
     media.check_unchanged()
     return finding
 
 
-def _find(task: dict[str, Any], source: Source) -> dict[str, Any]:
-    finding: dict[str, Any]
-    try:
-        encoded = _encode(task, source)
-    except (ProbeError, DecodeError) as error:
-        finding = {"rejected": str(error), "kind": getattr(error, "kind", "") or "damaged"}
-    except (SourceError, StorageError):
-        raise
-    except OSError as error:
-        finding = {"rejected": f"cannot be read: {error.strerror or error}", "kind": "unreadable-file"}
-    except MemoryError:
-        finding = {"rejected": "needs more memory than worker_memory_bytes allows", "kind": "memory"}
-    except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        said = f"encoding failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"
-        finding = {"rejected": said, "kind": "fault"}
-    else:
-        LocalStore(Path(task["folder"])).put(task["name"], encoded.data)
-        finding = {
-            **{name: getattr(encoded, name) for name in _KEPT},
-            "psnr_y": round(encoded.psnr_y, 4),
-            "sha256": hashlib.sha256(encoded.data).hexdigest(),
-        }
-    return finding
-
-
-_KEPT = (
-    *("num_bytes", "extension", "codec", "num_frames", "fps", "duration_seconds", "width", "height"),
-    *("encode_seconds",),
-)
-
-
-def _encode(task: dict[str, Any], source: Source) -> EncodedClip:
-    from streamvid.video.encode.clip import encode_clip
-    from streamvid.video.limits import LIMITS
-
-    fps = None if task["fps"] is None else Fraction(task["fps"])
-    return encode_clip(
-        source,
-        height=task["height"],
-        width=task["width"],
-        encoding=Encoding.from_json(task["encoding"]),
-        start=task["start"],
-        num_frames=task["num_frames"],
-        fps=fps,
-        timeline=_followed(task, fps) if task["follows"] else None,
-        limits=replace(LIMITS, allow_hdr=task["hdr"] == "allow"),
-    )
-
-
-def _followed(task: dict[str, Any], fps: Fraction | None) -> Timeline:
-    """Frames and times of the clip that a medium follows."""
-    timing = Timing.from_text(task["follows"])
-    return make_timeline(
-        tuple(timing.timestamps),
-        timing.time_base,
-        timing.last_duration,
-        start=task["start"],
-        num_frames=task["num_frames"],
-        fps=fps,
-        usual_rate=timing.usual_rate,
-    )
-
-
 def read_encoded(path: Path, source: str, sha256: str) -> bytes:
-    """An encoded clip's bytes; StorageError where they are not those that were written."""
+    """Read an encoded clip. Raises StorageError if its bytes are not those that were written."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -253,13 +264,13 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
 
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
-    """The rules that findings depend on."""
+    """Return the rules that findings depend on."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
     return {"encode_version": ENCODE_VERSION, **rules}
 
 
-def _holds(finding: dict[str, Any] | None, options: ShardOptions) -> bool:
-    """Whether a clip need not be encoded again. What was rejected under other limits is tried once more."""
+def _holds(finding: Finding | None, options: ShardOptions) -> bool:
+    """Check that a clip need not be encoded again. A rejection under other limits is tried once more."""
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
 
@@ -271,23 +282,8 @@ def _name(key: Key) -> str:
     return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
 
 
-def _task(job: Job, storage: StorageOptions) -> dict[str, Any]:
-    window, bucket = job.window, job.bucket
-    return {
-        "media": job.file.media(storage).to_json(),
-        "start": window.start,
-        "num_frames": window.num_frames,
-        "height": bucket.height,
-        "width": bucket.width,
-        "follows": job.follows,
-        "name": _name(job.key),
-        # Edges of a mask are what it says: nothing is lost of them.
-        **({"encoding": Encoding("ffv1").to_json()} if job.is_mask else {}),
-    }
-
-
-def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) -> Clip | Reason:
-    """The clip, or the reason why there is none."""
+def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip | Reason:
+    """Return the clip, or the reason why there is none."""
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
         reason = str(finding["rejected"]).replace(job.file.path, job.file.source)
@@ -296,7 +292,7 @@ def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) 
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
         reason = f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
         return Reason(reason, "too-few-frames")
-    if job.label:  # how good a medium has to be is nobody's promise
+    if job.label:  # min_psnr is for clips alone
         return clip
     if options.clips.min_psnr is not None and (clip.psnr_y or 0.0) < options.clips.min_psnr:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.clips.min_psnr:g}"
@@ -304,11 +300,11 @@ def _clip(finding: dict[str, Any], path: Path, job: Job, options: ShardOptions) 
     return clip
 
 
-def _of_crash(crash: Crash, options: ShardOptions) -> dict[str, Any]:
+def _of_crash(crash: Crash, options: ShardOptions) -> Finding:
     if timed_out(crash):
-        reason = f"encoding took longer than encode_timeout_seconds={options.work.encode_timeout_seconds:g}"
-        return {"rejected": reason, "kind": "timeout"}
-    return {"rejected": f"the decoder or the encoder crashed on it ({crash})", "kind": "crash"}
+        seconds = options.work.encode_timeout_seconds
+        return rejected(f"encoding took longer than encode_timeout_seconds={seconds:g}", "timeout")
+    return rejected(f"the decoder or the encoder crashed on it ({crash})", "crash")
 
 
 def _remove_all_but(names: set[str], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Probing: what each record's file is, found out by workers that a hostile file may kill."""
+"""Probing: workers, which a hostile file may kill, find out what each record's file is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.buckets.pick import exact_seconds
-from streamvid.errors import ProbeError, SourceError, StorageError
+from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
 from streamvid.host.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.rejections import Reason
@@ -26,8 +26,6 @@ from streamvid.video.limits import LIMITS
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
-    from streamvid.video.info import VideoInfo
-    from streamvid.video.limits import Limits
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with (phase, done, total); phases are "records", "probe", "encode", "build" and "seal"."""
@@ -53,9 +51,9 @@ _EXTENSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What the sharder keeps of a VideoInfo: display size in pixels, frames, and the extension that a copy of it gets.
+    """Part of a VideoInfo that the sharder needs: display size in pixels, frames, and the extension of a copy.
 
-    timing: a `Timing` as text, where it was asked for.
+    timing: a `Timing` as text, or empty.
     """
 
     width: int
@@ -70,59 +68,90 @@ class Probe:
 
     @property
     def seconds(self) -> Fraction:
-        """`duration_seconds` exactly, as readers of the index make of it."""
+        """Exact `duration_seconds`, the same that readers of the index compute."""
         return exact_seconds(self.duration_seconds)
 
 
-def probe_file(task: dict[str, Any]) -> dict[str, Any]:
-    """The finding on one file: a Probe's fields, or {"rejected": reason}. Runs in a worker.
+Finding: TypeAlias = dict[str, Any]
+"""JSON of what a worker found, as the journal holds it: fields of a Probe or of a Clip, or {"rejected", "kind"}."""
 
-    For an object, "bytes_read" says how much of it was read. Raises StorageError where its store fails, SourceError
-    where it is no longer the one that was listed: neither is a reason against the file.
+
+@dataclass(frozen=True, slots=True)
+class ProbeTask:
+    """One file to probe.
+
+    verify: decode every frame.   timing: find out when each frame is shown.
+    folder: place for what is read of an object meanwhile; None: a temporary file.
     """
-    media = Media.from_json(task["media"])
-    if not media.is_remote:
-        with media.opened() as local:
-            return _find(task, lambda limits: _probe(local, limits, task))
-    with SpooledFile(media, None if task["folder"] is None else Path(task["folder"]), clock_paused) as file:
-        finding = _find(task, lambda limits: _probe(file, limits, task))
+
+    media: Media
+    allow_hdr: bool
+    verify: bool
+    timing: bool
+    folder: str | None
+
+    def probe(self, source: Source) -> Finding:
+        """Probe the opened file."""
+        from streamvid.video import probe
+
+        info = probe(source, replace(LIMITS, allow_hdr=self.allow_hdr), verify=self.verify)
+        found = Probe(
+            width=info.width,
+            height=info.height,
+            num_frames=info.num_frames,
+            fps=info.fps,
+            duration_seconds=info.duration_seconds,
+            codec=info.codec,
+            extension=clip_extension(info.container, self.media.source),
+            is_image=info.is_image,
+            timing=Timing.of(info).to_text() if self.timing and not info.is_image else "",
+        )
+        return asdict(found)
+
+
+def probe_file(value: dict[str, Any]) -> Finding:
+    """Probe one file. Runs in a worker.
+
+    For an object, "bytes_read" in the finding says how much of it was read. Raises StorageError if its store fails and
+    SourceError if the file is no longer the one that was listed: neither is a reason against the file.
+    """
+    task = ProbeTask(**{**value, "media": Media.from_json(value["media"])})
+    if not task.media.is_remote:
+        with task.media.opened() as local:
+            return attempt("probing", lambda: task.probe(local))
+    with SpooledFile(task.media, None if task.folder is None else Path(task.folder), clock_paused) as file:
+        finding = attempt("probing", lambda: task.probe(file))
         if file.error is not None:  # a demuxer may have taken it for the end of the file
             raise file.error
         return {**finding, "bytes_read": file.bytes_read}
 
 
-def _probe(file: Source, limits: Limits, task: dict[str, Any]) -> VideoInfo:
-    from streamvid.video import probe
-
-    return probe(file, limits, verify=task["verify"])
-
-
-def _find(task: dict[str, Any], probe: Callable[[Limits], VideoInfo]) -> dict[str, Any]:
+def attempt(what: str, work: Callable[[], Finding]) -> Finding:
+    """Run the work on one file; an error that is the file's own becomes a rejection."""
     try:
-        info = probe(replace(LIMITS, allow_hdr=task["hdr"] == "allow"))
-        extension = clip_extension(info.container, task["media"]["source"])
-    except ProbeError as error:
-        return {"rejected": str(error), "kind": error.kind or "damaged"}
+        return work()
+    except (ProbeError, DecodeError) as error:
+        return rejected(str(error), getattr(error, "kind", "") or "damaged")
     except (SourceError, StorageError):
         raise
     except OSError as error:
-        return {"rejected": f"cannot be read: {error.strerror or error}", "kind": "unreadable-file"}
+        return rejected(f"cannot be read: {error.strerror or error}", "unreadable-file")
     except MemoryError:
-        return {"rejected": "needs more memory than worker_memory_bytes allows", "kind": "memory"}
+        return rejected("needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        said = f"probing failed on it, which is a fault of streamvid: {type(error).__name__}: {error}"
-        return {"rejected": said, "kind": "fault"}
-    found = Probe(
-        info.width, info.height, info.num_frames, info.fps, info.duration_seconds, info.codec, extension, info.is_image
-    )
-    timing = Timing.of(info).to_text() if task["timing"] and not info.is_image else ""
-    return {**asdict(found), "timing": timing}
+        return rejected(f"{what} failed on it, which is a fault of streamvid: {type(error).__name__}: {error}", "fault")
+
+
+def rejected(reason: str, kind: str) -> Finding:
+    """Return the finding of a file that cannot be used."""
+    return {"rejected": reason, "kind": kind}
 
 
 def clip_extension(container: str, source: str) -> str:
-    """The extension of a clip's member in a tar, by what the file is and not by what it is called.
+    """Return the extension of a clip's member in a tar, by the file's container and not by its name.
 
-    One name for each family, so that .mov and .MP4 land in one shard; .webm alone is kept, as a promise of its codecs.
+    There is one extension per family, so that .mov and .MP4 share a shard. Only .webm is kept, because it promises its
+    codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
@@ -138,10 +167,10 @@ def probe_all(
     progress: Progress,
     folder: Path | None = None,
 ) -> Mapping[FileState, Probe | str]:
-    """A Probe or the reason of a rejection for each record's file, whatever the number of workers.
+    """Return a Probe or the reason of a rejection for each record's file, whatever the number of workers.
 
-    folder: where what is read of objects lies meanwhile. A file that crashes the decoder, outruns
-    `probe_timeout_seconds` or outgrows `worker_memory_bytes` is a reason too.
+    folder: place for what is read of objects meanwhile. A file that crashes the decoder, exceeds
+    `probe_timeout_seconds` or exceeds `worker_memory_bytes` is rejected.
     """
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
@@ -149,11 +178,11 @@ def probe_all(
     limits = WorkerLimits(_timeout(options)[1], options.work.worker_memory_bytes)
     done = len(sources) - len(states)
     progress("probe", done, len(sources))
-    shared = {**_rules(options), "folder": None if folder is None else str(folder)}
-    storage = options.worker_storage
+    storage, shared = options.worker_storage, None if folder is None else str(folder)
 
     def task(number: int) -> dict[str, Any]:
-        return {"media": sources[states[number]].media(storage).to_json(), **shared}
+        media = sources[states[number]].media(storage)
+        return asdict(ProbeTask(media, options.hdr == "allow", _is_verified(options), options.needs_timing, shared))
 
     with (
         journal,
@@ -168,19 +197,16 @@ def probe_all(
 
 
 def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
-    """How much was read of those that are objects, whenever it was; None where none is."""
+    """Return how many bytes of objects were read, in this run or an earlier one; None if no file is an object."""
     read = [journal.findings[state]["bytes_read"] for state in states if "bytes_read" in journal.findings[state]]
     return sum(read) if read else None
 
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
-    """The rules that findings depend on."""
+    """Return the rules that findings depend on."""
     limits = [_timeout(options)[1], options.work.worker_memory_bytes]
-    return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **_rules(options)}
-
-
-def _rules(options: ShardOptions) -> dict[str, Any]:
-    return {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
+    rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
+    return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}
 
 
 def _is_verified(options: ShardOptions) -> bool:
@@ -195,19 +221,19 @@ def _timeout(options: ShardOptions) -> tuple[str, float]:
 
 
 def file_state(record: Record | MediaFile) -> FileState:
-    """What tells the record's file, or a medium's, from another version of it."""
+    """Return what distinguishes a version of the file from another one."""
     return (record.path, record.num_bytes, record.version)
 
 
-def _finding(finding: dict[str, Any], path: str, source: str) -> Probe | Reason:
+def _finding(finding: Finding, path: str, source: str) -> Probe | Reason:
     if "rejected" in finding:
         # No path of this machine goes into a sealed dataset (SHARD-1).
         return Reason(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], finding.get("kind", "damaged"))
     return Probe(**{name: value for name, value in finding.items() if name != "bytes_read"})
 
 
-def _of_crash(crash: Crash, options: ShardOptions) -> dict[str, Any]:
+def _of_crash(crash: Crash, options: ShardOptions) -> Finding:
     if timed_out(crash):
         name, seconds = _timeout(options)
-        return {"rejected": f"probing took longer than {name}={seconds:g}", "kind": "timeout"}
-    return {"rejected": f"the decoder crashed on it ({crash})", "kind": "crash"}
+        return rejected(f"probing took longer than {name}={seconds:g}", "timeout")
+    return rejected(f"the decoder crashed on it ({crash})", "crash")
