@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.position import World
-    from streamvid.sharder.options import ShardOptions
+    from streamvid.sharder.options import CaptionOptions, ClipOptions, ShardOptions, SourceOptions, WorkOptions
     from streamvid.sharder.sharder import dry_run, shard
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
@@ -48,17 +48,21 @@ _HOMES = {
     "Bucket": "streamvid.buckets.bucket",
     "BucketConfig": "streamvid.buckets.config",
     "BucketTable": "streamvid.buckets.table",
+    "CaptionOptions": "streamvid.sharder.options",
+    "ClipOptions": "streamvid.sharder.options",
     "CostTable": "streamvid.plan.cost",
     "Dataset": "streamvid.dataset.reader",
     "DatasetConfig": "streamvid.loader.mix",
     "LoaderStats": "streamvid.loader.stats",
     "ModelRule": "streamvid.buckets.model",
     "ShardOptions": "streamvid.sharder.options",
+    "SourceOptions": "streamvid.sharder.options",
     "StorageOptions": "streamvid.storage",
     "StreamvidError": "streamvid.errors",
     "TrainConfig": "streamvid.trainer.config",
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
+    "WorkOptions": "streamvid.sharder.options",
     "World": "streamvid.plan.position",
     "annotate": "streamvid.dataset.annotate.annotate",
     "copy_dataset": "streamvid.dataset.upkeep.copy",
@@ -82,17 +86,21 @@ __all__ = [
     "Bucket",
     "BucketConfig",
     "BucketTable",
+    "CaptionOptions",
+    "ClipOptions",
     "CostTable",
     "Dataset",
     "DatasetConfig",
     "LoaderStats",
     "ModelRule",
     "ShardOptions",
+    "SourceOptions",
     "StorageOptions",
     "StreamvidError",
     "TrainConfig",
     "VideoInfo",
     "VideoLoader",
+    "WorkOptions",
     "World",
     "__version__",
     "annotate",

@@ -1,4 +1,8 @@
-"""The command line: one file a verb, each loaded when it is asked for."""
+"""The command line: one file per verb in verbs/, loaded when the verb is called.
+
+flags.py derives flags from option dataclasses, shared_flags.py has those of several verbs; console.py and report.py
+print. May import every other room; nothing imports it. Read flags.py first, then any verb.
+"""
 
 from __future__ import annotations
 
