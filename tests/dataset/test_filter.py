@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.dataset.filter.count_cache import CountCache
-from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
+from streamvid.dataset.filter.filter import CountCache, Filter, count_matches, parse_filter
 from streamvid.dataset.index import RowGroup, encode_samples, named_by_content
 from streamvid.dataset.manifest import Fingerprints, manifest_to_json
 from streamvid.dataset.reader import Dataset, open_dataset
@@ -124,23 +123,23 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
         ("place + 1 > 2", "arithmetic takes numbers, and `user.place` is a text"),
         ("place in (1, 'a')", "column 11: `user.place` is a text and 1 is a number"),
         ("place in ('a')", r"'in' takes a list"),
-        ("place in (year,)", "nothing to compute"),
+        ("place in (year,)", "but no expression"),
         ("score", "it is a number, not a condition; compare it"),
         ("score and good", "'and' takes conditions, and here is a number"),
         ("good > False", "no order"),
         ("score == None", "write 'score is None'"),
-        ("score is 5", "'is' stands only before None"),
-        ("clip_sha256 == 'a'", r"of type fixed_size_binary\[32\], which cannot be in a condition"),
+        ("score is 5", "'is' is only allowed before None"),
+        ("clip_sha256 == 'a'", r"of type fixed_size_binary\[32\], which conditions do not support"),
         ("1 < 2", "names no column"),
         ("", "is empty"),
-        ("score >", "no condition: invalid syntax"),
+        ("score >", "not a condition: invalid syntax"),
         ("score > 5 # and more", "'#' is not allowed"),
-        ("`score > 5", "backquotes stand on both sides"),
+        ("`score > 5", "put backquotes on both sides"),
         ("`` > 5", "backquotes is empty"),
         ("user.score > 5", "write it in backquotes, as in `user.score`"),
         ("𝐬core > 1", "write it in backquotes: `𝐬core`"),
-        ("score > 1in", "'1in' is no number"),
-        ("place == 'a\\d'", "a backslash that means nothing"),
+        ("score > 1in", "'1in' is not a number"),
+        ("place == 'a\\d'", "an unknown escape"),
         ("place == '''a'''", "triple quotes"),
         ("score > 99999999999999999999", "more than 64 bits"),
         ("score > 1e999", "larger than a double"),
@@ -179,7 +178,7 @@ def test_hostile_texts_are_config_errors(dataset: Dataset, text: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 5, b"score > 5", ["score > 5"]])
 def test_what_is_no_text(dataset: Dataset, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no text; write a condition as 'aesthetic > 5'"):
+    with pytest.raises(ConfigError, match=r"must be text; write a condition as 'aesthetic > 5'"):
         parse_filter(value, dataset)
 
 
@@ -415,7 +414,7 @@ def test_another_dataset_or_condition_is_another_entry(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from streamvid.dataset.filter.count_cache import CountCache
+from streamvid.dataset.filter.filter import CountCache
 with CountCache(Path(sys.argv[1]), sys.argv[2].encode()).locked():
     print("holds", flush=True)
     time.sleep(300)

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.features.sidecar import open_sidecar
-from streamvid.dataset.features.tables import Members, SidecarShard, SidecarShards
+from streamvid.dataset.features.tables import MemberTable, SidecarShard, SidecarShards
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, decode_tensors, encode_tensors
 from streamvid.dataset.features.writer import SidecarWriter
 from streamvid.dataset.manifest import FileInfo, ShardInfo, manifest_checksum
@@ -156,7 +156,7 @@ HOSTILE = {
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 def test_a_file_that_lies_is_told(data: bytes) -> None:
     """SAFE-1: an IntegrityError that says where, and no memory for what is only claimed."""
-    with pytest.raises(IntegrityError, match="in the test is no safetensors file"):
+    with pytest.raises(IntegrityError, match="in the test is not a readable safetensors file"):
         decode_tensors(data, "in the test")
 
 
@@ -322,7 +322,7 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
     for root, state in ((begun, "begun"), (sidecar_root, "sealed")):
         before = digests(root)
         with pytest.raises(
-            ConfigError, match=rf"is {state} .* made_with.view.temporal is \"head\" there and \"random\""
+            ConfigError, match=rf"are {state} .* made_with.view.temporal is \"head\" there and \"random\""
         ):
             SidecarWriter(root, dataset, {**MADE_WITH, "view": {"temporal": "random", "seed": 0}}, NUM_VISITS)
         with pytest.raises(
@@ -332,10 +332,10 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
         with pytest.raises(ConfigError, match="base.content is .* there and .* here; base.plan is"):
             SidecarWriter(root, other, MADE_WITH, NUM_VISITS)
         assert digests(root) == before
-    with pytest.raises(DatasetError, match="not empty and holds no sidecar"):
+    with pytest.raises(DatasetError, match="not empty and holds no features"):
         SidecarWriter(dataset.url + "/shards", dataset, MADE_WITH)
     for wrong in ({"a": object()}, {"a": float("nan")}):
-        with pytest.raises(ConfigError, match="no JSON"):
+        with pytest.raises(ConfigError, match="must be JSON"):
             SidecarWriter(tmp_path / "none", dataset, wrong)
     assert not (tmp_path / "none").exists()
     with pytest.raises(ConfigError, match="num_visits=0"):
@@ -357,14 +357,14 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
         (
             [(samples[0][0], [{"x": RawTensor("U8", (1,), b"1", True), "x_mask": x["x"]}] * 2)],
             ConfigError,
-            "'x' and 'x_mask'",
+            "'x_mask': the mask of the ragged tensor 'x'",
         ),
     ]
     for given_samples, error, match in wrong:
         with pytest.raises(error, match=match):
             writer.write_shard(shard, given_samples)
     assert not list((tmp_path / "s").rglob("*.tar*")) and not writer.is_done(shard)
-    with pytest.raises(DatasetError, match=r"4 of 4 shards are not made yet, shards/96x64-9f"):
+    with pytest.raises(DatasetError, match=r"4 of 4 shards are not finished, first shards/96x64-9f"):
         writer.seal()
     for one in dataset.shards:
         if one is not dataset.shards[3]:
@@ -379,7 +379,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
         ("tokens", RawTensor("F32", (1, 3), bytes(12))),
         ("latents", x["x"]),
     ):
-        with pytest.raises(ConfigError, match="cannot stand in"):
+        with pytest.raises(ConfigError, match="cannot replace"):
             writer.seal({name: null})
     assert writer.seal(NULL).null_file is not None
 
@@ -449,10 +449,10 @@ def test_a_changed_byte_is_found_wherever_it_is(dataset: Dataset, copy: Path) ->
     read()
     claimed = 1 << 50
     reseal(copy, lambda value: value["null"].update(num_bytes=claimed))
-    with pytest.raises(IntegrityError, match="missing or has another size"):
+    with pytest.raises(IntegrityError, match="missing or has the wrong size"):
         read()
     reseal(copy, lambda value: value["shards"].update(num_bytes=claimed))
-    with pytest.raises(IntegrityError, match="missing or has another size"):
+    with pytest.raises(IntegrityError, match="missing or has the wrong size"):
         open_sidecar(copy).check_base(dataset)
 
 
@@ -519,10 +519,10 @@ SHARD = SidecarShard("b", 0, "0" * 64, 10240, "0" * 64, 100, 1000, "0" * 64)
 )
 def test_a_table_of_members_that_lies_is_told(columns: dict[str, Any], num_samples: int) -> None:
     """SAFE-1: more rows, other visits, places that the tar does not have, sizes above the shard's largest."""
-    good = Members.read(members_table(), SHARD, 2, 2, "here")
+    good = MemberTable.read(members_table(), SHARD, 2, 2, "here")
     assert [good.place(1, visit) for visit in (0, 1, 2)] == [(2560, 10, bytes(32)), None, (2560, 10, bytes(32))]
     with pytest.raises(IntegrityError, match="in the test"):
-        Members.read(members_table(**columns), SHARD, num_samples, 2, "in the test")
+        MemberTable.read(members_table(**columns), SHARD, num_samples, 2, "in the test")
 
 
 def test_only_the_index_of_the_shard_is_read(dataset: Dataset, copy: Path) -> None:
@@ -543,9 +543,9 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Dataset, sidecar_root:
         ConfigError, match=r"fingerprints.content is .* there and .*fingerprints.plan is .*streamvid encode"
     ):
         open_sidecar(sidecar_root).check_base(open_dataset(tmp_path / "other"))
-    with pytest.raises(DatasetError, match="no sealed sidecar at .*streamvid encode"):
+    with pytest.raises(DatasetError, match="no sealed features at .*streamvid encode"):
         open_sidecar(dataset.url + "/shards")
-    with pytest.raises(DatasetError, match="field format is 'streamvid', not 'streamvid-sidecar'"):
+    with pytest.raises(DatasetError, match="format is 'streamvid', not 'streamvid-sidecar'"):
         open_sidecar(dataset.url)
 
 
@@ -556,6 +556,6 @@ def test_a_visit_takes_a_stored_one_modulo_their_number(num_visits: int, visit: 
 
     count = 5 * num_visits
     offsets = np.arange(count) * 1024 + 512
-    members = Members(num_visits, offsets, np.full(count, 7), np.zeros((count, 32), np.uint8))
+    members = MemberTable(num_visits, offsets, np.full(count, 7), np.zeros((count, 32), np.uint8))
     assert members.place(row, visit) == (512 + 1024 * (row * num_visits + visit % num_visits), 7, bytes(32))
     assert members.place(row, visit - (1 << 62) * num_visits) == members.place(row, visit)

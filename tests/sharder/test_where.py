@@ -97,7 +97,7 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
         ("scor > 5", "column 1: 'scor' is no column of the metadata; did you mean 'score'.*num_frames"),
         ("widht > 5", "did you mean 'width'"),
         ("score > 'a'", "cannot be compared"),
-        ("score +", "no condition"),
+        ("score +", "not a condition"),
         ("", "expected a condition"),
         (5, "expected a condition"),
     ],

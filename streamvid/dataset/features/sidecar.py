@@ -1,7 +1,7 @@
-"""A sidecar: tensors that were made of a dataset's samples once, in shards of their own beside it.
+"""Precomputed features: tensors made once of each sample of a dataset, in shards of their own.
 
-What lies where is in this folder's README.md. It has the dataset's samples in the dataset's order, `num_visits` times
-each, and its manifest says what it was made of and with, so that a stale one is refused.
+dataset/README.md specifies the format. Features hold the dataset's samples in its order, `num_visits` times each. Their
+manifest says which dataset and which encoder they belong to, so that readers refuse stale features.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from streamvid.dataset.features.tables import Members, SidecarShard, SidecarShards, most_index_bytes
+from streamvid.dataset.features.tables import MemberTable, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, check_name, decode_tensors
 from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import (
@@ -36,29 +36,32 @@ FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = 1
 NULL_FILE = "null.safetensors"
 MAX_NULL_BYTES = 2**30
-REMEDY = "make it again with `streamvid encode`, or give the sidecar that belongs to this"
+REMEDY = "make them again with `streamvid encode`, or give the features that belong to it"
 _MAX_VISITS = 1 << 20
 _KEPT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """dtype: one of safetensors' names. is_ragged: whether its first size differs from sample to sample."""
+    """Kind of a tensor. dtype: a type of safetensors. is_ragged: its first size differs between samples."""
 
     dtype: str
     is_ragged: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or not isinstance(self.is_ragged, bool):
-            raise DatasetError(f"a tensor of dtype={self.dtype!r}, is_ragged={self.is_ragged!r}: there is none such")
+            raise DatasetError(
+                f"a tensor has dtype={self.dtype!r}, is_ragged={self.is_ragged!r}: must be one of {', '.join(DTYPES)}, "
+                "and true or false; copy the features again"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarManifest:
-    """A sealed sidecar. made_with: JSON facts about what made it. shard_file: the table of its shards.
+    """The manifest of sealed features. made_with: the encoder, as JSON. shard_file: the table of shards.
 
-    base_plan, base_content: the dataset's fingerprints, the latter without columns that were put there later.
-    null_file: what stands in for the tensors that it names where a delivery has no text.
+    base_plan, base_content: fingerprints `plan` and `base` of the dataset. null_file: tensors that replace those of the
+    same names in a delivery without a text.
     """
 
     base_plan: str
@@ -71,7 +74,7 @@ class SidecarManifest:
     num_missing: int = 0
 
     def to_json(self) -> bytes:
-        """The bytes of manifest.json: no clock, no host, keys sorted."""
+        """Return the bytes of manifest.json."""
         return sealed_json(
             {
                 "format": FORMAT,
@@ -107,9 +110,9 @@ class SidecarManifest:
 
 
 class Sidecar:
-    """A sealed sidecar in a store; reads nothing but what is asked for. Safe to use from several threads.
+    """Sealed features in a store; reads on request only. Safe to use from several threads.
 
-    A loader reads its members as it reads a dataset's clips.
+    A loader reads their members as it reads the clips of a dataset.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -122,8 +125,11 @@ class Sidecar:
         return self.store.url
 
     def check_base(self, dataset: Dataset) -> None:
-        """ConfigError where it was made of another dataset, naming what differs; IntegrityError where its table of
-        shards is not that of the dataset."""
+        """Verify that the features belong to a dataset.
+
+        Raise ConfigError, naming what differs, if they were made of another one, and IntegrityError if their table of
+        shards does not match it.
+        """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints.")
         if problems:
@@ -133,8 +139,8 @@ class Sidecar:
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
             raise IntegrityError(
-                f"{self.url}: its table of {len(self._shards)} shards is not that of the {len(dataset.shards)} shards "
-                f"of {dataset.url}; copy the sidecar again"
+                f"{self.url}: its table of {len(self._shards)} shards does not match the {len(dataset.shards)} shards "
+                f"of {dataset.url}; copy the features again"
             )
 
     @cached_property
@@ -142,11 +148,11 @@ class Sidecar:
         file = self.manifest.shard_file
         where = f"{self.url}: {file.path}"
         if self.store.size(file.path) != file.num_bytes:
-            raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
-        return SidecarShards.read(self._proved(file), where)
+            raise IntegrityError(f"{where} is missing or has the wrong size; copy it again")
+        return SidecarShards.read(self._verified(file), where)
 
-    def _proved(self, file: FileInfo) -> bytes:
-        """A file of a size that can be, its checksum proved."""
+    def _verified(self, file: FileInfo) -> bytes:
+        """Return the bytes of a file of plausible size, with its checksum verified."""
         data, is_again = bytearray(file.num_bytes), False
 
         def read() -> bytes:
@@ -157,56 +163,56 @@ class Sidecar:
             return hashlib.sha256(data).digest()
 
         if until_right(self.store, file.path, bytes.fromhex(file.sha256), read).hex() != file.sha256:
-            raise IntegrityError(f"{self.url}: {file.path} differs from what is told of it; copy the sidecar again")
+            raise IntegrityError(f"{self.url}: {file.path}: checksum mismatch; copy the features again")
         return bytes(data)
 
     @property
     def max_member_bytes(self) -> int:
-        """Of the largest member: what a loader has room for."""
+        """Size of the largest member, for which a loader reserves memory."""
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
-        """The shard that has the tensors of a shard of the dataset. Raises IntegrityError."""
+        """Return the shard with the tensors of a shard of the dataset. Raise IntegrityError."""
         name = (base.bucket_id, base.number, base.sha256)
-        found = self._recent.get(name)  # making one out of the table takes a while
+        found = self._recent.get(name)  # building it from the table is slow
         if found is None:
             found = self._shards.shard(base)
             if found is None:
-                raise IntegrityError(
-                    f"{self.url}: its table of shards has none for {base.path}; copy the sidecar again"
-                )
+                raise IntegrityError(f"{self.url}: its table has no shard for {base.path}; copy the features again")
             if len(self._recent) >= _KEPT_SHARDS:
                 self._recent.clear()
             self._recent[name] = found
         return found
 
-    def members(self, base: ShardInfo) -> Members:
-        """Where the members of the shard lie whose samples are those of `base`: one small read. Raises IntegrityError,
-        StorageError."""
+    def members(self, base: ShardInfo) -> MemberTable:
+        """Read the places of the members for a shard of the dataset: one small read.
+
+        Raise IntegrityError, StorageError.
+        """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the sidecar again"
+                f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the features again"
             )
-        return Members.read(self._proved(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
+        return MemberTable.read(self._verified(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-        """What a member holds, as views of its bytes: the tensors that the manifest names. Raises IntegrityError."""
+        """Return the tensors of a member as views of its bytes. Raise IntegrityError unless they match the manifest."""
         found = decode_tensors(data, where)
         check_kinds(found, self.manifest.tensors, where)
         return found
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """What stands in for tensors where a delivery has no text; none where nothing does."""
+        """Tensors for deliveries without a text; empty if there are none."""
         file = self.manifest.null_file
         if file is None:
             return {}
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES or self.store.size(file.path) != file.num_bytes:
-            raise IntegrityError(f"{where} is missing or has another size than the manifest says; copy it again")
-        found = decode_tensors(self._proved(file), where)
+            raise IntegrityError(f"{where} is missing or has the wrong size; copy it again")
+        found = decode_tensors(self._verified(file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
         return found
 
@@ -214,27 +220,26 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """IntegrityError where tensors are not those that a manifest names; is_part: they may be some of them."""
+    """Raise IntegrityError unless these are the tensors of the manifest, or with `is_part` some of them."""
     if not is_part and set(found) != set(kinds):
-        raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the sidecar again")
+        raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
         kind = kinds.get(name)
         if kind is None or kind.dtype != one.dtype or (kind.is_ragged and not one.shape):
             raise IntegrityError(
-                f"{where}: tensor {name!r} of dtype {one.dtype} and shape {one.shape} is not what the manifest says "
-                f"({kind}); copy the sidecar again"
+                f"{where}: tensor {name!r} of dtype {one.dtype} and shape {one.shape} does not match the manifest "
+                f"({kind}); copy the features again"
             )
 
 
 def base_facts(dataset: Dataset) -> dict[str, str]:
-    """What a sidecar's dataset is known by, columns that were put there later aside."""
-    manifest = dataset.manifest
-    content = manifest.fingerprints.base
-    return {"plan": manifest.fingerprints.plan, "content": content}
+    """Return what identifies the dataset of features, whatever columns were added later."""
+    fingerprints = dataset.manifest.fingerprints
+    return {"plan": fingerprints.plan, "content": fingerprints.base}
 
 
 def differences(stored: Any, given: Any, name: str = "") -> list[str]:
-    """Where two JSON values differ, for people: 'view.temporal is "head" there and "random" here'."""
+    """Describe how two JSON values differ, as in 'view.temporal is "head" there and "random" here'."""
     if isinstance(stored, Mapping) and isinstance(given, Mapping):
         head = f"{name}." if name and not name.endswith(".") else name
         absent = object()
@@ -242,29 +247,29 @@ def differences(stored: Any, given: Any, name: str = "") -> list[str]:
         for part in sorted({*stored, *given}):
             one, other = stored.get(part, absent), given.get(part, absent)
             if one is absent or other is absent:
-                found.append(f"{head}{part} is {_told(one, absent)} there and {_told(other, absent)} here")
+                found.append(f"{head}{part} is {_shown(one, absent)} there and {_shown(other, absent)} here")
             else:
                 found += differences(one, other, f"{head}{part}")
         return found
     same = json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True)
-    return [] if same else [f"{name} is {_told(stored)} there and {_told(given)} here"]
+    return [] if same else [f"{name} is {_shown(stored)} there and {_shown(given)} here"]
 
 
-def _told(value: Any, absent: object = None) -> str:
+def _shown(value: Any, absent: object = None) -> str:
     text = "absent" if value is absent and absent is not None else json.dumps(value, sort_keys=True)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
-    """The manifest of the sidecar in `store`; DatasetError where there is none."""
+    """Return the manifest of the features in `store`. Raise DatasetError if there are none."""
     remedy = "Make them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     data = read_sealed(store, f"no sealed features at {store.url}", remedy)
     return SidecarManifest.from_json(data, f"{store.url}/{MANIFEST}")
 
 
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
-    """Open a sealed sidecar at a local path, or a file:// or s3:// URL.
+    """Open sealed features at a local path, or a file:// or s3:// URL.
 
-    Raises ConfigError, DatasetError where there is none, StorageError where it cannot be read.
+    Raise ConfigError, DatasetError if there are none, StorageError if they cannot be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

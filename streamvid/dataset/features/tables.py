@@ -1,8 +1,7 @@
-"""A sidecar's tables: of its shards, and for each shard of its members. Both are small Parquet files."""
+"""Tables of features: of the shards, and for each shard of its members. All are small Parquet files."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.dataset.arrow import numbers_of
-from streamvid.dataset.index import WRITING, schema
+from streamvid.dataset.index import encode_table, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo, shard_path
 from streamvid.dataset.tar import BLOCK_BYTES
 from streamvid.errors import IntegrityError, StreamvidError
@@ -38,9 +37,9 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 
 @dataclass(frozen=True, slots=True)
 class SidecarShard:
-    """A shard of a sidecar: that of the same bucket and number of its dataset, whose tar had `base_sha256`.
+    """A shard of features, for the dataset's shard of the same bucket and number, whose tar has `base_sha256`.
 
-    num_missing: of its samples' visits, those that could not be made.
+    num_missing: visits of its samples that could not be made.
     """
 
     bucket_id: str
@@ -55,47 +54,48 @@ class SidecarShard:
 
     @property
     def path(self) -> str:
-        """Of its tar: called as the dataset's."""
+        """Path of its tar, the same as that of the dataset's tar."""
         return shard_path(self.bucket_id, self.number)
 
     @property
     def max_clip_bytes(self) -> int:
-        """Of a member, which a loader reads in the place of a clip."""
+        """Size of the largest member, which a loader reads in place of a clip."""
         return self.max_member_bytes
 
     @property
     def index_file(self) -> FileInfo:
-        """Where its members stand."""
+        """File of the table of its members."""
         return FileInfo(index_path(self.bucket_id, self.number), self.index_num_bytes, self.index_sha256)
 
 
 def index_path(bucket_id: str, number: int) -> str:
-    """Where the table of a shard's members lies."""
+    """Return the path of the table of a shard's members."""
     return f"index/{bucket_id}-{number:06d}.parquet"
 
 
 def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
-    """Parquet bytes of the table of shards, which are in the dataset's order."""
+    """Return the Parquet bytes of the table of shards, which are in the dataset's order."""
 
     def value(shard: SidecarShard, name: str, kind: str) -> Any:
         found = getattr(shard, name)
         return bytes.fromhex(found) if kind == "sha256" else found
 
-    return _encode({name: [value(one, name, k) for one in shards] for name, k in _SHARD_TYPES.items()}, _SHARD_TYPES)
+    columns = {name: [value(one, name, kind) for one in shards] for name, kind in _SHARD_TYPES.items()}
+    return encode_table(columns, _SHARD_TYPES)
 
 
 @dataclass(frozen=True, eq=False)
 class SidecarShards:
-    """The table of shards as it is read: arrays, and a SidecarShard where one is asked for."""
+    """The table of shards as arrays; makes a SidecarShard on request."""
 
     table: pa.Table
     first_rows: Mapping[str, int]
-    """Bucket id → row of its first shard: a bucket's shards follow each other."""
+    """Bucket id → row of its first shard; the shards of a bucket are consecutive."""
 
     @staticmethod
     def read(data: bytes, where: str) -> SidecarShards:
-        """IntegrityError, naming `where`, for what is no such table."""
-        # Checksums do not shrink: a file of few bytes that claims many rows would fill the memory.
+        """Read a table of shards. Raise IntegrityError, naming `where`, for anything else."""
+        # Checksums do not compress: a small file that claims many rows would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         numbers, names = numbers_of(_array(table, "number")), _array(table, "bucket_id")
         codes, rows = np.unique(numbers_of(names.indices), return_index=True)
@@ -108,7 +108,7 @@ class SidecarShards:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
-        """The shard that goes with a shard of the dataset; None where there is none."""
+        """Return the shard of features for a shard of the dataset, or None."""
         row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
         if not 0 <= row < len(self):
             return None
@@ -121,20 +121,20 @@ class SidecarShards:
 
     @property
     def max_member_bytes(self) -> int:
-        """Of the largest member."""
+        """Size of the largest member."""
         return int(numbers_of(_array(self.table, "max_member_bytes")).max(initial=0))
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
-        """(shards, 32): of the dataset's tars."""
+        """Checksums of the dataset's tars: (shards, 32)."""
         return _digests(_array(self.table, "base_sha256"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Members:
-    """Where a shard's members lie in its tar: arrays of num_samples * num_visits values, a sample's visits in a row.
+class MemberTable:
+    """Places of a shard's members in its tar: arrays of num_samples * num_visits, the visits of a sample adjacent.
 
-    offsets: -1 for one that could not be made. sha256: uint8 (…, 32).
+    offsets: -1 for a visit that could not be made. sha256: uint8 (…, 32).
     """
 
     num_visits: int
@@ -143,10 +143,10 @@ class Members:
     sha256: npt.NDArray[np.uint8]
 
     @staticmethod
-    def read(data: bytes, shard: SidecarShard, num_samples: int, num_visits: int, where: str) -> Members:
-        """IntegrityError, naming `where`, for what is not the table of a shard of so many samples."""
+    def read(data: bytes, shard: SidecarShard, num_samples: int, num_visits: int, where: str) -> MemberTable:
+        """Read the table of a shard with `num_samples` samples. Raise IntegrityError naming `where`."""
         count = num_samples * num_visits
-        # Without the keys, which are for other readers: these rows take what they say they take.
+        # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
         table = _read(data, types, (count, count), where)
         visits = numbers_of(_array(table, "visit"))
@@ -157,16 +157,18 @@ class Members:
         is_wrong |= offsets < BLOCK_BYTES
         in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
         if not in_order or (is_wrong & is_there).any():
-            raise IntegrityError(f"{where} names members that its tar cannot have; copy the sidecar again")
-        return Members(num_visits, offsets, sizes, _digests(_array(table, "sha256").fill_null(bytes(_SHA256_BYTES))))
+            raise IntegrityError(f"{where} names members that its tar cannot have; copy the features again")
+        return MemberTable(
+            num_visits, offsets, sizes, _digests(_array(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
+        )
 
     @property
     def num_bytes(self) -> int:
-        """In memory."""
+        """Size in memory."""
         return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
 
     def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """(offset, bytes, SHA-256) of a sample's member for a visit; None where there is none."""
+        """Return (offset, bytes, SHA-256) of a sample's member for a visit, or None if it has none."""
         place = row * self.num_visits + visit % self.num_visits
         if self.offsets[place] < 0:
             return None
@@ -174,26 +176,19 @@ class Members:
 
 
 def most_index_bytes(num_samples: int, num_visits: int) -> int:
-    """What the table of a shard's members can take."""
+    """Return the largest possible size of the table of a shard's members."""
     return num_samples * num_visits * _MEMBER_ROW_BYTES + _EMPTY_FILE_BYTES
 
 
 def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
-    """Parquet bytes of (key, visit, offset, bytes, SHA-256), the last three None where there is no member."""
-    return _encode({name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES)
-
-
-def _encode(columns: dict[str, list[Any]], types: dict[str, str]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    pq.write_table(pa.table(columns, schema=schema(types)), sink, **WRITING)
-    return sink.getvalue()
+    """Return the Parquet bytes of (key, visit, offset, bytes, SHA-256), the last three None without a member."""
+    return encode_table(
+        {name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES
+    )
 
 
 def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Columns of these types, so many rows at least and at most; texts as a dictionary. Raises IntegrityError."""
+    """Read columns of these types with `num_rows` (least, most); texts as dictionaries. Raise IntegrityError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -202,7 +197,7 @@ def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: 
     try:
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
-            raise ValueError(f"{file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} can be")
+            raise ValueError(f"{file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} are possible")
         wanted = schema(types)
         for field in wanted:
             found = file.schema_arrow.field(field.name).type
@@ -218,7 +213,7 @@ def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: 
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError) as error:
         raise IntegrityError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); copy the sidecar again"
+            f"{where} cannot be read ({type(error).__name__}: {error}); copy the features again"
         ) from error
 
 

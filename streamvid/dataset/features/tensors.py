@@ -1,7 +1,7 @@
-"""Tensors as sidecars store them: safetensors, written and read without torch.
+"""Stored tensors: safetensors, written and read without torch.
 
-The layout is written out here, as the library's own way to raw bytes differs between its versions and a sidecar's bytes
-must not: they are those that `safetensors.torch.save` writes.
+The layout is spelled out here because the library's API for raw bytes differs between its versions, and stored bytes
+must not. They are those that `safetensors.torch.save` writes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,20 @@ from typing import Any
 from streamvid.errors import ConfigError, IntegrityError
 
 DTYPES = {
-    "I64": 8, "F64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2,
-    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Names of safetensors and bytes of an element, in the order in which a file has them: wide ones are aligned so."""
+    "I64": 8,
+    "F64": 8,
+    "F32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Types of safetensors and bytes per element. A file stores tensors in this order, which aligns wide types."""
 
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 2**20
@@ -31,9 +41,9 @@ _ORDER = list(DTYPES)
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as bytes, little-endian, in C order. is_ragged: its first size differs from sample to sample.
+    """A tensor as little-endian bytes in C order. is_ragged: its first size differs between samples.
 
-    dtype: one of DTYPES. Raises ConfigError for what cannot be.
+    dtype: one of DTYPES. Raise ConfigError for a tensor that cannot be stored.
     """
 
     dtype: str
@@ -55,30 +65,30 @@ class RawTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Of its data."""
+        """Size of its data."""
         return math.prod(self.shape) * DTYPES[self.dtype]
 
 
 def _wrong_shape(shape: object) -> str | None:
     if not isinstance(shape, tuple | list) or len(shape) > MAX_DIMENSIONS:
-        return f"a list of {MAX_DIMENSIONS} sizes at most is allowed"
-    # Bytes prove sizes, but where one is 0: it would let the others be anything.
+        return f"must be a list of at most {MAX_DIMENSIONS} sizes"
+    # The number of bytes verifies the sizes, unless one is 0: then the others could be anything.
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 48 for size in shape):
-        return "sizes are whole numbers from 0 on"
+        return "sizes must be integers of at least 0"
     if 0 in shape[1:] or (shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40):
-        return "no size but the first may be 0"
+        return "only the first size may be 0"
     return None
 
 
 def check_name(name: str) -> str:
-    """A tensor's name, which becomes a field of batches; ConfigError for what none can be called."""
+    """Return a tensor's name, which becomes a field of batches. Raise ConfigError for an invalid name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"tensor {name!r}: letters, digits and '_' are allowed, 63 at most, a letter first")
+        raise ConfigError(f"tensor {name!r}: must be at most 63 letters, digits and '_', starting with a letter")
     return name
 
 
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """The bytes of a safetensors file, the same for the same tensors in any order. Raises ConfigError."""
+    """Return the bytes of a safetensors file; the order of `tensors` does not matter. Raise ConfigError."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
         raise ConfigError(f"{len(tensors)} tensors; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
@@ -94,7 +104,7 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-    """What a safetensors file holds, as views of `data`. IntegrityError naming `where` for anything else (SAFE-1)."""
+    """Return the tensors of a safetensors file as views of `data`. Raise IntegrityError naming `where` (SAFE-1)."""
     view = memoryview(data).cast("B")
     try:
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
@@ -108,7 +118,7 @@ def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]
         return _cut(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(
-            f"{where} is no safetensors file that can be read ({type(error).__name__}: {error}); copy it again"
+            f"{where} is not a readable safetensors file ({type(error).__name__}: {error}); copy it again"
         ) from error
 
 
@@ -122,7 +132,7 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
-    # Without gaps: what two tensors share, or nobody has, is no file of ours.
+    # Without gaps and overlaps, as we write them.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
-        raise ValueError("tensors that do not lie end to end")
+        raise ValueError("tensors that are not stored end to end")
     return tensors

@@ -1,7 +1,7 @@
-"""Sidecars as they are made: a shard at a time, by any number of processes, sealed by one of them at the end.
+"""Write features: one shard at a time, in any number of processes, one of which seals them at the end.
 
-Until then `.staging/` holds what the sidecar is begun with and a record of each finished shard, so that a run that was
-killed goes on where it was, and ends with the same bytes.
+Until then `.staging/` holds the encoder's facts and a record of each finished shard, so that a killed run resumes and
+ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from streamvid.dataset.features.record import Kinds, Record, check_null, in_common
 from streamvid.dataset.features.sidecar import (
     NULL_FILE,
     SidecarManifest,
+    TensorInfo,
     base_facts,
     differences,
     read_sidecar_manifest,
 )
 from streamvid.dataset.features.tables import SidecarShard, encode_members, encode_shards, index_path
-from streamvid.dataset.features.tensors import RawTensor, encode_tensors
+from streamvid.dataset.features.tensors import RawTensor, check_name, encode_tensors
 from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, ShardInfo
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
@@ -33,24 +34,113 @@ from streamvid.dataset.tar import Member, scan_tar, write_shard
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore, StorageOptions, open_store
 
-__all__ = ["RawTensor", "SidecarWriter"]
-
 STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 _BLOCK_BYTES = 2**20
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""A sample's tensors, a mapping a visit; None for a visit that could not be made: readers deliver another sample."""
+"""The tensors of a sample for each visit; None for a visit that could not be made: readers deliver another sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedShard:
+    """The record of a finished shard: its row of the table, and its tensors with their shapes."""
+
+    shard: SidecarShard
+    tensors: Mapping[str, TensorInfo]
+    shapes: Mapping[str, list[int]]
+
+    def to_json(self) -> bytes:
+        """Return the record as JSON."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    @staticmethod
+    def from_json(data: bytes, where: str) -> FinishedShard:
+        """Parse a record. Raise DatasetError naming `where`."""
+        try:
+            value = json.loads(data)
+            tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
+            return FinishedShard(SidecarShard(**value["shard"]), tensors, value["shapes"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DatasetError(f"{where} is damaged ({error}); remove it to make the shard again") from error
+
+
+@dataclass
+class TensorKinds:
+    """Tensors that all samples of a shard have. shapes: those of ragged tensors lack the first size."""
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, key: str, tensors: Mapping[str, RawTensor]) -> None:
+        """Add a sample. Raise ConfigError unless its tensors match those of earlier samples."""
+        kinds = {name: TensorInfo(one.dtype, one.is_ragged) for name, one in tensors.items()}
+        shapes = {name: list(one.shape[1:] if one.is_ragged else one.shape) for name, one in tensors.items()}
+        if not self.tensors:
+            self.tensors, self.shapes = _check_kinds(kinds), shapes
+        elif (kinds, shapes) != (self.tensors, self.shapes):
+            raise ConfigError(
+                f"sample {key} has the tensors {_described(kinds, shapes)}, earlier ones have "
+                f"{_described(self.tensors, self.shapes)}; all samples of a shard must have the same, except for the "
+                "first size of ragged tensors"
+            )
+
+
+def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    for name, kind in kinds.items():
+        if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
+            raise ConfigError(f"tensor '{name}_mask': the mask of the ragged tensor {name!r} has that name; rename one")
+    return kinds
+
+
+def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]]) -> str:
+    return ", ".join(
+        f"{name} {kind.dtype} {['*', *shapes[name]] if kind.is_ragged else shapes[name]}"
+        for name, kind in sorted(kinds.items())
+    )
+
+
+def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
+    """Return the tensors that all shards have. Raise DatasetError unless shapes are equal in each bucket."""
+    first: FinishedShard | None = None
+    of_bucket: dict[str, FinishedShard] = {}
+    for one in records:
+        if not one.tensors:  # none of its samples could be encoded
+            continue
+        first = first or one
+        near = of_bucket.setdefault(one.shard.bucket_id, one)
+        if one.tensors != first.tensors or one.shapes != near.shapes:
+            other = first if one.tensors != first.tensors else near
+            raise DatasetError(
+                f"shard {one.shard.bucket_id}-{one.shard.number:06d} has the tensors "
+                f"{_described(one.tensors, one.shapes)}, others have {_described(other.tensors, other.shapes)}; "
+                "make the features again"
+            )
+    if first is None:
+        raise DatasetError("no sample could be encoded, so there is nothing to seal; check that its clips decode")
+    return dict(first.tensors)
+
+
+def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
+    """Raise ConfigError unless the null tensors can replace those of a shard's samples."""
+    for name, one in null.items():
+        kind = record.tensors.get(name)
+        shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
+        if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
+            raise ConfigError(
+                f"null: {name!r} of dtype {one.dtype} and shape {one.shape} cannot replace the tensors of the samples, "
+                f"{_described(record.tensors, record.shapes)}"
+            )
 
 
 class SidecarWriter:
-    """Makes the sidecar of a dataset at a local path, or a file:// or s3:// URL.
+    """Writer of the features of a dataset, at a local path or a file:// or s3:// URL.
 
-    made_with: JSON facts that readers compare, such as the encoder's checksum. num_visits: how often each sample is
-    encoded. Several writers in several processes may make different shards at once.
+    made_with: JSON facts that readers compare, such as the encoder's checksum. num_visits: visits per sample. Several
+    processes may write different shards at the same time.
 
-    Raises ConfigError, naming what differs, where a sidecar is begun or sealed there that is made with anything else;
-    DatasetError where something else is there; StorageError.
+    Raise ConfigError, naming what differs, if other features are begun or sealed there; DatasetError if other files are
+    there; StorageError.
     """
 
     def __init__(
@@ -62,11 +152,11 @@ class SidecarWriter:
         storage: StorageOptions | Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(num_visits, bool) or not isinstance(num_visits, int) or not 1 <= num_visits <= 1 << 20:
-            raise ConfigError(f"num_visits={num_visits!r}; a whole number from 1 to {1 << 20} is allowed")
+            raise ConfigError(f"num_visits={num_visits!r}: must be an integer from 1 to {1 << 20}")
         try:
             self._made_with: dict[str, Any] = json.loads(json.dumps(made_with, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"made_with is no JSON: {error}") from error
+            raise ConfigError(f"made_with must be JSON: {error}") from error
         self._dataset, self._num_visits = dataset, num_visits
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
@@ -78,46 +168,46 @@ class SidecarWriter:
             sealed = read_sidecar_manifest(self._store)
             base = {"plan": sealed.base_plan, "content": sealed.base_content}
             stored = {"base": base, "made_with": sealed.made_with, "num_visits": sealed.num_visits}
-            self._refuse_other(stored, f"a sidecar is sealed at {url}")
+            self._refuse_other(stored, f"features are sealed at {url}")
             return sealed
-        # Whoever is here at the same time has written that before anything else.
+        # Concurrent writers write this file before any other.
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
         if self._store.size(_BEGUN) is None:
             if not is_free:
-                raise DatasetError(f"{url} is not empty and holds no sidecar; give a place where nothing is")
+                raise DatasetError(f"{url} is not empty and holds no features; give an empty place")
             self._store.create(_BEGUN, json.dumps(self._facts, sort_keys=True, indent=1).encode())
-        self._refuse_other(json.loads(self._store.read(_BEGUN)), f"a sidecar is begun at {url}")
+        self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are begun at {url}")
         return None
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(f"{what} that is another: {'; '.join(found)}; give another place, or remove that one")
+            raise ConfigError(f"other {what}: {'; '.join(found)}; give another place, or remove them")
 
     @property
     def sealed(self) -> SidecarManifest | None:
-        """The manifest, where an earlier run has sealed it: nothing is left to do then but to `seal` again."""
+        """The manifest, if an earlier run has sealed the features; then only `seal` is left to call."""
         return self._sealed
 
     # Shards.
 
     @cached_property
     def _done(self) -> set[str]:
-        """Records that were there when first asked for."""
+        """Paths of the records that existed at the first access."""
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
-        """Whether an earlier run has finished a shard."""
+        """Return whether an earlier run has finished a shard."""
         return self._sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Make one shard of all the samples of `shard`, in its order: (key, the tensors of each visit).
+        """Write the shard for all samples of `shard`, in its order: (key, the tensors of each visit).
 
-        A shard that is done is made again. Raises ConfigError for what cannot be stored, DatasetError for other samples
-        than the dataset's, StorageError.
+        A finished shard is written again. Raise ConfigError for tensors that cannot be stored, DatasetError for samples
+        other than the dataset's, StorageError.
         """
         if self._sealed is not None:
-            raise DatasetError(f"the sidecar at {self._store.url} is sealed; give another place")
-        kinds, checksums = Kinds(), dict[str, bytes]()
+            raise DatasetError(f"the features at {self._store.url} are sealed; give another place")
+        kinds, checksums = TensorKinds(), dict[str, bytes]()
         with self._temporary() as folder:
             path = folder / "shard.tar"
             with path.open("w+b") as file:
@@ -129,20 +219,25 @@ class SidecarWriter:
             self._store.put(shard.path, path)
         index_file = FileInfo.of(index_path(shard.bucket_id, shard.number), index)
         self._store.put(index_file.path, index)
-        largest = max((size for _, size in places.values()), default=0)
-        missing = len(keys) * self._num_visits - len(places)
         done = SidecarShard(
-            shard.bucket_id, shard.number, shard.sha256, num_bytes, sha256, largest, index_file.num_bytes,
-            index_file.sha256, missing,
-        )  # fmt: skip
-        self._store.put(_record_path(shard), Record(done, kinds.tensors, kinds.shapes).to_json())
+            bucket_id=shard.bucket_id,
+            number=shard.number,
+            base_sha256=shard.sha256,
+            num_bytes=num_bytes,
+            sha256=sha256,
+            max_member_bytes=max((size for _, size in places.values()), default=0),
+            index_num_bytes=index_file.num_bytes,
+            index_sha256=index_file.sha256,
+            num_missing=len(keys) * self._num_visits - len(places),
+        )
+        self._store.put(_record_path(shard), FinishedShard(done, kinds.tensors, kinds.shapes).to_json())
 
     def _keys(self, shard: ShardInfo) -> list[str]:
         keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
         return keys
 
     def _members(
-        self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]], kinds: Kinds, checksums: dict[str, bytes]
+        self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]], kinds: TensorKinds, checksums: dict[str, bytes]
     ) -> Iterator[tuple[str, dict[str, bytes]]]:
         keys = self._keys(shard)
         number = -1
@@ -160,7 +255,7 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{shard.path} has {len(keys)} samples, tensors came of {number + 1}")
+            raise DatasetError(f"{shard.path} has {len(keys)} samples, and tensors of {number + 1} were given")
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
@@ -175,7 +270,7 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A folder that is gone afterwards; from which files can be renamed into place, if the store is a folder."""
+        """Create a temporary folder, in a local store itself, so that files can be renamed into place."""
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:
             with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as name:
@@ -188,11 +283,11 @@ class SidecarWriter:
     # The end.
 
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
-        """Write the manifest, by one process, once all shards are done.
+        """Write the manifest once all shards are finished; one process calls this.
 
-        null: what stands in for the tensors of these names where a delivery has no text.
+        null: tensors that replace those of the same names in a delivery without a text.
 
-        Raises DatasetError where a shard is missing, or where shards have other tensors than others.
+        Raise DatasetError if a shard is missing, or if shards have different tensors.
         """
         if self._sealed is None:
             self._sealed = self._seal(null)
@@ -200,7 +295,7 @@ class SidecarWriter:
             shutil.rmtree(self._store.root / STAGING, ignore_errors=True)
         else:
             for folder in LARGE_FOLDERS:
-                self._store.abort_uploads(folder)  # of writers that were killed
+                self._store.abort_uploads(folder)  # left by killed writers
             for file in list(self._store.files(STAGING)):
                 self._store.remove(file.path)
         return self._sealed
@@ -212,30 +307,37 @@ class SidecarWriter:
         digest = hashlib.sha256(table).hexdigest()
         shard_file = FileInfo.of(f"index/shards-{digest[:12]}.parquet", table)
         self._store.put(shard_file.path, table)
+        base = base_facts(self._dataset)
         manifest = SidecarManifest(
-            self._facts["base"]["plan"], self._facts["base"]["content"], self._made_with, self._num_visits, tensors,
-            shard_file, self._put_null(null, records), sum(one.shard.num_missing for one in records),
-        )  # fmt: skip
+            base_plan=base["plan"],
+            base_content=base["content"],
+            made_with=self._made_with,
+            num_visits=self._num_visits,
+            tensors=tensors,
+            shard_file=shard_file,
+            null_file=self._put_null(null, records),
+            num_missing=sum(one.shard.num_missing for one in records),
+        )
         self._store.put(MANIFEST, manifest.to_json())
         return manifest
 
-    def _records(self) -> list[Record]:
-        """Of all shards, in the dataset's order."""
+    def _records(self) -> list[FinishedShard]:
+        """Read the records of all shards, in the dataset's order."""
         shards = self._dataset.shards
         there = {file.path for file in self._store.files(STAGING)}
         missing = [shard.path for shard in shards if _record_path(shard) not in there]
         if missing:
             raise DatasetError(
-                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not made yet, {missing[0]} the first; "
+                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished, first {missing[0]}; "
                 "run the same command again"
             )
         return list(in_parallel(lambda shard, _: self._record(shard), shards, DEFAULT_WORKERS))
 
-    def _record(self, shard: ShardInfo) -> Record:
+    def _record(self, shard: ShardInfo) -> FinishedShard:
         path = _record_path(shard)
-        return Record.from_json(self._store.read(path), f"{self._store.url}: {path}")
+        return FinishedShard.from_json(self._store.read(path), f"{self._store.url}: {path}")
 
-    def _put_null(self, null: Mapping[str, RawTensor] | None, records: Sequence[Record]) -> FileInfo | None:
+    def _put_null(self, null: Mapping[str, RawTensor] | None, records: Sequence[FinishedShard]) -> FileInfo | None:
         if null is None:
             return None
         for one in records:
@@ -260,7 +362,7 @@ def _scan(file: BinaryIO) -> Iterator[Member]:
 
 
 def _measure(file: BinaryIO) -> tuple[int, str]:
-    """Size and SHA-256 of a file."""
+    """Return the size and SHA-256 of a file."""
     file.seek(0)
     digest, num_bytes = hashlib.sha256(), 0
     while block := file.read(_BLOCK_BYTES):

@@ -1,9 +1,9 @@
-"""Conditions on columns: text to a checked tree to pyarrow calls. Nothing of the text is ever run (SAFE-1).
+"""Conditions on columns: from text to a checked tree to pyarrow calls. No part of the text is executed (SAFE-1).
 
-Python's own parser reads the text; only what stands in this file is understood, and everything has one of four
-kinds, found from the schema before a row is read:
+Python's own parser reads the text, and this file accepts a small part of its syntax. Every part has one of four kinds,
+known from the schema before a row is read:
 
-    int, float    numbers; arithmetic and comparisons of the two are done in doubles
+    int, float    numbers; arithmetic and comparisons of the two use doubles
     str, bool     text, compared by code points; truth values
 """
 
@@ -33,7 +33,7 @@ MAX_DEPTH = 30
 MAX_NODES = 10000
 _SHOWN = 120
 _MAX_BRACKETS = 150  # Python's parser takes 200
-_CANONICAL = 3  # a canonical text may be as much larger than what a user may write
+_CANONICAL = 3  # factor by which a canonical text may exceed the limits on a user's text
 
 _TOKEN = re.compile(
     r"(?P<string>'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\")|(?P<name>`[^`]*`)|(?P<word>[^\W0-9]\w*)"
@@ -62,12 +62,12 @@ _TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "ends
 
 
 def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
-    """The condition that `text` states; `resolve` gives (index column, kind) of a name.
+    """Compile the condition `text`; `resolve` returns (index column, kind) for a name.
 
-    `is_canonical`: `text` is the text of such a condition, which is longer than what was written.
+    is_canonical: `text` is the canonical spelling of a condition, which is longer than the original.
 
-    Raises ConfigError naming text, place and remedy for anything that is no condition, a LookupError of `resolve`
-    included.
+    Raise ConfigError with the text, the place and a remedy for anything that is not a condition, including a name for
+    which `resolve` raises LookupError.
     """
     return _Compiler(text, resolve, _CANONICAL if is_canonical else 1).condition()
 
@@ -80,7 +80,7 @@ class _Compiler:
 
     def condition(self) -> Node:
         if not isinstance(self._text, str):
-            raise ConfigError(f"where={self._text!r} is no text; write a condition as 'aesthetic > 5'")
+            raise ConfigError(f"where={self._text!r} must be text; write a condition as 'aesthetic > 5'")
         if not self._text.strip():
             raise ConfigError(f"where={self._text!r} is empty; write a condition as 'aesthetic > 5', or leave it out")
         if len(self._text) > MAX_CHARACTERS * self._slack:
@@ -97,7 +97,7 @@ class _Compiler:
     # Text to tree.
 
     def _as_python(self) -> str:
-        """The text with each backquoted name replaced by one letter and spaces, so that places stay as they are."""
+        """Return the text with each backquoted name replaced by one letter and spaces, which keeps all positions."""
         parts, depth, letters = [], 0, (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
         for match in _TOKEN.finditer(self._text):
             part, kind, place = match[0], match.lastgroup, match.start()
@@ -110,9 +110,9 @@ class _Compiler:
             elif kind == "string":
                 self._check_string(part, place)
             elif kind == "number" and not _NUMBER.fullmatch(part):
-                self._fail(place, f"{part[:_SHOWN]!r} is no number; write 5, 0.5 or 1e-3")
+                self._fail(place, f"{part[:_SHOWN]!r} is not a number; write 5, 0.5 or 1e-3")
             elif kind == "word" and unicodedata.normalize("NFKC", part) != part:
-                self._fail(place, f"Python reads {part!r} as another name; write it in backquotes: `{part}`")
+                self._fail(place, f"Python normalizes the name {part!r}; write it in backquotes: `{part}`")
             elif kind == "space":
                 part = " " * len(part)
             elif part in "([{":
@@ -122,17 +122,17 @@ class _Compiler:
             elif part in ")]}":
                 depth -= 1
             elif part in "`#;:":
-                self._fail(place, f"{part!r} is not allowed here; backquotes stand on both sides of a name")
+                self._fail(place, f"{part!r} is not allowed here; put backquotes on both sides of a name")
             parts.append(part)
         return "".join(parts)
 
     def _check_string(self, part: str, place: int) -> None:
         if len(part) == 2 and self._text[place + 2 : place + 3] == part[0]:
-            self._fail(place, "text in triple quotes is not allowed; use single ones")
+            self._fail(place, "text in triple quotes is not allowed; use single quotes")
         if "\n" in part or "\r" in part or "\0" in part:
-            self._fail(place, r"text goes over the end of a line; write \n for one")
+            self._fail(place, r"text continues on the next line; write \n for a line break")
         if _STRANGE_ESCAPE.search(part):
-            self._fail(place, r"text has a backslash that means nothing; write it twice: \\")
+            self._fail(place, r"text has an unknown escape; write the backslash twice: \\")
 
     def _parse(self) -> ast.expr:
         leading = len(self._source) - len(self._source.lstrip())
@@ -140,9 +140,9 @@ class _Compiler:
         try:
             tree = ast.parse(self._source[leading:], mode="eval").body
         except SyntaxError as error:
-            self._fail(leading + max(0, (error.offset or 1) - 1), f"it is no condition: {error.msg}")
+            self._fail(leading + max(0, (error.offset or 1) - 1), f"it is not a condition: {error.msg}")
         except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deep, or no text")
+            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deeply, or not text")
         self._check_depth(tree)
         return tree
 
@@ -186,10 +186,10 @@ class _Compiler:
     def _refuse(self, tree: ast.expr) -> NoReturn:
         remedies: dict[type[ast.expr], str] = {
             ast.Attribute: "a name with a dot; write it in backquotes, as in `user.score`",
-            ast.Tuple: "a list, which stands only after 'in'",
-            ast.List: "a list, which stands only after 'in'",
+            ast.Tuple: "a list, which is only allowed after 'in'",
+            ast.List: "a list, which is only allowed after 'in'",
         }
-        what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not have")
+        what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not support")
         self._fail(
             tree,
             f"here is {what}. Allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
@@ -205,7 +205,7 @@ class _Compiler:
 
     def _literal(self, tree: ast.expr, value: object) -> Node:
         if value is None:
-            self._fail(tree, "None stands only after 'is': write 'score is None' or 'score is not None'")
+            self._fail(tree, "None is only allowed after 'is': write 'score is None' or 'score is not None'")
         if not isinstance(value, (bool, int, float, str)):
             self._fail(tree, f"{type(value).__name__} is not allowed; write a number, text, True or False")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -261,7 +261,7 @@ class _Compiler:
     def _pair(self, tree: ast.expr, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Node:
         if isinstance(operator, (ast.Is, ast.IsNot)):
             if not (isinstance(right, ast.Constant) and right.value is None):
-                self._fail(tree, "'is' stands only before None; write == to compare")
+                self._fail(tree, "'is' is only allowed before None; write == to compare")
             node = self._node(left)
             missing = call("is_null", "bool", f"({node.text}) is None", node)
             return missing if isinstance(operator, ast.Is) else negation(missing)
@@ -282,11 +282,11 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' takes a list: place in ('a', 'b'); for a part of a text: contains(text, 'a')")
+            self._fail(right, "'in' takes a list: place in ('a', 'b'); to search in a text: contains(text, 'a')")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
-                self._fail(tree, "a list holds numbers, texts, True or False, and nothing to compute")
+                self._fail(tree, "a list can hold numbers, texts, True and False, but no expression")
             if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
                 self._fail(tree, f"{_short(node)} is {_a(node.kind)} and {_short(item)} is {_a(item.kind)}")
         return membership(node, items)

@@ -1,9 +1,14 @@
-"""Which samples of a dataset a condition on its columns admits, and how many of each shard."""
+"""Filters: the samples that a condition on columns admits, and their number per shard, cached on disk."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,37 +17,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.filter.count_cache import CountCache
 from streamvid.dataset.filter.expression import compile_condition
 from streamvid.dataset.filter.nodes import Node, kind_of
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import rows_of
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
+from streamvid.host.lock import wait_for_lock
+from streamvid.host.resources import user_cache
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
-_ROWS_A_REPORT = 1_000_000
+_ROWS_PER_REPORT = 1_000_000
+_VERSION = 1  # of the cached file, and of what conditions mean
+_DIGEST_BYTES = 32
+_ITEM_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
     """A parsed condition.
 
-    text: the condition in one spelling, so that equal conditions are equal. columns: the index columns it reads.
+    text: the condition in canonical spelling, so that equal conditions are equal. columns: the index columns it reads.
     """
 
     text: str
     columns: tuple[str, ...]
 
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
-        """Row numbers, ascending, of the rows that the condition admits; `table` has at least `columns`.
+        """Return the ascending row numbers that the condition admits; `table` has at least `columns`.
 
-        Rows where it is unknown, because a value that decides is null or NaN, are not admitted.
-        Raises DatasetError for a table without the columns, or with other types than the condition was parsed for.
+        Rows for which the condition is unknown, because a deciding value is null or NaN, are not admitted. Raise
+        DatasetError for a table without the columns, or with other types than the condition was parsed for.
         """
         import pyarrow.compute as pc
 
@@ -57,16 +66,16 @@ class Filter:
 
 
 def parse_filter(text: str, dataset: Dataset) -> Filter:
-    """The condition that `text` states on the columns of `dataset`.
+    """Parse the condition `text` on the columns of `dataset`.
 
-    - Names are the user's columns, else the index' own (`clip_width`, `fps`, `duration_seconds`, `record_key` …); one
-      that is no Python name stands in backquotes: `` `my col` > 5 ``.
-    - `< <= > >= == !=`, chained too; `in` and `not in` a list; `is None`, `is not None`; `and`, `or`, `not`;
+    - Names are the user's columns, or else the index's own (`clip_width`, `fps`, `duration_seconds`, `record_key`, …).
+      Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
+    - `< <= > >= == !=`, also chained; `in` and `not in` a list; `is None`, `is not None`; `and`, `or`, `not`;
       `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True, False.
-    - A value that is null or NaN is missing. What it decides is neither true nor false, and such rows are left out:
-      by `fps < 24` and by `not (fps < 24)` alike. Only `is None` tells.
+    - A value that is null or NaN is missing. A condition on it is neither true nor false, and leaves the row out:
+      `fps < 24` does, and `not (fps < 24)` as well. Only `is None` finds missing values.
 
-    Raises ConfigError naming the text, the place and the remedy: unknown columns, wrong types, anything else.
+    Raise ConfigError with the text, the place and a remedy for unknown columns, wrong types and anything else.
     """
     schema = dataset.samples_schema
 
@@ -78,8 +87,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
         kind = kind_of(schema.field(column).type)
         if kind is None:
             raise LookupError(
-                f"{name!r} is of type {schema.field(column).type}, which cannot be in a condition; "
-                "numbers, texts and truth values can"
+                f"{name!r} is of type {schema.field(column).type}, which conditions do not support; "
+                "they support numbers, texts and truth values"
             )
         return column, kind
 
@@ -99,7 +108,7 @@ def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
     def resolve(name: str) -> tuple[str, str]:
         kind = known.get(name)
         if kind is None:
-            raise LookupError(f"{name!r} is missing, or of a type that cannot be in a condition")
+            raise LookupError(f"{name!r} is missing, or has a type that conditions do not support")
         return name, kind
 
     return compile_condition(text, resolve, is_canonical=True)
@@ -108,19 +117,19 @@ def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
 def count_matches(
     dataset: Dataset, shards: Sequence[ShardInfo], filter: Filter, cache_dir: str | Path | None = None
 ) -> npt.NDArray[np.int64]:
-    """How many samples of each of `shards` the filter admits: int64 (len(shards),).
+    """Return the number of samples that the filter admits in each of `shards`: int64 (len(shards),).
 
-    One scan of the index, a shard at a time and of the filter's columns only; the counts of all shards are kept in
-    `cache_dir` (None: `$XDG_CACHE_HOME/streamvid/filters`, else `~/.cache/streamvid/filters`) under the dataset's
-    content and the filter, so that whoever asks next reads some bytes a shard. Processes of one machine that ask at
-    the same time scan once. A folder that cannot be written costs a scan each time, and no more.
+    The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
+    `cache_dir` (None: `$XDG_CACHE_HOME/streamvid/filters`, else `~/.cache/streamvid/filters`) for the dataset's content
+    and the filter, so that later calls read 8 bytes per shard. Processes of one machine that call this at the same time
+    scan once. If the folder cannot be written, each call scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
     counts = cache.read(everything.num_samples)
     if counts is None:
         with cache.locked():
-            counts = cache.read(everything.num_samples)  # written by who held the lock
+            counts = cache.read(everything.num_samples)  # written by the process that held the lock
             if counts is None:
                 counts = _scan(dataset, filter)
                 cache.write(counts)
@@ -141,9 +150,76 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
     total, done = dataset.manifest.counts.samples, 0
     for number, shard in enumerate(dataset.shards):
         counts[number] = len(filter.matching(dataset.samples(shard, filter.columns)))
-        reports = done // _ROWS_A_REPORT
+        reports = done // _ROWS_PER_REPORT
         done += shard.num_samples
-        if done // _ROWS_A_REPORT > reports:
-            _log.info("filter: looked at %d of %d samples of %s", done, total, dataset.url)
+        if done // _ROWS_PER_REPORT > reports:
+            _log.info("filter: scanned %d of %d samples of %s", done, total, dataset.url)
     _log.info("filter %s admits %d of %d samples of %s", filter.text, counts.sum(), total, dataset.url)
     return counts
+
+
+@dataclass(frozen=True, slots=True)
+class CountCache:
+    """Counts of one filter per shard, in a file: a line of JSON, little-endian int64 counts, and the SHA-256 of both.
+
+    No method raises for a file or a folder: what cannot be read is counted again, and what cannot be written is not
+    kept.
+    """
+
+    path: Path
+    header: bytes
+
+    @classmethod
+    def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
+        """Return the entry of a dataset's content and a filter's text. folder: None means the user's cache."""
+        if folder is None:
+            folder = user_cache("filters")
+        fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
+        header = json.dumps(fields, sort_keys=True).encode() + b"\n"
+        return cls(Path(folder) / f"{hashlib.sha256(header).hexdigest()[:32]}.counts", header)
+
+    def read(self, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """Return the stored counts, none of them above `most`, or None if the file is missing or damaged."""
+        num_bytes = len(self.header) + _ITEM_BYTES * len(most) + _DIGEST_BYTES
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(num_bytes + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("cannot read the filter's counts in %s (%s); scanning the index again", self.path, error)
+            return None
+        body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+        if len(data) == num_bytes and hashlib.sha256(body).digest() == digest and body.startswith(self.header):
+            counts = np.frombuffer(body[len(self.header) :], "<i8").astype(np.int64)
+            if ((counts >= 0) & (counts <= most)).all():
+                return counts
+        _log.warning("the filter's counts in %s are damaged; scanning the index again", self.path)
+        return None
+
+    def write(self, counts: npt.NDArray[np.int64]) -> None:
+        """Store the counts, completely or not at all."""
+        body = self.header + counts.astype("<i8").tobytes()
+        temporary: str | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(body + hashlib.sha256(body).digest())
+            Path(temporary).replace(self.path)
+        except OSError as error:
+            _log.warning("cannot store the filter's counts in %s (%s); the next run scans again", self.path, error)
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the entry's lock, which one process of this machine has at a time."""
+        with contextlib.ExitStack() as held:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
+            except (ImportError, OSError) as error:
+                _log.info("no lock in %s (%s): processes that start together each scan", self.path.parent, error)
+            yield

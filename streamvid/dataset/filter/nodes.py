@@ -1,4 +1,4 @@
-"""Parts of a condition as pyarrow calls, over arrays of int64, float64, string or bool."""
+"""Nodes of a condition: pyarrow calls over arrays of int64, float64, string or bool."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NUMBERS = ("int", "float")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a condition: its kind, its one spelling, the columns it reads, and its values over a table.
+    """A part of a condition: its kind, canonical spelling, columns, and values over a table.
 
-    kind: "int", "float", "str" or "bool". run: table → array or scalar, null where a value is missing or NaN.
-    literal: its value where the text itself has it, else None.
+    kind: "int", "float", "str" or "bool". run: table → array or scalar, null for a missing value or NaN. literal: the
+    value of a literal, else None.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class Node:
 
 
 def kind_of(kind: Any) -> str | None:
-    """What a pyarrow type is in conditions; None for one that they have no word for."""
+    """Return the kind of a pyarrow type in conditions, or None for a type that they do not support."""
     from pyarrow import types
 
     if types.is_boolean(kind):
@@ -39,7 +39,7 @@ def kind_of(kind: Any) -> str | None:
 
 
 def column(name: str, kind: str) -> Node:
-    """The values of an index column."""
+    """Return the values of an index column."""
 
     def run(table: Any) -> Any:
         import pyarrow.compute as pc
@@ -51,17 +51,17 @@ def column(name: str, kind: str) -> Node:
 
 
 def literal(value: bool | int | float | str) -> Node:
-    """A value that stands in the text."""
+    """Return a value that is written in the text."""
     import pyarrow as pa
 
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
     scalar = pa.scalar(value, _arrow_type(kind))
-    # `ascii`, because which letters `repr` prints as they are differs between versions of Python.
+    # `ascii`, because the characters that `repr` escapes differ between versions of Python.
     return Node(kind, ascii(value), frozenset(), lambda _: scalar, value)
 
 
 def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
-    """A function of pyarrow.compute over other parts."""
+    """Return a call of a function in pyarrow.compute on other parts."""
 
     def run(table: Any) -> Any:
         import pyarrow.compute as pc
@@ -73,12 +73,12 @@ def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> N
 
 
 def negation(part: Node) -> Node:
-    """`not`, of a condition."""
+    """Return `not` of a condition."""
     return call("invert", "bool", f"not ({part.text})", part)
 
 
 def junction(word: str, parts: Sequence[Node]) -> Node:
-    """`and` or `or` over conditions; null is what is not known, so that `null or True` is True."""
+    """Return `and` or `or` of conditions; null means unknown, so that `null or True` is True."""
     if len(parts) == 1:
         return parts[0]
 
@@ -91,7 +91,7 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
 
 
 def membership(part: Node, items: Sequence[Node]) -> Node:
-    """`in`, over literals of the part's kind; ints and floats mixed are doubles. A missing value is in no list."""
+    """Return `in` for literals of the part's kind; mixed ints and floats are doubles. No list has a missing value."""
     is_float = any(node.kind == "float" for node in (part, *items))
     value = as_float(part) if is_float else part
     literals = [float(item.literal) if is_float and item.literal is not None else item.literal for item in items]
@@ -109,7 +109,7 @@ def membership(part: Node, items: Sequence[Node]) -> Node:
 
 
 def as_float(part: Node) -> Node:
-    """A number as a double; beyond 2**53 integers are rounded."""
+    """Return a number as a double; integers beyond 2**53 are rounded."""
     if part.kind == "float":
         return part
 

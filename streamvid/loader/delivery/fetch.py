@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.dataset.features.sidecar import Sidecar
-from streamvid.dataset.features.tables import Members, SidecarShard
+from streamvid.dataset.features.tables import MemberTable, SidecarShard
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import IntegrityError, StreamvidError
@@ -57,7 +57,7 @@ class IndexRows:
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
         self._rows: Kept[_ShardRows] = Kept(cached_bytes)
         self._tables: Kept[PacketTables] = Kept(cached_bytes)
-        self._members: Kept[Members] = Kept(cached_bytes)
+        self._members: Kept[MemberTable] = Kept(cached_bytes)
 
     @property
     def num_bytes(self) -> int:
