@@ -1,4 +1,4 @@
-"""Arrow arrays to numpy and back by their buffers: pyarrow's own ways import pandas, which takes half a second."""
+"""Arrow arrays to numpy and back through their buffers; pyarrow's own conversion imports pandas, which takes 0.5 s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
-    """The values of an array of integers, without a copy. ValueError where one is missing."""
+    """Return the values of an array of numbers without a copy. Raise ValueError if one is missing."""
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} values are missing")
     kind = np.dtype(str(array.type))
@@ -23,7 +23,7 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """An Arrow array over the memory of numbers."""
+    """Return an Arrow array that shares the memory of the values."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)
@@ -31,7 +31,7 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def texts_of(texts: Sequence[str]) -> pa.Array:
-    """An Arrow array of strings."""
+    """Return an Arrow array of strings."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]

@@ -1,4 +1,4 @@
-"""Several captions of one sample: what a user may write, and the column `captions` of the samples index."""
+"""Captions of a sample: parse what users write, and the column `captions` of the samples index."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ MAX_CAPTIONS_BYTES = 256 * 2**10
 """Limit on all captions of a sample together, as they are stored."""
 
 Captions: TypeAlias = tuple[tuple[str, float], ...]
-"""(text, weight) of each, in the user's order; weights are 0 or more, and one at least is above 0."""
+"""(text, weight) of each, in the user's order; weights are at least 0, and one of them is above 0."""
 
 _TEXTS = ("text", "caption")
 
 CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sentence", "cap")
-"""What a column of captions is called, where nobody says."""
+"""Names of caption columns to look for if none is given."""
 
 
 def parse_captions(value: object, weights: object = None) -> Captions:
-    """The captions that a user's value holds: a text, or a list of texts and of `{"text": ..., "weight": ...}`.
+    """Parse a user's value: a text, or a list of texts and `{"text": ..., "weight": ...}`.
 
-    weights: a list of numbers, one a caption, or None: 1 each. Entries without text are left out. Raises Rejected.
+    weights: a list of numbers, one per caption, or None for 1 each. Entries without text are left out. Raise Rejected.
     """
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:
@@ -37,17 +37,17 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
-            raise Rejected("has weights in its captions and in the column of weights; give one of them")
+            raise Rejected("has weights both in its captions and in the weight column; give one of them")
         pairs = [(text, weight) for (text, _), weight in zip(pairs, weights, strict=True)]
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all its captions have the weight 0; give one of them more")
+        raise Rejected("all its captions have weight 0; give one a higher weight")
     return found
 
 
 def _pair(item: object) -> tuple[str | None, object]:
-    if item is None or (isinstance(item, float) and item != item):  # noqa: PLR0124 — NaN stands for nothing
+    if item is None or (isinstance(item, float) and item != item):  # noqa: PLR0124 — NaN means no caption
         return None, None
     if isinstance(item, str):
         return item, None
@@ -56,32 +56,32 @@ def _pair(item: object) -> tuple[str | None, object]:
         unknown = [str(name) for name in item if name not in (*_TEXTS, "weight")]
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
-    raise Rejected(f'the caption is a {type(item).__name__}, not text, nor {{"text": ..., "weight": ...}}')
+    raise Rejected(f'the caption is a {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 
 
 def _weight(weight: object) -> float:
     if weight is None:
         return 1.0
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e12:
-        raise Rejected(f"the weight {weight!r} of a caption is no number from 0 to 1e12")
+        raise Rejected(f"the weight {weight!r} of a caption is not a number from 0 to 1e12")
     return float(weight)
 
 
 def captions_to_json(captions: Iterable[tuple[str, float]]) -> str:
-    """The column's form of several captions: `[["text", 1.0], ...]`."""
+    """Return the column's form of several captions: `[["text", 1.0], ...]`."""
     return json.dumps([[text, float(weight)] for text, weight in captions], ensure_ascii=False, separators=(",", ":"))
 
 
 def captions_from_json(stored: str) -> Captions:
-    """What `captions_to_json` wrote. ValueError for anything else."""
+    """Parse what `captions_to_json` wrote. Raise ValueError for anything else."""
     value: Any = json.loads(stored)
     if not isinstance(value, list) or not value:
-        raise ValueError("it is no list of captions")
+        raise ValueError("not a list of captions")
     for pair in value:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ValueError("a caption is no [text, weight]")
+            raise ValueError("a caption is not [text, weight]")
         if isinstance(pair[1], bool) or not isinstance(pair[1], int | float) or not 0 <= pair[1] < math.inf:
-            raise ValueError(f"a caption has the weight {pair[1]!r}")
+            raise ValueError(f"a caption has weight {pair[1]!r}")
     captions = tuple((text, float(weight)) for text, weight in value)
     if not sum(weight for _, weight in captions) > 0:
         raise ValueError("no caption has a weight above 0")

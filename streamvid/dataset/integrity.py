@@ -1,6 +1,6 @@
-"""Index files as they are read: nothing of a file is looked at before its checksum is proved.
+"""Read index files. No byte of a file is used before its checksum is verified.
 
-What Arrow says of bytes that it cannot read becomes an IntegrityError with the file's name.
+Errors of Arrow become IntegrityErrors that name the file.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 2**20
 _REMOTE_BLOCK_BYTES = 16 * 2**20
 _MAX_READS = 5
-_FOOTER_END_BYTES = 8  # of a Parquet file: its footer's size, and what it is
+_FOOTER_END_BYTES = 8  # the end of a Parquet file: size of the footer, and a magic number
 _ROWS_AT_ONCE = 1 << 14
 _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
-def prove(store: Store, file: FileInfo, tail: bytearray) -> None:
-    """IntegrityError unless the file's bytes are those that the manifest names; read a block at a time.
+def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
+    """Raise IntegrityError unless a file has the bytes that the manifest describes; reads one block at a time.
 
-    tail: is filled with the file's last bytes, as they were proved. Its size was checked.
+    tail: receives the file's last bytes, as verified. The caller has checked the size of the file.
     """
     end, end_start = memoryview(tail), file.num_bytes - len(tail)
     size = min(file.num_bytes, _BLOCK_BYTES if store.is_local else _REMOTE_BLOCK_BYTES)
@@ -55,9 +55,9 @@ def prove(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """The digest of what `read` has read, once it is the right one.
+    """Call `read` until its digest is right, and return the last digest.
 
-    The same wrong bytes twice are what is stored; others each time went wrong on their way, and are read again.
+    The same wrong bytes twice are what is stored. Different wrong bytes were damaged in transit, and are read again.
     """
     seen: set[bytes] = set()
     for _ in range(_MAX_READS):
@@ -70,7 +70,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_packets(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """A packet table's bytes; whoever makes use of them proves them once more."""
+    """Return the bytes of a packet table. PacketTables verifies their checksum."""
     return _read_until_right(store, path, offset, num_bytes, sha256)
 
 
@@ -86,20 +86,20 @@ def _read_until_right(store: Store, path: str, offset: int, num_bytes: int, sha2
 
 
 def read_table(store: Store, file: FileInfo) -> pa.Table:
-    """A whole index file, its checksum proved."""
+    """Return a whole index file, verified."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = _read_proved(store, file)
+    data = _read_verified(store, file)
     with _named(f"{store.url}: {file.path}"):
-        # Over a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter ends.
+        # From a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter exits.
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         table.validate(full=True)
     return table
 
 
 def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
-    """Index files of one kind as one table, in their order."""
+    """Return index files of one kind as one table, in their order."""
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]
@@ -108,19 +108,19 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 
 def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
-    """The shard table of these files, their checksums proved; never in memory as text (PLAN-6)."""
+    """Return the shard table of these files, verified; never in memory as text (PLAN-6)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     builder = ShardTableBuilder()
     for file in files:
         where = f"{store.url}: {file.path}"
-        data = _read_proved(store, file)
+        data = _read_verified(store, file)
         with _named(where):
             parquet = pq.ParquetFile(pa.BufferReader(data))
-            # Before the rows, so that a file without any is looked at too.
+            # Before the rows, so that a file without rows is checked too.
             _add_shards(builder, pa.Table.from_batches([], schema=parquet.schema_arrow), where)
-            builder.expect(min(parquet.metadata.num_rows, len(data)))  # a footer may say any number
+            builder.expect(min(parquet.metadata.num_rows, len(data)))  # a footer can claim any number
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=_SHARD_COLUMNS, use_threads=False):
                 _add_shards(builder, pa.Table.from_batches([batch]), where)
     return builder.finish()
@@ -136,7 +136,7 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
             builder.add(batch, where)
 
 
-def _read_proved(store: Store, file: FileInfo) -> bytes:
+def _read_verified(store: Store, file: FileInfo) -> bytes:
     _check_size(store, file)
     data = b""
 
@@ -151,14 +151,12 @@ def _read_proved(store: Store, file: FileInfo) -> bytes:
 
 def _check_size(store: Store, file: FileInfo) -> None:
     if store.size(file.path) != file.num_bytes:
-        raise IntegrityError(
-            f"{store.url}: {file.path} is missing or has another size than the manifest says; copy the dataset again"
-        )
+        raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy the dataset again")
 
 
 def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
     if digest.hex() != file.sha256:
-        raise IntegrityError(f"{store.url}: {file.path} differs from what the manifest says; copy the dataset again")
+        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy the dataset again")
 
 
 @contextlib.contextmanager
@@ -176,7 +174,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 class StoreFile(io.RawIOBase):
-    """A file in a store as a seekable stream for pyarrow: every read is one ranged read."""
+    """Seekable stream over a file in a store, for pyarrow: every read is one ranged read."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__()
@@ -184,7 +182,7 @@ class StoreFile(io.RawIOBase):
         self._start, self._near = 0, b""
 
     def read_near(self, start: int, end: int) -> None:
-        """Read these bytes now, with one request: reads within them need none."""
+        """Read these bytes now, with one request; later reads within them need no request."""
         data = bytearray(end - start)
         self._store.read_into(self._path, start, memoryview(data))
         self._start, self._near = start, bytes(data)
@@ -216,22 +214,22 @@ class StoreFile(io.RawIOBase):
 
 
 class SamplesFile:
-    """One samples file, proved when it is first used. Its footer is kept, and no descriptor; safe in several threads.
+    """One samples file, verified at its first use. Safe to use from several threads.
 
-    The footer, which has no checksum of its own, is taken from the bytes that were proved, or proved as they were.
-    Bytes that rot after the proof are found by the page checksums of files that have them (format 1.1 on).
+    It keeps the footer, and no file descriptor. The footer has no checksum of its own, so it comes from verified bytes,
+    or its checksum is compared with theirs. Page checksums detect damage after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
         self._store, self._file = store, file
         self._where = f"{store.url}: {file.path}"
         self._lock = threading.Lock()
-        self._tail: tuple[int, bytes] | None = None  # size and checksum of the footer, once all is proved
+        self._tail: tuple[int, bytes] | None = None  # size and checksum of the footer, once the file is verified
         self._footer: Any = None
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """One row group: one small read. Columns that the file does not have are left out."""
+        """Return one row group with one small read. Columns that the file does not have are left out."""
         with _named(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
@@ -240,7 +238,7 @@ class SamplesFile:
             try:
                 return self._rows(footer, row_group, columns)
             except IntegrityError:
-                # The file was proved: it is another now, or went wrong on its way, which a disk's does not.
+                # The verified file has changed since, or was damaged in transit, which cannot happen on a local disk.
                 if not num_reads_left:
                     raise
                 self._store.forget(self._file.path)
@@ -254,12 +252,12 @@ class SamplesFile:
             return table
 
     def arrow_schema(self) -> pa.Schema:
-        """The file's columns and their types."""
+        """Return the file's columns and their types."""
         with _named(self._where):
             return self._get_footer().schema.to_arrow_schema()
 
     def forget(self) -> None:
-        """Let go of the footer; it is read again when it is needed."""
+        """Drop the footer; it is read again at the next use."""
         self._footer = None
 
     def _get_footer(self) -> Any:
@@ -271,7 +269,7 @@ class SamplesFile:
             if self._footer is not None:
                 return self._footer
             if self._failed is not None and self._failed[0] >= since:
-                raise copy.copy(self._failed[1])  # each in turn would wait as long for a store that is not there
+                raise copy.copy(self._failed[1])  # otherwise each thread in turn would wait for an unreachable store
             try:
                 self._footer = pq.read_metadata(pa.BufferReader(self._read_tail()))
             except StreamvidError as error:
@@ -281,7 +279,7 @@ class SamplesFile:
             return self._footer
 
     def _read_tail(self) -> bytes:
-        """The footer's bytes, to the end of the file."""
+        """Return the bytes from the footer to the end of the file."""
         store, file = self._store, self._file
         if self._tail is not None:
             size, sha256 = self._tail
@@ -291,9 +289,9 @@ class SamplesFile:
         if end:
             store.read_into(file.path, file.num_bytes - len(end), memoryview(end))
         tail = end
-        for _ in range(2):  # what says how long the footer is may be wrong itself, until it is proved
+        for _ in range(2):  # the size of the footer can be wrong itself until it is verified
             tail = bytearray(min(file.num_bytes, int.from_bytes(end[:4], "little") + _FOOTER_END_BYTES))
-            prove(store, file, tail)
+            verify(store, file, tail)
             if tail[-_FOOTER_END_BYTES:] == end:
                 break
             end = tail[-_FOOTER_END_BYTES:]
@@ -306,16 +304,16 @@ class SamplesFile:
         source = StoreFile(self._store, self._file.path, self._file.num_bytes)
         if near is not None and 0 <= near[0] <= near[1] <= self._file.num_bytes:
             source.read_near(*near)
-        # With a buffer, a thread of Arrow's reads the store, and aborts a process that ends meanwhile (arrow#34314).
+        # With pre_buffer, a thread of Arrow reads the store, and aborts a process that exits meanwhile (arrow#34314).
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
 
 
 def _extent(row_group: Any, columns: Sequence[str] | None) -> tuple[int, int]:
-    """From where to where the columns of a row group lie."""
+    """Return the start and the end of these columns of a row group."""
     places = []
     for number in range(row_group.num_columns):
         column = row_group.column(number)
-        path = column.path_in_schema  # of a list its parts' too; names may hold dots
+        path = column.path_in_schema  # for a list also that of its parts; names can contain dots
         if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns):
             start = column.dictionary_page_offset or column.data_page_offset
             places.append((min(start, column.data_page_offset), start + column.total_compressed_size))

@@ -1,8 +1,8 @@
-"""The packet index: a table a shard with a row a clip, so that a loader reads and decodes parts of clips.
+"""The packet index: one table per shard with one row per clip, so that a loader reads and decodes parts of clips.
 
-A table is an Arrow stream, compressed with zstd, after its length (uint64, little-endian); a file holds the tables of
-many shards end to end. A reader takes one table with one ranged read and proves it by the checksum that the samples
-index has of it.
+A table is the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with zstd. A file
+holds the tables of many shards end to end. A reader takes one table with one ranged read, and verifies it with the
+checksum in the samples index.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MAX_TABLE_BYTES = 2**31 - 1
 _SIZE_BYTES = 8
-#: Unpacked: of a table, and of a clip in it, which has 500,000 packets of 25 bytes at most.
-_MAX_STREAM_BYTES, _MAX_CLIP_BYTES = 2**29, 2**24
+_MAX_STREAM_BYTES = 2**29  # of an unpacked table
+_MAX_CLIP_BYTES = 2**24  # of an unpacked clip, which has at most 500,000 packets of 25 bytes
 
 
 def _schema() -> pa.Schema:
@@ -44,9 +44,9 @@ def _schema() -> pa.Schema:
 
 
 def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
-    """The table of a shard's clips, in their order; a clip without an index has a row of nulls.
+    """Return the table of a shard's clips, in their order; a clip without an index has a row of nulls.
 
-    Numbers are stored as steps: of time, from the packet before it; of place, from the end of the packet before it.
+    Times are stored as differences to the packet before, offsets as gaps after the end of the packet before.
     """
     import numpy as np
     import pyarrow as pa
@@ -76,7 +76,7 @@ def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
 
 
 def pack_stream(stream: bytes) -> bytes:
-    """A table as it is stored, of its Arrow stream."""
+    """Return the stored form of a table from its Arrow stream."""
     import pyarrow as pa
 
     packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)
@@ -84,14 +84,14 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """The packet index of one shard's clips as it is read; IntegrityError, naming `where`, for anything else."""
+    """Reader of the packet index of one shard's clips. Raises IntegrityError, naming `where`, for anything else."""
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa
 
         self._where = where
         if hashlib.sha256(data).digest() != sha256:
-            raise IntegrityError(f"{where} differs from what the samples index says; copy the dataset again")
+            raise IntegrityError(f"{where}: checksum mismatch; copy the dataset again")
         try:
             table = pa.ipc.open_stream(unpack_stream(data, num_clips)).read_all().combine_chunks()
             table.validate(full=True)
@@ -102,7 +102,7 @@ class PacketTables:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
-        """All clips' packets at once, as one clip at a time would take ten times as long."""
+        """Decode the packets of all clips at once; one clip at a time takes ten times as long."""
         import numpy as np
 
         self._texts, self._checksums = columns["stream"], columns["checksums"]
@@ -121,15 +121,16 @@ class PacketTables:
             before = np.concatenate(([0], sums))[self._edges[:-1]]
             return sums - np.repeat(before, np.diff(self._edges))
 
-        self._sizes, self._flags = numbers("size").astype(np.int64), numbers("flags")
+        self._sizes = numbers("size").astype(np.int64)
+        self._flags = numbers("flags")
         self._times = summed(numbers("time_step"))
         self._offsets = summed(numbers("gap") + self._sizes) - self._sizes
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
-        # Times, offsets, sizes, segments and flags of a packet.
+        # 33 bytes are times, offsets, sizes, segments and flags of a packet.
         self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
 
     def clip(self, row: int) -> ClipIndex | None:
-        """The index of a clip; None where it has none and is decoded by way of its container."""
+        """Return the index of a clip, or None if it has none and is decoded through its container."""
         import numpy as np
 
         text = self._texts[row].as_py()
@@ -139,7 +140,7 @@ class PacketTables:
             info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
-                raise DecodeError("its packets are none that a clip has")
+                raise DecodeError("its packets cannot be those of a clip")
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
@@ -149,13 +150,11 @@ class PacketTables:
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
-    """The Arrow stream; ValueError for one that says to be larger than any of so many clips (SAFE-1)."""
+    """Return the Arrow stream. Raise ValueError if it claims more bytes than `num_clips` can have (SAFE-1)."""
     import pyarrow as pa
 
-    size, limit = (
-        int.from_bytes(data[:_SIZE_BYTES], "little"),
-        min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES),
-    )
+    size = int.from_bytes(data[:_SIZE_BYTES], "little")
+    limit = min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES)
     if not 0 < size <= limit:
         raise ValueError(f"it unpacks to {size} bytes, {limit} are allowed")
     stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
@@ -169,7 +168,7 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Whether a record batch says that its buffers are compressed, which pyarrow unpacks without a limit.
+    """Return whether the buffers of a record batch are compressed, which pyarrow unpacks without a limit.
 
     Its metadata is a flatbuffer: field 2 of a Message is its header, field 3 of a RecordBatch the compression.
     """

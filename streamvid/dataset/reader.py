@@ -1,4 +1,4 @@
-"""A sealed dataset as its readers see it: manifest, shard table, and the samples of one shard at a time."""
+"""Read a sealed dataset: manifest, shard table, and the samples of one shard at a time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _KEPT_FOOTERS = 64
 
 
 class Dataset:
-    """A sealed dataset at a URL. Safe to use from several threads; reads nothing but what is asked for.
+    """A sealed dataset at a URL. Safe to use from several threads; reads on request only.
 
-    `manifest` is read when it is opened; tables are pyarrow tables. Every file of the index is proved by its checksum
-    before anything of it is used, and the shard table by the manifest's fingerprints: IntegrityError otherwise.
+    Opening reads the manifest. Tables are pyarrow tables. Every file of the index is verified against its checksum
+    before any of it is used, and the shard table against the manifest's fingerprints: IntegrityError otherwise.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -44,7 +44,7 @@ class Dataset:
         column_files = (file for group in self.manifest.columns for file in group.files)
         self._files = {file.path: SamplesFile(store, file) for file in (*self.manifest.files.samples, *column_files)}
         self._recent: OrderedDict[str, None] = OrderedDict()
-        self._lock = threading.Lock()  # over `_recent`, and never while something is read
+        self._lock = threading.Lock()  # guards `_recent`; never held during a read
 
     @property
     def url(self) -> str:
@@ -52,7 +52,7 @@ class Dataset:
 
     @property
     def shards(self) -> ShardTable:
-        """All shards, in the order that plans count them; read and proved when first asked for."""
+        """All shards, in the order in which plans count them; read and verified at the first access."""
         if self._shards is None:
             shards = read_shards(self.store, self.manifest.files.shards)
             self._check_shards(shards)
@@ -63,7 +63,7 @@ class Dataset:
         manifest, stored = self.manifest, self.manifest.fingerprints
         for path in shards.index_path.names:
             if path not in self._groups.places:
-                raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
+                raise DatasetError(f"{self.url}: the shard table names {path}, which is not in the manifest")
         self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
         self._check_count("num_bytes", exact_sum(shards.num_bytes), "the shard table")
@@ -79,8 +79,10 @@ class Dataset:
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """The same dataset, of the same fingerprints, as if it had one of its shards alone, whose samples a pass takes
-        all of. What is counted over all shards is not to be asked of it: filters, `samples_table`."""
+        """Return a view of this dataset with one of its shards, all of whose samples a pass delivers.
+
+        Fingerprints stay the same. Counts over all shards are not available: filters, `samples_table`.
+        """
         view = copy.copy(self)
         view._shards = self.shards.only(shard)
         view.manifest = replace(self.manifest, draws=())
@@ -88,7 +90,7 @@ class Dataset:
 
     @property
     def stored_clips(self) -> tuple[int, int]:
-        """(clips that several buckets store, samples that these are)."""
+        """Numbers of clips that several buckets store, and of their samples."""
         if not self.manifest.draws:
             return 0, 0
         return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
@@ -97,14 +99,14 @@ class Dataset:
         said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
-                f"{self.url}: {where} and the manifest count different numbers of {name}, {found} and {said}; "
+                f"{self.url}: {where} and the manifest have different numbers of {name}, {found} and {said}; "
                 "copy the dataset again"
             )
 
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
-        """The index rows of one shard, in tar order: one row group, one small read.
+        """Return the index rows of one shard in tar order: one row group, one small read.
 
-        Columns that were put there later (`annotate`) are read from their own files, one read for each file.
+        Columns added later (`annotate`) need one more read for each of their files.
         """
         if not self._groups.groups:
             return self._rows(shard, shard.index_path, columns)
@@ -118,48 +120,47 @@ class Dataset:
         if table.num_rows != shard.num_samples:
             said = "the index" if path == shard.index_path else path
             raise IntegrityError(
-                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {shard.num_samples}"
+                f"{self.url}: {said} has {table.num_rows} rows for {shard.path}, not {shard.num_samples}; copy the "
+                "dataset again"
             )
         return table
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """The files with the shard's rows of columns that were put there later."""
+        """Return the files with the shard's rows of columns added later."""
         place = self._groups.places[shard.index_path]
         return [group.files[place].path for group in self.manifest.columns]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
-        """The shard's rows in one of `column_paths`, which may be out of date in a later one."""
+        """Return the shard's rows in one of `column_paths`; a later path can replace its values."""
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """A digest of the later values that these index columns got; None where they got none."""
+        """Return a digest of the later values of these index columns, or None if there are none."""
         return self._groups.digest(columns)
 
     def check_place(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> tuple[str, int, int, bytes]:
-        """(path, offset, bytes, SHA-256) of a shard's packet table; IntegrityError where none can be (SAFE-1).
+        """Return (path, offset, bytes, SHA-256) of a shard's packet table. Raise IntegrityError (SAFE-1).
 
-        offset, num_bytes, sha256: as the samples index says.
+        offset, num_bytes, sha256: as in the samples index.
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
-            raise self._no_place(
-                shard, f"not all of offset={offset}, bytes={num_bytes} and a checksum, of a known file"
-            )
+            raise self._no_place(shard, f"at offset={offset}, bytes={num_bytes}, without a checksum or a file")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(shard, f"{num_bytes} bytes at {offset} of {file.path}, which has {file.num_bytes}")
         return file.path, offset, num_bytes, sha256
 
     def _no_place(self, shard: ShardInfo, said: str) -> IntegrityError:
         return IntegrityError(
-            f"{self.url}: the index says that packets of {shard.path} are {said}; copy the dataset again"
+            f"{self.url}: the index places the packets of {shard.path} wrongly: {said}; copy the dataset again"
         )
 
     def packets(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> PacketTables:
-        """The packet index of one shard's clips, of the place that its rows of the samples index name."""
+        """Return the packet index of one shard's clips; offset, bytes and checksum are those of the samples index."""
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_packets(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
@@ -167,7 +168,7 @@ class Dataset:
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
-            raise DatasetError(f"{self.url}: the shard table names {path}, which the manifest does not")
+            raise DatasetError(f"{self.url}: the shard table names {path}, which is not in the manifest")
         with self._lock:
             self._recent[path] = None
             self._recent.move_to_end(path)
@@ -177,14 +178,14 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Columns of the samples index and their types; none where there is no sample."""
+        """Columns of the samples index and their types; empty if there are no samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
-        """Whether an index column (as `column()` names it) holds numbers or truth values."""
+        """Return whether an index column (named as `column()` does) holds numbers or booleans."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type
@@ -197,9 +198,9 @@ class Dataset:
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str, option: str = "columns") -> str:
-        """The index column that a user means by `name`: their own first, else one of the format's.
+        """Return the index column called `name`: the user's own first, else the format's.
 
-        ConfigError, naming `option`, where there is none.
+        Raise ConfigError, naming `option`, if there is none.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
@@ -211,11 +212,11 @@ class Dataset:
         )
 
     def shards_table(self) -> pa.Table:
-        """The shard table, a row a shard."""
+        """Return the shard table: one row per shard."""
         return read_tables(self.store, self.manifest.files.shards)
 
     def samples_table(self) -> pa.Table:
-        """The whole samples index, a row a sample: memory in proportion to the dataset."""
+        """Return the whole samples index: one row per sample, memory in proportion to the dataset."""
         table = read_tables(self.store, self.manifest.files.samples)
         self._check_count("samples", table.num_rows, "the samples index")
         parts = [table]
@@ -225,7 +226,7 @@ class Dataset:
         return join(parts, self._groups.schema(table.schema).names)
 
     def rejections_table(self) -> pa.Table:
-        """Input rows that are in no shard: row number, source, reason."""
+        """Return the input rows that are in no shard: row number, source, reason, kind."""
         table = read_tables(self.store, self.manifest.files.rejections)
         self._check_count("rejections", table.num_rows, "the table of rejections")
         return table

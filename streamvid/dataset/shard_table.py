@@ -1,4 +1,4 @@
-"""The shard table in memory: about 116 bytes a shard in arrays, and a ShardInfo only where one is asked for."""
+"""The shard table in memory: arrays of about 116 bytes per shard, and ShardInfo values on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 Digests = npt.NDArray[np.uint8]
-"""(rows, 32)."""
+"""Shape (rows, 32)."""
 Int64s = npt.NDArray[np.int64]
 
 _DIGEST_BYTES = 32
@@ -47,7 +47,7 @@ _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A column of texts that recur: the distinct ones in the order they first appear, and which of them a row has."""
+    """A column of repeated texts: the distinct ones in order of appearance, and the code of each row."""
 
     names: tuple[str, ...]
     codes: Int32s
@@ -58,7 +58,7 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class ShardTable(Sequence[ShardInfo]):
-    """All shards of a dataset in the order that plans count them. Its arrays are read-only, a value a shard.
+    """All shards of a dataset in the order in which plans count them: read-only arrays with one value per shard.
 
     `table[i]` and iteration make ShardInfos; a slice and `ShardRows` are views. Safe to use from several threads.
     """
@@ -96,9 +96,9 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Bucket id → int64 row numbers, ascending, of its shards of a split; buckets in the order they first appear.
+        """Return bucket id → ascending int64 row numbers of its shards of a split, in order of appearance.
 
-        Empty where no shard is of that split.
+        The mapping is empty if the split has no shards.
         """
         if split not in self.splits:
             return {}
@@ -110,7 +110,7 @@ class ShardTable(Sequence[ShardInfo]):
         return {self.bucket_id[int(group[0])]: group for group in groups}
 
     def only(self, shard: ShardInfo) -> ShardTable:
-        """The table of one of its shards; KeyError where it has no such shard."""
+        """Return the table of one of its shards. Raise KeyError if it has no such shard."""
         mine = np.flatnonzero((self.number == shard.number) & (self.index_row_group == shard.index_row_group))
         rows = [row for row in mine.tolist() if self[row] == shard]
         if not rows:
@@ -145,7 +145,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(Sequence[ShardInfo]):
-    """Some shards of a table, by their row numbers: int64 (len(self),)."""
+    """View of some shards of a table, given by their row numbers: int64 (len(self),)."""
 
     table: ShardTable
     rows: Int64s
@@ -164,7 +164,7 @@ class ShardRows(Sequence[ShardInfo]):
 
 
 def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
-    """Row numbers of `shards` in `table`, int64; None where `shards` is neither the table nor a view of it."""
+    """Return the int64 row numbers of `shards` in `table`, or None if it is neither the table nor a view of it."""
     if shards is table:
         return np.arange(len(table), dtype=np.int64)
     return shards.rows if isinstance(shards, ShardRows) and shards.table is table else None
@@ -198,22 +198,22 @@ def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
 
 
 def largest_clip(shards: Sequence[ShardInfo]) -> int:
-    """Bytes of the largest clip in `shards`; 0 where there is no shard."""
+    """Return the size of the largest clip in `shards`, or 0 if there are none."""
     if isinstance(shards, ShardRows):
         return int(shards.table.max_clip_bytes[shards.rows].max(initial=0))
     return max((shard.max_clip_bytes for shard in shards), default=0)
 
 
 def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
-    """The sum of a column as a Python int, which int64 could not hold where a file lies."""
+    """Return the sum of a column as a Python int; a damaged file could overflow int64."""
     wide = values.astype(np.int64, copy=False)
     return (int((wide >> 32).sum()) << 32) + int((wide & 0xFFFFFFFF).sum())
 
 
 class ShardTableBuilder:
-    """Takes the rows of shard files a record batch at a time, checks them, and keeps no more than the table will hold.
+    """Builder of a shard table from verified record batches; needs no more memory than the table.
 
-    A batch has the columns of ShardInfo in the types that the format states, and no nulls.
+    A batch has the columns of ShardInfo in the types of the format, and no nulls.
     """
 
     def __init__(self) -> None:
@@ -222,14 +222,14 @@ class ShardTableBuilder:
         self._num_rows = 0
 
     def expect(self, num_rows: int) -> None:
-        """Take room for so many more rows; joining parts at the end would take the table's memory twice."""
+        """Reserve memory for more rows; joining parts at the end would need the table's memory twice."""
         for name, kind in _KINDS.items():
             column = np.empty(self._num_rows + num_rows, kind)
             column[: self._num_rows] = self._columns[name][: self._num_rows]
             self._columns[name] = column
 
     def add(self, batch: pa.RecordBatch, where: str) -> None:
-        """Append rows; IntegrityError naming `where` for rows that are no shards."""
+        """Append rows. Raise IntegrityError, naming `where`, for rows that cannot be shards."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
             self.expect(max(len(batch), self._num_rows))
@@ -243,13 +243,13 @@ class ShardTableBuilder:
                 rows[name][:] = _digests(name, batch.column(name))
             wrong = np.flatnonzero((rows["num_samples"] < 1) | (rows["number"] < 0))
             if len(wrong):
-                ShardInfo(**batch.slice(int(wrong[0]), 1).to_pylist()[0])  # says what is wrong with it
+                ShardInfo(**batch.slice(int(wrong[0]), 1).to_pylist()[0])  # raises an error that names the wrong value
         except StreamvidError as error:
             raise IntegrityError(f"{where}: {error}") from error
         self._num_rows = stop
 
     def finish(self) -> ShardTable:
-        """The table of all rows. No more rows can be added then."""
+        """Return the table of all rows. No rows can be added afterwards."""
         columns: dict[str, Any] = {name: column[: self._num_rows] for name, column in self._columns.items()}
         for column in (*self._columns.values(), *columns.values()):
             column.flags.writeable = False
@@ -275,7 +275,7 @@ def _digests(name: str, column: pa.Array) -> Digests:
         with contextlib.suppress(binascii.Error):
             data = binascii.unhexlify(text)
     if len(data) != _DIGEST_BYTES * len(column) or binascii.hexlify(data) != text:
-        raise IntegrityError(f"{name}: a value is not 64 hex digits in lower case; copy or rebuild the dataset")
+        raise IntegrityError(f"{name}: a value is not 64 lowercase hex digits; copy or rebuild the dataset")
     return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
@@ -290,7 +290,7 @@ def _decimals(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def _joined(texts: Iterable[pa.Array | str]) -> bytes:
-    """Texts of arrays of equal length, row by row, as one run of bytes."""
+    """Concatenate the texts of arrays of equal length, row by row."""
     import pyarrow.compute as pc
 
     rows = pc.binary_join_element_wise(*(texts_of([t])[0] if isinstance(t, str) else t for t in [*texts, ""]))

@@ -392,7 +392,7 @@ def test_a_folder_that_cannot_be_written_costs_a_scan_and_no_more(
     with caplog.at_level(logging.INFO):
         for folder in (tmp_path / "file" / "cache", "/proc/nope"):
             assert count_matches(counted, counted.shards, parsed, folder).tolist() == [3, 8, 1]
-    assert "cannot keep the filter's counts" in caplog.text
+    assert "cannot store the filter's counts" in caplog.text
 
 
 def test_the_users_cache_folder(counted: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

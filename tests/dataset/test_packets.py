@@ -117,7 +117,7 @@ def test_another_table_than_the_one_promised_is_refused() -> None:
     """SHARD-2: by its checksum, before it is parsed."""
     data = encode_packets([SMALL])
     for other, digest in ((data[:-1], hashlib.sha256(data).digest()), (b"", b""), (data, bytes(32))):
-        with pytest.raises(IntegrityError, match=f"{WHERE} differs from what the samples index says; copy"):
+        with pytest.raises(IntegrityError, match=f"{WHERE}: checksum mismatch; copy"):
             tables(other, 1, digest)
 
 

@@ -134,11 +134,11 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
         ({"bucket_id": "../.."}, "not allowed"),
         ({"index_path": "/etc/passwd"}, "not allowed"),
         ({"index_path": ""}, "not allowed"),
-        ({"sha256": "0" * 63}, "sha256: a value is not 64 hex digits"),
-        ({"sha256": "A" * 64}, "sha256: a value is not 64 hex digits"),
-        ({"sha256": " " * 64}, "sha256: a value is not 64 hex digits"),
-        ({"offsets_sha256": "é" * 32}, "offsets_sha256: a value is not 64 hex digits"),
-        ({"offsets_sha256": ""}, "offsets_sha256: a value is not 64 hex digits"),
+        ({"sha256": "0" * 63}, "sha256: a value is not 64 lowercase hex digits"),
+        ({"sha256": "A" * 64}, "sha256: a value is not 64 lowercase hex digits"),
+        ({"sha256": " " * 64}, "sha256: a value is not 64 lowercase hex digits"),
+        ({"offsets_sha256": "é" * 32}, "offsets_sha256: a value is not 64 lowercase hex digits"),
+        ({"offsets_sha256": ""}, "offsets_sha256: a value is not 64 lowercase hex digits"),
         ({"split": None}, "no value in split"),
         ({"num_bytes": None}, "no value in num_bytes"),
     ],
@@ -175,7 +175,7 @@ def test_every_wrong_byte_of_the_shard_table_is_found_before_a_row_is_made(tmp_p
     data = path.read_bytes()
     for place in range(0, len(data), 17):
         path.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
-        with pytest.raises(IntegrityError, match=r"shards-00000.*differs from what the manifest says"):
+        with pytest.raises(IntegrityError, match=r"shards-00000.*checksum mismatch"):
             _ = open_dataset(tmp_path).shards
 
 

@@ -388,7 +388,7 @@ def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str,
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
         streamvid.VideoLoader(root, batch_size=1, num_workers=0, output={"decode": decode}) as loader,
-        pytest.raises(SampleError, match="the index says that packets of .* copy the dataset again"),
+        pytest.raises(SampleError, match="the index places the packets of .* copy the dataset again"),
     ):
         list(loader)
 

@@ -131,10 +131,10 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 
 REJECTED: list[tuple[Any, str]] = [
     (["x"] * 257, "has 257 captions, 256 are allowed"),
-    ([["x"]], "the caption is a list, not text"),
-    ([{"text": "x", "score": 1}], "the caption is a dict, not text"),
-    ([{"text": "x", "weight": -1}], "the weight -1 of a caption is no number from 0"),
-    ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all its captions have the weight 0"),
+    ([["x"]], "the caption is a list; it must be text"),
+    ([{"text": "x", "score": 1}], "the caption is a dict; it must be text"),
+    ([{"text": "x", "weight": -1}], "the weight -1 of a caption is not a number from 0"),
+    ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all its captions have weight 0"),
     (["x", "y" * 70_000], "has 70000 bytes"),
     (["\ud800", "y"], "not valid UTF-8"),
     ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes together, 262144 are allowed"),
@@ -161,8 +161,8 @@ def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> No
     assert [row["text"] for row in found] == ["g"]
     reasons = [row["reason"] for row in open_dataset(tmp_path / "ds").rejections_table().to_pylist()]
     assert [reason.split(";")[0] for reason in reasons] == [
-        "has 2 captions and 1 weights", "the weight 'much' of a caption is no number from 0 to 1e12",
-        "has weights in its captions and in the column of weights",
+        "has 2 captions and 1 weights", "the weight 'much' of a caption is not a number from 0 to 1e12",
+        "has weights both in its captions and in the weight column",
     ]  # fmt: skip
 
 

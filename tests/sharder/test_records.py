@@ -130,7 +130,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert found[1].startswith("line 2 is not valid JSON")
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
-    assert found[5].startswith("the caption is a int, not text")
+    assert found[5].startswith("the caption is a int; it must be text")
     assert "70000 bytes" in found[6]
 
 
