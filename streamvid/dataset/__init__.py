@@ -1,1 +1,6 @@
-"""The contract between sharder and loader: the format, specified in this folder's README.md."""
+"""The contract between sharder and loader: the on-disk format, which README.md in this folder specifies.
+
+Imports buckets, video and storage, never sharder or loader. Read manifest.py and index.py first, then reader.py with
+integrity.py and shard_table.py, then packets.py and tar.py. filter/ has `where=`, features/ precomputed features,
+annotate/ later columns, upkeep/ verify and copy; these rooms use the files here, which import none of them.
+"""

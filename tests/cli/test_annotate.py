@@ -25,8 +25,8 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     file.write_text("source,motion,caption\nwide.mp4,0.5,a wide road\ntall.mp4,,\nnone.mp4,1,gone\n")
     arguments = ("annotate", dataset, file)
     done = run_streamvid(*arguments)
-    assert "2 of 2 samples have a row of the file's 3; put: captions, motion" in done.stdout
-    assert "1 rows are of no sample: none.mp4" in done.stdout and f"next: streamvid stats {dataset}" in done.stdout
+    assert "2 of 2 samples match one of 3 rows; added: captions, motion" in done.stdout
+    assert "1 rows match no sample: none.mp4" in done.stdout and f"next: streamvid stats {dataset}" in done.stdout
     again = json.loads(run_streamvid(*arguments, "--json").stdout)
     assert (again["state"], again["num_annotated"], again["unmatched"]) == ("already annotated", 2, ["none.mp4"])
     rows = {row["source"]: row for row in streamvid.open_dataset(dataset).samples_table().to_pylist()}

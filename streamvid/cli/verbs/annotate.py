@@ -1,4 +1,4 @@
-"""streamvid annotate: new or further captions and columns for a sealed dataset."""
+"""streamvid annotate: add captions and columns to a sealed dataset."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Examples:
   streamvid annotate ds/ scores.csv --columns aesthetic,motion --overwrite
   streamvid annotate s3://bucket/ds captions.jsonl --key-column source
 
-FILE is a CSV, JSON, JSON lines or parquet file with a column `key`, `record_key` or `source` (or path, video,
-file_name) that says which sample a row is of. Tars and index files stay as they are, and so do plans and saved states;
-the new columns are there for columns=, where= and captions as soon as this ends. A sample without a row, or with an
-empty cell, keeps what it had. Stopped at any point, the same command ends the same."""
+FILE is a CSV, JSON, JSON lines or Parquet file. Its column `key`, `record_key` or `source` (or path, video, file_name)
+names the sample of each row. Tars and index files do not change, and plans and saved states remain valid. columns=,
+where= and captions see the new columns once this command ends. A sample without a row, or with an empty cell, keeps its
+value. If interrupted, run the same command again."""
 
 
 def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -34,7 +34,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return names
 
 
-@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Put captions and columns into a sealed dataset.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Add captions and columns to a sealed dataset.")
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
@@ -44,11 +44,11 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     metavar="C",
     help="Column with captions: a text, or a list of them; '' for none.  [default: caption, text, …]",
 )
-@click.option("--overwrite", is_flag=True, help="Give columns that DATASET has new values too.")
+@click.option("--overwrite", is_flag=True, help="Also replace values of columns that DATASET has.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
-    """Put columns and captions of FILE beside the samples of the sealed DATASET."""
+    """Add the columns and captions of FILE to the sealed DATASET."""
     from streamvid.dataset.annotate.annotate import annotate
 
     progress = ProgressBar()
@@ -65,10 +65,10 @@ def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
 def _print(report: AnnotateReport) -> None:
     what = [*(["captions"] if report.has_captions else []), *report.columns]
     click.echo(
-        f"{report.num_annotated} of {report.num_samples} samples have a row of the file's {report.num_rows}; "
-        f"put: {printable(', '.join(what))} ({size(report.num_bytes)})"
+        f"{report.num_annotated} of {report.num_samples} samples match one of {report.num_rows} rows; "
+        f"added: {printable(', '.join(what))} ({size(report.num_bytes)})"
     )
     if report.num_unmatched:
         shown = ", ".join(report.unmatched) + (", …" if report.num_unmatched > len(report.unmatched) else "")
-        click.echo(printable(f"{report.num_unmatched} rows are of no sample: {shown}"))
+        click.echo(printable(f"{report.num_unmatched} rows match no sample: {shown}"))
     click.echo(f"{report.state}: {report.dataset}\nnext: streamvid stats {report.dataset}")

@@ -1,4 +1,4 @@
-"""streamvid copy: a dataset from one place to another."""
+"""streamvid copy: copy a dataset from one place to another."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Examples:
   streamvid copy ds/ s3://bucket/ds
   streamvid copy s3://bucket/ds /mnt/nvme/ds --region eu-west-1
   streamvid copy s3://theirs/ds s3://mine/ds --source-anon --dest-endpoint-url http://127.0.0.1:9000
-  streamvid copy ds/ s3://bucket/ds --check-existing      put again whatever differs there
+  streamvid copy ds/ s3://bucket/ds --check-existing      put again what differs there
 
-Every file's checksum is proved while it passes, and manifest.json is written last: nobody sees half a dataset.
-Stopped at any point, the same command goes on where it was."""
+Every file's checksum is verified in transit, and manifest.json is written last, so that no reader sees a partial
+dataset. If interrupted, run the same command again: it resumes."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Copy a dataset between disks and buckets.")
@@ -32,7 +32,7 @@ Stopped at any point, the same command goes on where it was."""
 @click.option(
     "--temp-dir",
     type=click.Path(),
-    help="For files on their way to a bucket: room for a tar a worker.  [default: /tmp]",
+    help="Scratch directory for uploads: one tar per worker.  [default: /tmp]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_pair_flags
@@ -52,8 +52,8 @@ def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
 
 
 def _print(report: CopyReport) -> None:
-    kept = f"; {report.num_kept} were there" if report.num_kept else ""
+    kept = f"; {report.num_kept} were there already" if report.num_kept else ""
     click.echo(f"{report.num_copied} of {report.num_files} files copied, {size(report.num_bytes_copied)}{kept}")
     if report.num_uploads_aborted:
-        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers given up")
+        click.echo(f"{report.num_uploads_aborted} unfinished uploads of killed writers aborted")
     click.echo(f"{report.state}: {report.dest}\nnext: streamvid verify {report.dest}")

@@ -1,4 +1,4 @@
-"""streamvid verify: whether a dataset is what its manifest says."""
+"""streamvid verify: check a dataset against its manifest."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Examples:
   streamvid verify s3://bucket/ds --deep
   streamvid verify s3://bucket/ds --deep --endpoint-url http://127.0.0.1:9000 --json | jq .problems
 
-Without --deep: manifest and index by their checksums, shards by their sizes. Exit code 0: all is right; 1: something
-is wrong, and the last line says what to do. Stopped at any point, --deep goes on where it was."""
+Without --deep, verify checks the manifest and the index by their checksums, and shards by their sizes. The exit code is
+0 if all is right, and 1 if there are problems; then the last line says what to do. An interrupted --deep resumes."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Check a dataset against its manifest.")
 @click.argument("url")
-@click.option("--deep", is_flag=True, help="Read every byte: shards, clips, captions, packets.")
-@click.option("--fresh", is_flag=True, help="Deep: read again what an interrupted run has read.")
+@click.option("--deep", is_flag=True, help="Read every byte of shards, clips, captions and packets.")
+@click.option("--fresh", is_flag=True, help="With --deep, do not resume an interrupted run.")
 @click.option(
     "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at a time, 16 MiB each."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(url: str, deep: bool, fresh: bool, workers: int, as_json: bool, storage: StorageOptions) -> int:
-    """Check the dataset at URL; nothing is changed."""
+    """Check the dataset at URL without changing it."""
     from streamvid.dataset.upkeep.verify import verify_dataset
 
     progress = ProgressBar()
@@ -57,16 +57,16 @@ def _print(report: VerifyReport) -> None:
     if report.num_problems > _MAX_SHOWN:
         click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json has more of them")
     for path in report.extra[:_MAX_SHOWN]:
-        click.echo(printable(f"not of this dataset, and left alone: {path}"))
+        click.echo(printable(f"not part of this dataset, and left alone: {path}"))
     if (report.num_extra or 0) > _MAX_SHOWN:
-        click.echo(f"… and {(report.num_extra or 0) - _MAX_SHOWN} more files that are not of this dataset")
+        click.echo(f"… and {(report.num_extra or 0) - _MAX_SHOWN} more files that are not part of this dataset")
     if report.num_shards_resumed:
         click.echo(f"{report.num_shards_resumed} shards were read by an interrupted run; --fresh reads them again")
     if report.is_right:
         how = "every byte was read" if report.is_deep else "shards by their sizes; --deep reads every byte"
         click.echo(f"all right: {report.url}: {_counts(report)}; {how}")
         return
-    unseen = "" if report.is_complete else ", and no shard could be looked at"
+    unseen = "" if report.is_complete else ", and shards could not be checked"
     click.echo(f"{report.num_problems} problem(s) in {report.num_files_wrong} file(s){unseen}: {report.url}")
     click.echo(f"next: {report.remedy}")
 

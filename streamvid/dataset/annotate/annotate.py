@@ -1,4 +1,4 @@
-"""New or further captions and columns for a sealed dataset: files beside its index, its manifest replaced last."""
+"""Add captions and columns to a sealed dataset: new files beside its index, its manifest replaced last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamvid.dataset.annotate.file import read_annotation
 from streamvid.dataset.annotate.join import Join
 from streamvid.dataset.index import named_by_content
 from streamvid.dataset.manifest import MANIFEST, ColumnGroup, Manifest, manifest_to_json, read_manifest
-from streamvid.dataset.passes import Progress
+from streamvid.dataset.passes import Progress, no_progress
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, StorageError
 from streamvid.storage import StorageOptions, Store, open_store
@@ -28,19 +28,17 @@ _SHOWN = 10
 _OURS = re.compile(r"index/(\.?columns-\d{5}-[0-9a-f]{12}\.parquet|\.annotate\.lock)(\..*tmp)?")
 
 
-_CHANGED = (
-    "somebody else has changed the dataset meanwhile; nothing of this annotation was put: run the same command again"
-)
+_CHANGED = "another process has changed the dataset, and this annotation was not stored; run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotateReport:
-    """What an annotation did.
+    """The result of an annotation.
 
-    state: "annotated", or "already annotated": the same was the last that was put there. num_samples: of the dataset;
-    num_annotated: those that a row of the file is of. num_rows: of the file; num_unmatched: of these, which are of no
-    sample, and unmatched, the first of their keys. columns: the user's that were put. has_captions: whether captions
-    were. num_bytes: of the files that were put.
+    state: "annotated", or "already annotated" if the last annotation was the same. num_samples: samples of the dataset;
+    num_annotated: those that have a row in the file. num_rows: rows of the file; num_unmatched: those without a sample;
+    unmatched: the first of their keys. columns: the user's columns that were stored. has_captions: whether captions
+    were. num_bytes: size of the new files.
     """
 
     dataset: str
@@ -56,7 +54,7 @@ class AnnotateReport:
     content_fingerprint: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**asdict(self), "unmatched": list(self.unmatched), "columns": list(self.columns)}
 
 
@@ -71,20 +69,20 @@ def annotate(
     storage: StorageOptions | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> AnnotateReport:
-    """Put columns and captions of a CSV, JSON, JSON lines or parquet `file` into the sealed `dataset`; idempotent.
+    """Add the columns and captions of a CSV, JSON, JSON lines or Parquet `file` to a sealed dataset; idempotent.
 
-    No tar and no file of the index is touched: new files lie beside them, and manifest.json, replaced last, names them.
-    Plans and states of loaders stay as they are. Killed at any point and run again, it ends the same.
+    Tars and index files do not change: new files are stored beside them, and manifest.json, replaced last, names them.
+    Plans and saved states remain valid. A killed annotation that runs again ends the same.
 
-    key_column: which column of the index a row's key is of: "key" (a sample), "record_key" or "source" (all samples of
-    a file); None: the first of these that the file has.   columns: those to take; None: all but keys and captions.
-    caption_column: the file's column of captions, each a text or a list of texts, "" for none; None: where `columns` is
-    None too, the first that is called as captions are (caption, text, prompt, …).   overwrite: columns that the dataset
-    has get new values too.   A sample keeps what it had where the file has no row or no value for it.
-    Memory: of the columns that are taken of `file`, and of a million samples' keys.
+    key_column: the index column of the rows' keys: "key" (one sample), "record_key" or "source" (all samples of a
+    file); None: the first of these in the file. columns: columns to take; None: all but keys and captions.
+    caption_column: column of captions, each a text or a list of texts; "" for none; None: if `columns` is None too, the
+    first with a usual name (caption, text, prompt, …). overwrite: also replace values of existing columns. A sample
+    keeps its values if the file has no row or no value for it. Memory holds the columns that are taken, and the keys of
+    a million samples.
 
-    Raises ConfigError (columns that are not there, or there already), SourceError (a file that cannot be read, a key
-    twice, no row of any sample), DatasetError (somebody else annotates it), StorageError.
+    Raise ConfigError (missing or existing columns), SourceError (an unreadable file, a repeated key, no row of any
+    sample), DatasetError (another process annotates the dataset), StorageError.
     """
     store = open_store(dataset, StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
@@ -92,7 +90,7 @@ def annotate(
     old = opened.manifest
     is_done = bool(old.columns) and old.columns[-1].source_sha256 == found.sha256
     join = Join(opened, found, overwrite or is_done, str(file))
-    new = old if is_done else _put_columns(store, old, join, found.sha256, progress or _no_progress)
+    new = old if is_done else _put_columns(store, old, join, found.sha256, progress or no_progress)
     return AnnotateReport(
         dataset=store.url,
         state="already annotated" if is_done else "annotated",
@@ -113,7 +111,7 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
         new = _write(store, old, join, source_sha256, progress)
         _seal(store, old, new)
     except StorageError as error:
-        # Who was first removes what lies half written beside its own: files of ours may go while we write them.
+        # The annotation that finishes first removes unfinished files of others, also while we write them.
         if read_manifest(store) == old:
             raise
         raise DatasetError(f"{store.url}: {_CHANGED}") from error
@@ -121,7 +119,7 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
 
 
 def _write(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Put the files of the new columns; the manifest that names them is nowhere yet."""
+    """Store the files of the new columns, and return the manifest that names them."""
     files = []
     for number, data in enumerate(join.files(progress)):
         files.append(named_by_content("columns", number, data))
@@ -133,14 +131,14 @@ def _put(store: Store, path: str, data: bytes) -> None:
     if store.is_local or len(data) <= _PUT_BYTES:
         store.put(path, data)
         return
-    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:  # what is large goes up in parts, from a file
+    with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:  # large files are uploaded in parts, from a file
         local = Path(folder) / "columns"
         local.write_bytes(data)
         store.put(path, local)
 
 
 def _seal(store: Store, old: Manifest, new: Manifest) -> None:
-    """Replace the manifest, and remove what killed annotations have left."""
+    """Replace the manifest, and remove what killed annotations left."""
     data = manifest_to_json(new)
     with _locked(store, hashlib.sha256(data).hexdigest().encode()):
         now = read_manifest(store)
@@ -149,29 +147,29 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
             _remove(store, now, {file.path for file in mine})
             raise DatasetError(f"{store.url}: {_CHANGED}")
         if any(store.size(file.path) != file.num_bytes for file in mine):
-            raise DatasetError(f"{store.url}: somebody else has removed files of this annotation; run it again")
+            raise DatasetError(f"{store.url}: another process has removed files of this annotation; run it again")
         store.put(MANIFEST, data)
         _remove(store, new, {state.path for state in store.files("index") if _OURS.fullmatch(state.path)})
         store.abort_uploads("index")
 
 
 def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Those of our files that the dataset does not have."""
+    """Remove those of our files that the dataset does not name."""
     for path in paths - {file.path for file in manifest.files.other}:
         store.remove(path)
 
 
 @contextmanager
 def _locked(store: Store, token: bytes) -> Iterator[None]:
-    """Alone with the manifest among annotations. One that was killed here is taken over by the very same one."""
+    """Hold the lock on the manifest. The same annotation takes over the lock of one that was killed here."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while not store.create(LOCK, token):
         if _is_mine(store, token):
             break
         if time.monotonic() > deadline:
             raise DatasetError(
-                f"{store.url}: another annotation is at work, or was killed at its end: run that one again, or if "
-                f"nobody is at work, remove {LOCK} there and run this one again"
+                f"{store.url}: another annotation is running, or was killed at its end; run that one again, or if none "
+                f"is running, remove {LOCK} there and run this one again"
             )
         time.sleep(0.05)
     try:
@@ -183,9 +181,5 @@ def _locked(store: Store, token: bytes) -> Iterator[None]:
 def _is_mine(store: Store, token: bytes) -> bool:
     try:
         return store.size(LOCK) is not None and store.read(LOCK) == token
-    except StorageError:  # it has just gone
+    except StorageError:  # it was just removed
         return False
-
-
-def _no_progress(phase: str, done: int, total: int) -> None:
-    """Told to nobody."""

@@ -1,1 +1,1 @@
-"""Precomputed features: tensors made from samples once and stored in shards of their own (sidecars)."""
+"""Precomputed features: tensors made once of each sample, in shards of their own. Read sidecar.py, then writer.py."""

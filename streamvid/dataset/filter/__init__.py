@@ -1,1 +1,1 @@
-"""Conditions on columns: the text of `where=` becomes a checked tree of pyarrow calls."""
+"""Conditions of `where=`. Read filter.py, then expression.py (text to a checked tree) and nodes.py (pyarrow calls)."""

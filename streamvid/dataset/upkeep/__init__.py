@@ -1,1 +1,1 @@
-"""Work on whole datasets: verify and copy."""
+"""Work on whole datasets. Read verify.py with verify_shard.py, then copy.py with copy_file.py."""
