@@ -237,7 +237,7 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
     storage: how an object store is accessed, and whether what is read from it is cached.
 
-    Raises ConfigError; DatasetError if there is no dataset; StorageError if it cannot be read.
+    Raise ConfigError; DatasetError if there is no dataset; StorageError if it cannot be read.
     """
     options = StorageOptions.of(storage)
     return Dataset(open_store(url, options), open_cache(options))
