@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.setup import loader_memory
 from streamvid.video.picture import Pixels
 
 EpochPart: TypeAlias = Literal["decode", "link", "requests", "gpu"]
@@ -132,6 +131,7 @@ def host_memory(
 
     max_clip_bytes: size of the largest clip, 0 where it is not known.
     """
+    from streamvid.loader.setup import loader_memory
 
     def ring(pixels: Pixels) -> int:
         return loader_memory(prefetch_bytes, max_clip_bytes, batch_sizes, buckets, pixels).num_bytes

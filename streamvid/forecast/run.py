@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from streamvid.buckets.config import BucketConfig
+from streamvid.config import check_options, option
 from streamvid.errors import StreamvidError
 from streamvid.forecast.counts import RunCounts
 from streamvid.forecast.host import Estimates, HostCosts, HostMemory
 from streamvid.forecast.loads import LoadSummary
+from streamvid.plan.cost import CostTable
 from streamvid.plan.options import PlanOptions
-
-if TYPE_CHECKING:
-    from streamvid.buckets.config import BucketConfig
-    from streamvid.plan.cost import CostTable
+from streamvid.plan.position import MAX_NUM_RANKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,21 @@ class PlannedRun:
     details: also read the samples index, for shapes, bytes, memory and time; False: counts only.
     """
 
-    num_ranks: int
-    batch_size: int | Mapping[str, int] | BucketConfig | None
-    max_tokens_per_batch: int | None
-    options: PlanOptions
-    num_epochs: int
-    split: str
+    num_ranks: int = option(1, help="Data-parallel ranks of the run.", minimum=1, maximum=MAX_NUM_RANKS)
+    batch_size: int | Mapping[str, int] | BucketConfig | None = None
+    max_tokens_per_batch: int | None = option(None, help="Instead of --batch-size: as many samples as fit.")
+    options: PlanOptions = option(default_factory=PlanOptions)
+    num_epochs: int = option(1, flag="--epochs", help="Epochs of the run.", minimum=1, maximum=1000)
+    split: str = option("train", help="Split of the dataset.")
+    where: str | None = option(None, metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
     costs: CostTable | None = None
-    where: str | None = None
     host: HostCosts = field(default_factory=HostCosts)
     prefetch_bytes: int = 256 * 2**20
     details: bool = False
     preset: str | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, slots=True)

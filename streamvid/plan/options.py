@@ -38,7 +38,11 @@ class PlanOptions:
     seed: int = option(0, help="Seed of the order.", minimum=0, maximum=(1 << 63) - 1)
     shuffle: Shuffle = option("window", help="Shuffle shards, or also samples within windows of shards.")
     window: int = option(16, help="Shards per shuffle window.", minimum=1, maximum=1 << 20)
-    tail: Tail = option("carry", help="Use of the samples that do not fill a step.")
+    tail: Tail = option(
+        "carry",
+        help="Use of the samples that do not fill a step.",
+        shown_default="carry for split train, else uneven",
+    )
     sync: Sync = option("bucket", help="What ranks share at a step.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
     accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)

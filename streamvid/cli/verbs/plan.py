@@ -6,24 +6,25 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamvid.cli.console import print_json
-from streamvid.cli.flags import GroupedCommand, Rate, add_flags
+from streamvid.cli.flags import GroupedCommand, Rate, add_flags, build, flags_of, take
 from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
+from streamvid.config import load_config
 from streamvid.errors import ConfigError, SourceError
-from streamvid.plan.options import PlanOptions, Sync, Tail
+from streamvid.forecast.host import HostCosts
+from streamvid.forecast.run import PlannedRun
 
 if TYPE_CHECKING:
     from streamvid.buckets.config import BucketConfig
-    from streamvid.forecast.host import HostCosts
-    from streamvid.forecast.run import PlannedRun, RunForecast
+    from streamvid.forecast.run import RunForecast
     from streamvid.plan.cost import CostTable
     from streamvid.storage import StorageOptions
 
-_MAX_EPOCHS = 1000
+_RUN_FLAGS = flags_of(PlannedRun, exclude=("shuffle", "window", "order", "shard_locality"))
 _BOTH_KINDS = ("preset", "bucket_config")  # bucket options that a sealed dataset takes too
 _EXAMPLES = """\b
 Examples:
@@ -50,7 +51,6 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 
 @click.command(cls=GroupedCommand, epilog=_EXAMPLES)
 @click.argument("source", type=click.Path())
-@click.option("--num-ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of the run.")
 @click.option(
     "--batch-size",
     "sizes",
@@ -58,29 +58,9 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
     metavar="N|BUCKET=N",
     help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' is for all others.",
 )
-@click.option("--max-tokens-per-batch", type=int, help="Instead of --batch-size: as many samples as fit.")
-@click.option(
-    "--tail",
-    type=click.Choice(get_args(Tail)),
-    help="Samples that fill no step.  [default: carry for split train, uneven for others]",
-)
-@click.option(
-    "--sync", type=click.Choice(get_args(Sync)), default="bucket", show_default=True, help="What ranks share at a step."
-)
+@add_flags(_RUN_FLAGS)
 @click.option("--costs", type=click.Path(), help="Measured costs of steps (JSON of a CostTable), for --sync and time.")
 @click.option("--cost-table", type=click.Path(), help="Performance of machine and store (YAML), for estimates of time.")
-@click.option(
-    "--epochs",
-    "num_epochs",
-    type=click.IntRange(1, _MAX_EPOCHS),
-    default=1,
-    show_default=True,
-    help="Epochs of the run.",
-)
-@click.option("--accumulate", type=int, default=1, show_default=True, help="Steps per optimizer step.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the run; for metadata, of the draws.")
-@click.option("--split", default="train", show_default=True, help="Split of the dataset.")
-@click.option("--where", metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
 @click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
@@ -96,56 +76,49 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 def command(
     source: str,
     sizes: tuple[str, ...],
-    tail: Tail | None,
-    sync: Sync,
     costs: str | None,
     cost_table: str | None,
-    accumulate: int,
-    seed: int,
-    split: str,
     counts_only: bool,
     keys: str | None,
     as_json: bool,
     storage: StorageOptions,
-    num_ranks: int,
-    max_tokens_per_batch: int | None,
-    num_epochs: int,
-    where: str | None,
-    **bucket_options: Any,
+    **given: Any,
 ) -> None:
     """Show what training would deliver: steps, and what is left out or repeated, by bucket and tail; bytes, waste,
     memory and time; and for metadata, which rows no bucket takes and why.
     """
     from streamvid.cli.plan_print import print_forecast
-    from streamvid.forecast.run import PlannedRun
 
-    if costs is not None and sync != "cost" and counts_only:
-        raise ConfigError(f"--costs {costs} has no effect with --sync {sync} --counts-only; leave one of them out")
-    tail = tail or ("carry" if split == "train" else "uneven")
-    run = PlannedRun(
-        num_ranks=num_ranks,
+    run = _run(given)
+    if costs is not None and run.options.sync != "cost" and counts_only:
+        raise ConfigError(f"--costs {costs} has no effect with --sync bucket --counts-only; leave one of them out")
+    run = replace(
+        run,
         batch_size=parse_sizes(sizes) if sizes else None,
-        max_tokens_per_batch=max_tokens_per_batch,
-        options=PlanOptions(seed=seed, tail=tail, sync=sync, accumulate=accumulate),
-        num_epochs=num_epochs,
-        split=split,
         costs=_read_costs(costs),
-        where=where,
-        host=_host_costs(cost_table),
+        host=load_config(HostCosts, cost_table),
         details=not counts_only,
     )
     if _is_metadata(source):
-        if keys is not None or where is not None:
+        if keys is not None or run.where is not None:
             raise ConfigError(f"--keys and --where are for sealed datasets, and {source} is metadata; leave them out")
-        found = _from_metadata(source, run, bucket_options)
+        found = _from_metadata(source, run, given)
     else:
-        found = _from_dataset(source, run, storage, bucket_options, keys)
+        found = _from_dataset(source, run, storage, given, keys)
     if as_json:
         print_json(found.to_json() | ({} if keys is None else {"keys": keys}))
     else:
         print_forecast(found)
     if found.failure is not None:
         raise found.failure
+
+
+def _run(given: dict[str, Any]) -> PlannedRun:
+    """Move the flags of the run out of `given`. The default tail follows the split, as in VideoLoader."""
+    tree = take(_RUN_FLAGS, given)
+    default_tail = "carry" if tree.get("split", "train") == "train" else "uneven"
+    tree["options"] = {"tail": default_tail, **tree.get("options", {})}
+    return build(PlannedRun, _RUN_FLAGS, tree)
 
 
 def _is_metadata(source: str) -> bool:
@@ -232,10 +205,3 @@ def _read_costs(path: str | None) -> CostTable | None:
         return CostTable.from_json(json.loads(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--costs {path}: {error}; give a file with the JSON of CostTable.to_json()") from error
-
-
-def _host_costs(path: str | None) -> HostCosts:
-    from streamvid.config import load_config
-    from streamvid.forecast.host import HostCosts
-
-    return load_config(HostCosts, path)
