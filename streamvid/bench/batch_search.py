@@ -129,7 +129,10 @@ class _Search:
         clock: Callable[[], float],
         on_trial: Callable[[Trial], None] | None,
     ) -> None:
-        self._step, self._samples, self._warmup, self._steps = step, samples, warmup, steps
+        self._step = step
+        self._samples = samples
+        self._warmup = warmup
+        self._steps = steps
         self._clock, self._on_trial = clock, on_trial
         self._trials: dict[tuple[str, int], Trial] = {}
 

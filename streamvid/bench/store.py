@@ -30,7 +30,9 @@ class MeasureTimer:
     """Time of one measurement, and the progress that is shown of it."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
-        self._seconds, self._phase, self._progress = seconds, phase, progress
+        self._seconds = seconds
+        self._phase = phase
+        self._progress = progress
         self._total = max(1, round(seconds))
         self._shown = -1
         self._show(0)

@@ -71,8 +71,12 @@ class EpochPlan:
     def at(self, cursor: Cursor) -> EpochPlan:
         """Return the same plan from another cursor."""
         other = object.__new__(EpochPlan)
-        other.options, other.num_ranks, other._batch_sizes = self.options, self.num_ranks, self._batch_sizes
-        other._streams, other._classes, other._first_keys = self._streams, self._classes, self._first_keys
+        other.options = self.options
+        other.num_ranks = self.num_ranks
+        other._batch_sizes = self._batch_sizes
+        other._streams = self._streams
+        other._classes = self._classes
+        other._first_keys = self._first_keys
         other._open(cursor)
         return other
 

@@ -85,7 +85,9 @@ class FileReader:
         self._owned = isinstance(source, str | os.PathLike)
         self._file = Path(source).open("rb") if isinstance(source, str | os.PathLike) else source  # noqa: SIM115
         self.far = self._file if isinstance(self._file, FarFile) else None
-        self.read, self.seek, self.tell = self._file.read, self._file.seek, self._file.tell
+        self.read = self._file.read
+        self.seek = self._file.seek
+        self.tell = self._file.tell
 
     def close(self) -> None:
         if self._owned and not isinstance(self._file, FarFile):

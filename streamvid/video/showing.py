@@ -19,7 +19,9 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
     rows = [np.concatenate(list(video[numbers]), axis=1) for video in videos]
     sheet = np.ascontiguousarray(np.concatenate(rows, axis=0))
     encoder = av.CodecContext.create("png", "w")
-    encoder.height, encoder.width, encoder.pix_fmt = sheet.shape[0], sheet.shape[1], "rgb24"
+    encoder.height = sheet.shape[0]
+    encoder.width = sheet.shape[1]
+    encoder.pix_fmt = "rgb24"
     encoder.time_base = Fraction(1, 25)
     frame = av.VideoFrame.from_ndarray(sheet, format="rgb24")
     return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
@@ -35,7 +37,9 @@ def movie(videos: npt.NDArray[np.uint8], fps: float) -> bytes:
     with av.open(sink, "w", format="mp4") as container:
         rate = Fraction(fps).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate, options={"crf": "18"})
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        stream.height = height
+        stream.width = width
+        stream.pix_fmt = "yuv420p"
         for picture in pictures:
             padded = np.pad(picture, ((0, height - picture.shape[0]), (0, width - picture.shape[1]), (0, 0)), "edge")
             container.mux(stream.encode(av.VideoFrame.from_ndarray(padded, format="rgb24")))

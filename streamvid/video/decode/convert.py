@@ -45,7 +45,9 @@ class FrameConverter:
     def __init__(
         self, frame: VideoFrame, frame_format: FrameFormat, transform: Transform, picture: PictureFormat
     ) -> None:
-        self._format, self._transform, self._picture = frame_format, transform, picture
+        self._format = frame_format
+        self._transform = transform
+        self._picture = picture
         self._matrix = MATRIX_NUMBERS[frame_format.color_space]
         self._range = RANGE_NUMBERS[frame_format.color_range]
         self._turns = transform.rotation != 0 or transform.flip

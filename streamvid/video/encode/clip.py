@@ -254,12 +254,16 @@ class ClipWriter:
             self._container.add_stream(encoding.profile.encoder, rate=_RATE, options=encoding.encoder_options()),
         )
         encoder = self._stream.codec_context
-        encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
+        encoder.width = width
+        encoder.height = height
+        encoder.pix_fmt = "yuv420p"
         encoder.sample_aspect_ratio = Fraction(1)
         encoder.time_base = Fraction(1, _RATE)
         encoder.colorspace, encoder.color_range = tags.matrix, tags.color_range
         encoder.color_primaries, encoder.color_trc = tags.primaries, tags.transfer
-        encoder.thread_count, encoder.gop_size, encoder.max_b_frames = 1, encoding.gop, 0
+        encoder.thread_count = 1
+        encoder.gop_size = encoding.gop
+        encoder.max_b_frames = 0
         encoder.flags |= Flags.bitexact
         self._stream.time_base = timeline.time_base
         self._container.start_encoding()
@@ -335,7 +339,9 @@ def encode_image(
     cover = Cover(video, frame, height, width, pixel_format)
     picture = cover.picture(frame)
     encoder = cast("VideoCodecContext", av.CodecContext.create(codec, "w"))
-    encoder.width, encoder.height, encoder.pix_fmt = width, height, pixel_format
+    encoder.width = width
+    encoder.height = height
+    encoder.pix_fmt = pixel_format
     encoder.time_base, encoder.thread_count = Fraction(1, 25), 1
     encoder.color_range, encoder.colorspace = cover.tags.color_range, cover.tags.matrix
     encoder.flags |= Flags.bitexact

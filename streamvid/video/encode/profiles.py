@@ -138,7 +138,10 @@ def encoder_versions() -> dict[str, str]:
     picture = av.VideoFrame(64, 64, "yuv420p")
     picture.pts = 0
     encoder = av.CodecContext.create("libx264", "w")
-    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 64, 64, "yuv420p", Fraction(1, 25)
+    encoder.width = 64
+    encoder.height = 64
+    encoder.pix_fmt = "yuv420p"
+    encoder.time_base = Fraction(1, 25)
     encoder.thread_count = 1
     # x264 says its version nowhere but in what it writes.
     written = b"".join(bytes(packet) for packet in [*encoder.encode(picture), *encoder.encode(None)])
