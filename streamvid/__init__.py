@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from streamvid.loader.batch.batch import Batch
     from streamvid.loader.loader import VideoLoader
     from streamvid.loader.mix import DatasetConfig
+    from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
     from streamvid.loader.stats import LoaderStats
+    from streamvid.loader.view.text import TextOptions
+    from streamvid.loader.view.view import ViewOptions
     from streamvid.loader.world import detect_world, world_from_mesh
     from streamvid.plan.cost import CostTable, fit_costs
     from streamvid.plan.position import World
@@ -53,15 +56,21 @@ _HOMES = {
     "CostTable": "streamvid.plan.cost",
     "Dataset": "streamvid.dataset.reader",
     "DatasetConfig": "streamvid.loader.mix",
+    "LimitOptions": "streamvid.loader.options",
     "LoaderStats": "streamvid.loader.stats",
     "ModelRule": "streamvid.buckets.model",
+    "OutputOptions": "streamvid.loader.options",
+    "ProcessGroups": "streamvid.loader.options",
+    "ScheduleOptions": "streamvid.loader.options",
     "ShardOptions": "streamvid.sharder.options",
     "SourceOptions": "streamvid.sharder.options",
     "StorageOptions": "streamvid.storage",
     "StreamvidError": "streamvid.errors",
+    "TextOptions": "streamvid.loader.view.text",
     "TrainConfig": "streamvid.trainer.config",
     "VideoInfo": "streamvid.video",
     "VideoLoader": "streamvid.loader.loader",
+    "ViewOptions": "streamvid.loader.view.view",
     "WorkOptions": "streamvid.sharder.options",
     "World": "streamvid.plan.position",
     "annotate": "streamvid.dataset.annotate.annotate",
@@ -91,15 +100,21 @@ __all__ = [
     "CostTable",
     "Dataset",
     "DatasetConfig",
+    "LimitOptions",
     "LoaderStats",
     "ModelRule",
+    "OutputOptions",
+    "ProcessGroups",
+    "ScheduleOptions",
     "ShardOptions",
     "SourceOptions",
     "StorageOptions",
     "StreamvidError",
+    "TextOptions",
     "TrainConfig",
     "VideoInfo",
     "VideoLoader",
+    "ViewOptions",
     "WorkOptions",
     "World",
     "__version__",

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import streamvid
+from streamvid.config import option_info, option_types
 
+PACKAGE = Path(streamvid.__file__).parent
+MANY_FIELDS = {"VideoInfo"}
+"""Public dataclasses of more than 12 fields that are not options, or still to be divided."""
+SHARED_NAMES = {"EncodedClip", "Kept", "Members", "Record", "Sidecar", "_Reader"}
+"""Names of several classes that are still to be told apart."""
 HEAVY = (
     "torch",
     "av",
@@ -37,15 +47,21 @@ def test_public_names() -> None:
         "CostTable",
         "Dataset",
         "DatasetConfig",
+        "LimitOptions",
         "LoaderStats",
         "ModelRule",
+        "OutputOptions",
+        "ProcessGroups",
+        "ScheduleOptions",
         "ShardOptions",
         "SourceOptions",
         "StorageOptions",
         "StreamvidError",
+        "TextOptions",
         "TrainConfig",
         "VideoInfo",
         "VideoLoader",
+        "ViewOptions",
         "WorkOptions",
         "World",
         "__version__",
@@ -64,6 +80,51 @@ def test_public_names() -> None:
         "verify_dataset",
         "world_from_mesh",
     ]
+
+
+def public_dataclasses() -> dict[str, type]:
+    """Every dataclass that is exported, and those nested in their fields, by name."""
+    found: dict[str, type] = {}
+    waiting = [getattr(streamvid, name) for name in streamvid.__all__]
+    while waiting:
+        value = waiting.pop()
+        if not (isinstance(value, type) and dataclasses.is_dataclass(value)) or value.__name__ in found:
+            continue
+        found[value.__name__] = value
+        for members in option_types(value).values():
+            waiting += members
+    return found
+
+
+def test_the_loader_has_24_arguments() -> None:
+    arguments = list(inspect.signature(streamvid.VideoLoader).parameters)
+    assert len(arguments) <= 24, arguments
+
+
+def test_option_objects_have_at_most_12_fields() -> None:
+    found = public_dataclasses()
+    assert {"ViewOptions", "OutputOptions", "ScheduleOptions", "LimitOptions", "StorageOptions"} <= found.keys()
+    assert {"ProcessGroups", "DatasetConfig", "TextOptions", "ShardOptions", "TrainConfig"} <= found.keys()
+    large = {name: len(dataclasses.fields(cls)) for name, cls in found.items() if len(dataclasses.fields(cls)) > 12}
+    assert large.keys() <= MANY_FIELDS, large
+
+
+@pytest.mark.parametrize("name", ["ViewOptions", "OutputOptions", "ScheduleOptions", "LimitOptions", "ProcessGroups"])
+def test_each_option_of_the_loader_is_declared_with_its_documentation(name: str) -> None:
+    for field in dataclasses.fields(getattr(streamvid, name)):
+        info = option_info(field)
+        assert info is not None and info.help, f"{name}.{field.name}"
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """Private ones included: one word has one meaning in the whole package."""
+    homes: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    shared = {name: files for name, files in homes.items() if len(files) > 1}
+    assert shared.keys() <= SHARED_NAMES, shared
 
 
 @pytest.mark.parametrize("name", streamvid.__all__)

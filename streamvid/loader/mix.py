@@ -27,7 +27,7 @@ from streamvid.errors import ConfigError, DatasetError
 from streamvid.loader.model_rule import common_rule
 from streamvid.loader.stores import Stores
 from streamvid.loader.view.media import Medium, find_media
-from streamvid.loader.view.text import CaptionOptions, TextRule, text_rule
+from streamvid.loader.view.text import TextOptions, TextRule, text_rule
 from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import hash64, hash_text
 from streamvid.plan.draws import DrawSet, draw_sets
@@ -52,7 +52,7 @@ class DatasetConfig:
     name: str | None = option(
         None, help="Name that its random choices depend on.", shown_default="its place in the list"
     )
-    captions: CaptionOptions = option(default_factory=CaptionOptions, help="Text of its samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Text of its samples.")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -24,7 +24,7 @@ from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline, PipelineO
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest, Subset
 from streamvid.loader.options import LimitOptions
-from streamvid.loader.view.text import CaptionOptions, text_rule
+from streamvid.loader.view.text import TextOptions, text_rule
 from tests.clips import corpus_tool
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
 
@@ -427,7 +427,7 @@ def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_pa
     options: dict[str, Any] = {"batch_size": 6}
 
     def texts(**part: Any) -> list[str]:
-        rule = text_rule(CaptionOptions(**part), open_dataset(root))
+        rule = text_rule(TextOptions(**part), open_dataset(root))
         batches, _ = run(root, order, part={"text": rule}, limits={"max_bad_fraction": 0.0}, **options)
         return [
             rule.text(row, seed=0, visit=sample.visit)

@@ -21,7 +21,7 @@ _TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the f
 
 
 @dataclass(frozen=True, slots=True)
-class CaptionOptions:
+class TextOptions:
     """Text that is delivered with a sample."""
 
     column: str | Mapping[str, float] = option(
@@ -71,7 +71,7 @@ class TextRule:
     template: None for none; template_columns: its names → index columns, but for the two that are no columns.
     """
 
-    options: CaptionOptions = field(default_factory=CaptionOptions)
+    options: TextOptions = field(default_factory=TextOptions)
     columns: tuple[tuple[str, float], ...] = ((_TEXT, 1.0),)
     captions: bool = False
     template: Part | None = None
@@ -121,7 +121,7 @@ class TextRule:
         return share == 0.0 or uniform(seed, CAPTION_PART, *draw, part) >= share
 
 
-def text_rule(options: CaptionOptions, dataset: Dataset) -> TextRule:
+def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
     """What the options mean for a dataset. Raises ConfigError for columns that it does not have, or of another type."""
     columns = []
     for name, weight in options.weights.items():
