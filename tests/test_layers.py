@@ -34,6 +34,7 @@ FLOORS = {
 ROOMS_OF = {
     "av": {"video"},
     "fsspec": {"storage"},
+    "s3fs": {"storage"},
     "botocore": {"storage"},
     "accelerate": {"trainer"},
     "safetensors": {"modules", "recipes", "trainer", "dataset/features"},

@@ -30,6 +30,7 @@ HEAVY = (
     "pydantic",
     "tqdm",
     "rich",
+    "s3fs",
     "botocore",
     "fsspec",
 )

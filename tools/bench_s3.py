@@ -99,7 +99,7 @@ def say(what: object) -> None:
 
 def role() -> None:
     """What a child does: imports what is imported at its first use, then one run."""
-    import botocore.session  # noqa: F401
+    import s3fs  # noqa: F401
     import torch
 
     import streamvid

@@ -45,7 +45,7 @@ def error_of_body(status: int, text: str, headers: Mapping[str, str], options: S
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert what botocore raises. Its own texts are not shown, because they may contain anything."""
+    """Convert what s3fs and botocore raise. Their own texts are not shown, because they may contain anything."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -71,7 +71,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
     if isinstance(error, FileNotFoundError):
         return RequestError("there is no such object", "absent")
     if isinstance(error, ImportError):
-        return RequestError(f"{error.name} cannot be imported", hint="pip install botocore")
+        return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
     return connection_error(error, "")
 
 

@@ -1,7 +1,7 @@
 """S3 and compatible stores.
 
-botocore finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which costs a fraction of
-the time of a request through a whole client; behind a proxy by botocore's HTTP session.
+s3fs finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which costs a tenth of the
+time of a request through a whole client; behind a proxy by botocore's HTTP session.
 """
 
 from __future__ import annotations
@@ -141,10 +141,10 @@ class S3Transport:
             with self._lock:
                 if self._made is None:
                     try:
-                        session, client = _connect(self._options)
+                        filesystem = _filesystem(self._options)
                         self._made_at = time.monotonic()
-                        self._made = client, _Signer.of(session, client, self._bucket, self._options)
-                    except Exception as error:  # noqa: BLE001 - botocore raises what any of its parts does
+                        self._made = filesystem, _Signer.of(filesystem, self._bucket, self._options)
+                    except Exception as error:  # noqa: BLE001 - s3fs raises what any of its parts does
                         raise error_of_client(error, self._options) from None
                 made = self._made
         return made
@@ -159,11 +159,9 @@ class S3Transport:
                 self._lock.release()
 
     def _call(self, method: str, **arguments: Any) -> Any:
-        client, _ = self._client()
-        if self._options.requester_pays:
-            arguments["RequestPayer"] = "requester"
+        filesystem, _ = self._client()
         try:
-            return getattr(client, method)(Bucket=self._bucket, **arguments)
+            return filesystem.call_s3(method, Bucket=self._bucket, **arguments)
         except Exception as error:  # noqa: BLE001 - as above
             raise error_of_client(error, self._options) from None
 
@@ -241,22 +239,27 @@ class _Signer:
         self._kept: dict[str, tuple[float, dict[str, str]]] = {}
 
     @classmethod
-    def of(cls, session: Any, client: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Find the keys. Raises what botocore raises if there are none."""
+    def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
+        """Find the keys. Raises what s3fs and botocore raise if there are none."""
         from botocore.auth import S3SigV4Auth
+        from fsspec.asyn import sync
 
         known = "streamvid"
-        url = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": known}, ExpiresIn=60)
-        parts = urlsplit(url)
+        parts = urlsplit(filesystem.url(f"{bucket}/{known}", expires=60))
         base = f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix(known)}"
         extra = {"x-amz-request-payer": "requester"} if options.requester_pays else {}
         if options.anon:
             return cls(base, None, extra)
-        found = session.get_credentials().get_frozen_credentials()
+
+        async def keys() -> Any:
+            found = await filesystem.session.get_credentials()
+            return await found.get_frozen_credentials()
+
+        found = sync(filesystem.loop, keys)
         _check_key(found.access_key, "access key", "AWS_ACCESS_KEY_ID")
         _check_key(found.token or "", "session token", "AWS_SESSION_TOKEN")
 
-        region = options.region or client.meta.region_name or "us-east-1"
+        region = options.region or filesystem.s3.meta.region_name or "us-east-1"
         region = "us-east-1" if region == "aws-global" else region
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
@@ -278,26 +281,49 @@ class _Signer:
         return url, kept[1]
 
 
-def _connect(options: StorageOptions) -> tuple[Any, Any]:
-    """Return a session of botocore, which has the keys, and its S3 client."""
-    import botocore.session
-    from botocore import UNSIGNED
-    from botocore.config import Config
+def _filesystem(options: StorageOptions) -> Any:
+    import s3fs
 
-    session = botocore.session.Session(profile=options.profile)
-    config = Config(
+    config: dict[str, object] = {
         # One try: retries are remote.py's.
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=options.connect_seconds,
-        read_timeout=max(30.0, options.stall_seconds),  # a server may take long over a large part
-        max_pool_connections=options.max_requests,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "connect_timeout": options.connect_seconds,
+        "read_timeout": max(30.0, options.stall_seconds),  # a server may take long over a large part
         # Older servers do not know the checksums of newer SDKs; we send Content-MD5.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        signature_version=UNSIGNED if options.anon else "s3v4",
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "http_session_cls": _session_class(),
+    }
+    if not options.anon:
+        config["signature_version"] = "s3v4"
+    client = {} if options.region is None else {"region_name": options.region}
+    filesystem = s3fs.S3FileSystem(
+        anon=options.anon,
+        profile=options.profile,
+        endpoint_url=options.endpoint_url,
+        requester_pays=options.requester_pays,
+        client_kwargs=client,
+        config_kwargs=config,
+        skip_instance_cache=True,
+        use_listings_cache=False,
     )
-    client = session.create_client("s3", region_name=options.region, endpoint_url=options.endpoint_url, config=config)
-    return session, client
+    filesystem.retries = 1
+    filesystem.connect()
+    return filesystem
+
+
+def _session_class() -> Any:
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
+        """Does not repeat a PUT whose connection broke, as aiohttp does: a create that worked would look taken."""
+
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            session = await super()._get_session(proxy_url)
+            session._retry_connection = False
+            return session
+
+    return OneTrySession
 
 
 def _check_key(value: str, name: str, variable: str) -> None:
