@@ -143,8 +143,8 @@ def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
         ({"control": "depth"}, "'depth' is not a column of the metadata; it has path, caption"),
         ({"Control": "refs"}, r"allowed is \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"audio:control": "refs"}, r"KIND one of video, image, mask"),
-        ({"txt": "refs"}, "txt stands twice, or for something else already"),
-        ({"a_b": "refs", "ab": "matte"}, "ab stands twice"),
+        ({"txt": "refs"}, "txt is used twice, or is reserved"),
+        ({"a_b": "refs", "ab": "matte"}, "ab is used twice"),
     ):
         with pytest.raises((ConfigError, SourceError), match=message):
             dry_run(source.write(), tmp_path / "dataset", options(given))
