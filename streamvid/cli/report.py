@@ -1,4 +1,4 @@
-"""Bucket tables and rejections, as `shard`, `stats` and `demo` show them."""
+"""Bucket tables and rejections for `shard`, `stats` and `demo`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_REJECTIONS = 20
 
 
 def print_report(report: ShardReport, dest: str) -> None:
-    """The bucket table, the rejections, the counts that add up, and what to type next."""
+    """Print the bucket table, the rejections, the counts that add up, and the next command."""
     rows = [_row(report, row) for row in report.buckets]
     if rows:
         print_table(list(rows[0]), [tuple(row.values()) for row in rows])
@@ -45,7 +45,7 @@ def print_report(report: ShardReport, dest: str) -> None:
 
 
 def stored_line(stored_clips: tuple[int, int]) -> str:
-    """What `--assign all` made of clips."""
+    """Return the line about clips that several buckets store."""
     return (
         f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch draws "
         "each for one of them at most"
@@ -57,7 +57,7 @@ def _shards(report: ShardReport) -> str:
 
 
 def _row(report: ShardReport, row: BucketRow) -> dict[str, Any]:
-    """Header → cell."""
+    """Return the cells by header."""
     cells: dict[str, Any] = {
         "bucket": row.bucket_id,
         "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",
@@ -86,7 +86,7 @@ def _print_rejections(report: ShardReport) -> None:
 
 
 def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
-    """How many were rejected of each kind, and what would have let them in."""
+    """Print the number of rejections of each kind, and the remedy."""
     print_table(["rejected", "why", "what lets it in"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
     if not with_examples:
         return

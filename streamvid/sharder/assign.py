@@ -1,4 +1,4 @@
-"""Which bucket each record goes to, cut into windows where it is long, and the keys that its samples have for ever."""
+"""Assignment: the bucket of each record, or of each window of a long one, and the permanent keys of its samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class PlannedSample:
-    """A record, or a window of it, that has a bucket, with the keys it has for ever."""
+    """A record, or a window of it, with its bucket and its permanent keys."""
 
     key: str
     record_key: str
@@ -43,23 +43,23 @@ class PlannedSample:
 
     @property
     def extensions(self) -> tuple[str, ...]:
-        """Of its members, which are the same of all samples of a shard."""
+        """Extensions of its members, which are the same for all samples of a shard."""
         return (self.clip.extension, *sorted(medium.extension for medium in self.media))
 
     @property
     def num_bytes(self) -> int:
-        """Of its clip and its further media together."""
+        """Bytes of its clip and its conditioning inputs."""
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
     def window_name(self) -> str:
-        """Of a window that is not the whole source, for reasons of rejections; else empty."""
+        """Name of a window that is not the whole source, for rejections; otherwise empty."""
         return window_name(self.window, self.probe)
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Every window of every record: a sample, or a rejection.
+    """Every window of every record, as a sample or as a rejection.
 
     draw_sets: of clips that several buckets store: their PlannedSample.draw_set → (bucket id, probability) of each.
     """
@@ -70,7 +70,7 @@ class Assignment:
 
 
 def window_name(window: Window, probe: Probe) -> str:
-    """Of a window that is not the whole source; else empty."""
+    """Return the name of a window that is not the whole source; otherwise an empty text."""
     is_whole = window.num_frames == probe.num_frames
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
@@ -139,7 +139,7 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Each window's bucket with its draw set, a time for each bucket that stores it; or no bucket, and why.
+    """Yield each window with its bucket and draw set, once per bucket that stores it; or no bucket, and the reason.
 
     A draw depends on nothing but the seed and what is drawn for, so that more input changes no other clip's bucket.
     """
@@ -158,7 +158,7 @@ def _drawn(
 
 
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """The parts of a source that are samples, and where each may go. NoBucketError where that is nowhere."""
+    """Yield the windows of a source and the choices of each. Raises NoBucketError if a window has none."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
@@ -173,7 +173,7 @@ def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choi
 
 
 def _num_frames(probe: Probe, options: ShardOptions) -> int:
-    """Of the whole source, as far as that is known without the time of each frame."""
+    """Return the frame count of the whole source, as far as it is known without the time of each frame."""
     rate = options.frame_rate
     if probe.is_image or options.clips.is_native or not probe.fps:
         return probe.num_frames
@@ -181,7 +181,7 @@ def _num_frames(probe: Probe, options: ShardOptions) -> int:
 
 
 def _least_frames(most: int, probe: Probe, options: ShardOptions) -> int:
-    """The fewest frames, up to `most`, with which a bucket takes the source; `most` where none does."""
+    """Return the fewest frames, up to `most`, with which a bucket accepts the source; `most` if none does."""
     config = options.config
     counts = config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates}
     fewer = (count for count in sorted(counts) if 1 < count < most)
@@ -205,7 +205,7 @@ def _media(
 
 
 def _stored(file: Record | MediaFile, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """What a file is stored as."""
+    """Return the clip that a file is stored as."""
     return _native_clip(probe, window, bucket) if options.clips.is_native else _copied_clip(file, probe)
 
 
@@ -224,7 +224,7 @@ def _copied_clip(record: Record | MediaFile, probe: Probe) -> Clip:
 
 
 def _native_clip(probe: Probe, window: Window, bucket: Bucket) -> Clip:
-    """What is known before it is encoded."""
+    """Return what is known of a native clip before it is encoded."""
     share = window.num_frames / probe.num_frames
     return Clip(
         path="",
@@ -242,7 +242,7 @@ def _native_clip(probe: Probe, window: Window, bucket: Bucket) -> Clip:
 def sample_key(
     source: str, window_start: int, window_num_frames: int, bucket_id: str, occurrence: int = 0, *, stem_of: str = ""
 ) -> str:
-    """A sample's key: a readable stem, and a hash of all that makes it another sample. Later input never changes it.
+    """Return a sample's key: a readable stem and a hash of its identity. Later input never changes it.
 
     `occurrence` counts earlier rows with the same file in the same bucket. stem_of: what the stem is of, if not source.
     """
@@ -253,21 +253,21 @@ def sample_key(
 
 
 def record_key(source: str) -> str:
-    """The key shared by all samples that came from one file."""
+    """Return the key shared by all samples of one file."""
     return f"{safe_stem(source)}-{stable_hash(source):016x}"
 
 
 def safe_stem(source: str) -> str:
-    """A file's name as part of a key: readers of tars cut a name at its first dot, so none is left."""
+    """Return a file's name as part of a key, without dots, because readers of tars cut a name at the first one."""
     stem = posixpath.splitext(posixpath.basename(source))[0]
     return _UNSAFE.sub("_", stem)[:MAX_STEM_CHARS].strip("_-") or "clip"
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """train or val, by the record key alone: more input never moves a sample to the other."""
+    """Return train or val, by the record key alone, so that more input never moves a sample."""
     return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 
 def stable_hash(*parts: str) -> int:
-    """64 bits of texts, the same for ever."""
+    """Return 64 bits of a hash of texts, the same on every machine and in every version."""
     return int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big")

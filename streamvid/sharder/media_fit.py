@@ -1,4 +1,4 @@
-"""Whether a sample's further media fit its clip, and what they are stored as."""
+"""Checks that a sample's conditioning inputs fit its clip, and the form in which they are stored."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FittedMedium: TypeAlias = tuple[MediaColumn, MediaFile, Probe, bool]
 """(medium, file, what probing found, whether it is one picture for the whole clip)."""
 
 TIME_TOLERANCE = 0.5
-"""Of a frame: how far a medium's frame may lie from the clip's in time."""
+"""Allowed distance in time between a frame of an input and that of the clip, in frames."""
 
 
 SHAPE_TOLERANCE = 0.02
-"""By how much width over height may differ from the clip's."""
+"""Allowed difference between the ratios width / height of an input and of the clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
-    """One file of a medium as it is stored beside a sample's clip.
+    """One file of a conditioning input, as it is stored with a sample's clip.
 
     item: its place in a list, None where it stands alone. is_still: one picture for the whole clip; else it has the
     clip's frames.
@@ -42,7 +42,7 @@ class PlannedMedium:
 
     @property
     def extension(self) -> str:
-        """Of its member in the tar."""
+        """Extension of its member in the tar."""
         parts = [self.column.stem, *([] if self.item is None else [str(self.item)]), self.clip.extension]
         return ".".join(parts)
 
@@ -50,7 +50,7 @@ class PlannedMedium:
 def still_media(
     records: Sequence[Record], probes: Mapping[FileState, Probe | str], columns: Sequence[MediaColumn]
 ) -> frozenset[str]:
-    """Names of the media that are one picture a sample: said so, or all files of them are images."""
+    """Return the names of inputs that are one picture per sample: declared so, or all of their files are images."""
     found: dict[str, bool] = {}
     for record in records:
         for file in record.extra:
@@ -67,7 +67,7 @@ def fit_media(
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
 ) -> tuple[FittedMedium, ...]:
-    """A record's further files; Rejected where one of them does not fit the clip."""
+    """Return a record's conditioning inputs. Raises Rejected if one of them does not fit the clip."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
@@ -86,7 +86,7 @@ def fit_media(
 
 
 def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Rejected unless a medium has the clip's frames, at the clip's times."""
+    """Raise Rejected unless an input has the clip's frames at the clip's times."""
     if file.item is not None:
         raise Rejected(
             f"{file.label}: a list holds images, and {file.name} is taken for video; name it image:{file.name}",
@@ -110,7 +110,7 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
 
 
 def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Rejected where what is cut of a medium's pictures would be another part than of the clip's."""
+    """Raise Rejected if the input would be cropped to another part of the picture than the clip."""
     share = abs(own.width * probe.height - own.height * probe.width) / (own.height * probe.width)
     if share > SHAPE_TOLERANCE:
         raise Rejected(
@@ -125,7 +125,7 @@ def _count(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """How far frames of one number lie from each other at most, both counted from the first."""
+    """Return the largest distance in time between frames of one number, each counted from the first frame."""
     import numpy as np
 
     times: list[Any] = []

@@ -1,4 +1,4 @@
-"""The shard plan: which sample goes where. Pure: the same input and options give the same plan, on any machine."""
+"""The shard plan: the samples of each shard. Pure: equal input and options give the same plan on any machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Item = TypeVar("_Item")
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
 MAX_TEXTS_A_SHARD = 8192
-"""Of samples without pictures: a window of so many shards' rows fits into a loader's memory for them."""
+"""Maximum samples without pictures per shard, so that a shuffle window of shards fits into a loader's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A unit of work: one tar of one bucket, one split and the same members a sample, its samples in order."""
+    """A unit of work: the ordered samples of one tar, which share bucket, split and the extensions of members."""
 
     bucket: Bucket
     number: int
@@ -39,7 +39,7 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        """Of clips and further media."""
+        """Bytes of clips and conditioning inputs."""
         return sum(sample.num_bytes for sample in self.samples)
 
 
@@ -101,7 +101,7 @@ def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Buc
 
 
 def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample]:
-    """In an order that depends on seed and keys, not on the order of the input."""
+    """Sort by a hash of seed and key, so that the order of the input does not matter."""
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 
@@ -119,7 +119,7 @@ def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection]
 
 
 def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes: int) -> Iterator[Sequence[_Item]]:
-    """Consecutive runs of about equal bytes, none above `shard_size_bytes` but where one item alone is.
+    """Yield consecutive runs of about equal bytes, none above `shard_size_bytes` unless a single item is.
 
     sizes: bytes of each item.
     """
@@ -152,11 +152,11 @@ class DrawnGroup:
     shards: tuple[tuple[Sequence[PlannedSample], ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
-        """Samples of each shard in a bucket; none in a bucket that the set does not have."""
+        """Return the samples of each shard in a bucket; none for a bucket outside the set."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """As the manifest has it. firsts: bucket id → number of the group's first shard there."""
+        """Return the group as the manifest stores it. firsts: number of the group's first shard by bucket id."""
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
@@ -169,7 +169,7 @@ def drawn_groups(
     seed: int,
     shard_size_bytes: int,
 ) -> list[DrawnGroup]:
-    """The groups of those samples that belong to a draw set, in an order of their own that the input's has no part in.
+    """Group the samples that belong to a draw set, in an order that does not depend on that of the input.
 
     A clip that lost the sample of a bucket, because it could not be encoded at that size, keeps the others with their
     probabilities.
@@ -197,7 +197,7 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Bucket id → probability in parts of UNIT, to the nearest; all together what their sum is, to the nearest."""
+    """Round probabilities to parts of UNIT by bucket id; their sum is rounded to the nearest part too."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
     # What is too rare for a part takes one all the same, of the most probable.

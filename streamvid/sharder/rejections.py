@@ -1,4 +1,4 @@
-"""Rejections by kind: how many, examples, and what would have let them in."""
+"""Rejections by kind: counts, examples and remedies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 NUM_EXAMPLES = 3
 OTHER = "other"
-"""Of datasets before 1.3, which name no kinds."""
+"""Kind of rejections that name none."""
 
 REMEDIES: Mapping[str, str] = {
     "bad-row": "mend the row of the metadata, as its reason says",
@@ -47,7 +47,7 @@ REMEDIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RejectedKind:
-    """The rejections of one kind. remedy: what would have let them in. examples: (row, source, reason) of the first."""
+    """The rejections of one kind. remedy: how to get them in. examples: (row, source, reason) of the first ones."""
 
     kind: str
     count: int
@@ -55,14 +55,14 @@ class RejectedKind:
     examples: tuple[tuple[int, str, str], ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         names = ("row", "source", "reason")
         examples = [dict(zip(names, example, strict=True)) for example in self.examples]
         return {"kind": self.kind, "count": self.count, "remedy": self.remedy, "examples": examples}
 
 
 def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKind, ...]:
-    """(kind, row, source, reason) of rejections as a row a kind, the most frequent first. Counts add up (SHARD-3)."""
+    """Group (kind, row, source, reason) of rejections, the most frequent kind first. Counts add up (SHARD-3)."""
     counts: dict[str, int] = {}
     examples: dict[str, list[tuple[int, str, str]]] = {}
     for kind, row, source, reason in rejections:
@@ -78,7 +78,7 @@ def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKi
 
 
 class Reason(str):
-    """Why a file cannot be used; `kind` in a word."""
+    """Reason why a file cannot be used, with its kind in one word."""
 
     __slots__ = ("kind",)
     kind: str

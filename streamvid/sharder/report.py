@@ -1,4 +1,4 @@
-"""What a run of the sharder did, or would do: counts, buckets and every rejection."""
+"""Report of a run of the sharder, or of a dry run: counts, buckets and every rejection."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ShardReport:
 
     @property
     def rejected_by_kind(self) -> tuple[RejectedKind, ...]:
-        """Rejections by kind, with examples and what would have let them in."""
+        """Rejections by kind, with examples and remedies."""
         return by_kind((r.kind, r.row, r.source, r.reason) for r in self.rejections)
 
     @property
@@ -80,7 +80,7 @@ class ShardReport:
         return sum(row.source_bytes for row in self.buckets)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, all rejections among them."""
+        """Return plain values, including all rejections."""
         counted = {
             "num_rejected": self.num_rejected,
             "num_windows": self.num_windows,
@@ -89,7 +89,7 @@ class ShardReport:
         return {**asdict(self), **counted, "source_bytes": self.source_bytes}
 
     def summary(self, max_rejections: int = 10) -> str:
-        """A few lines for people; rejections are counted by reason beyond the first ones."""
+        """Return a few lines of text with the first rejections."""
         lines = [
             f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
             f"{self.num_rejected} of {self.num_records} records rejected"
@@ -106,7 +106,7 @@ class ShardReport:
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
-    """The report of a plan, built or not."""
+    """Return the report of a plan, built or not."""
     clips: dict[Bucket, list[_Clip]] = {}
     shards: dict[Bucket, int] = {}
     seconds: dict[str, float] = {}
@@ -129,7 +129,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """The report of a dataset that was sealed before: that of the run that did it, but for state and encode_seconds."""
+    """Return the report of a sealed dataset: that of the run that built it, except for state and encode_seconds."""
     clips: dict[str, list[_Clip]] = {}
     shards: dict[str, int] = {}
     for shard in dataset.shards:
@@ -144,7 +144,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """What a report needs of a clip; width and height are its source's."""
+    """Facts of a clip that a report needs; width and height are those of its source."""
 
     num_bytes: int
     duration_seconds: float
@@ -178,7 +178,7 @@ def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
 
 
 def crop_fraction(width: int, height: int, bucket: Bucket) -> float:
-    """Share of a width x height frame's area that is cut off to reach the bucket's ratio."""
+    """Return the share of a frame's area that is cropped to reach the bucket's ratio."""
     ours, theirs = width * bucket.height, height * bucket.width
     return 1 - min(ours, theirs) / max(ours, theirs) if ours else 0.0
 

@@ -1,4 +1,4 @@
-"""Sealing: the index out of the finished shards' markers, and the manifest last (SHARD-2)."""
+"""Sealing: the index from the markers of finished shards, and the manifest last (SHARD-2)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Index:
 
 
 def planned_paths(plan: ShardPlan) -> list[str]:
-    """Files that building the plan's shards writes."""
+    """Return the files that building the plan's shards writes."""
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
 
 
@@ -110,7 +110,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
 def _write_samples(
     plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None], media: Sequence[MediaColumn]
 ) -> _Index:
-    """Write samples and packets, a limited number of shards a file, and give the rows of the shard table."""
+    """Write samples and packets, with a limited number of shards per file; return the rows of the shard table."""
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
     packet_files: list[FileInfo] = []
@@ -137,7 +137,7 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """The packet tables of some shards end to end, and where each lies."""
+    """Join the packet tables of some shards; return them with the place of each."""
     tables = [_read(packets_path(folder, shard.path)) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -148,7 +148,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, staging: Staging) -> None:
-    """StorageError where a finished shard is not in the store: others may write there, whatever we are promised."""
+    """Raise StorageError if a finished shard is not in the store, to which others may write."""
     sizes = shard_sizes(staging.store)
     for shard in plan.shards:
         marker = _marker(shard, plan, staging)
@@ -315,7 +315,7 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
 
 
 def _quality(plan: ShardPlan) -> dict[str, Any]:
-    """PSNR-Y of native clips in decibels, of all and a bucket at a time."""
+    """Return the PSNR-Y of native clips in decibels, of all and per bucket."""
     found: dict[str, list[float]] = {}
     for shard in plan.shards:
         found.setdefault(shard.bucket.id, []).extend(sample.clip.psnr_y or 0.0 for sample in shard.samples)

@@ -1,4 +1,4 @@
-"""records → probe → assign (→ encode) → shard plan → build → seal."""
+"""The sharder's stages in a row: records → probe → assign (→ encode) → shard plan → build → seal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shard(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Build the dataset at `dest` out of a folder of media, a metadata file, tars or sealed datasets; idempotent.
+    """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets. Idempotent.
 
     Several sources are taken one after the other. All may be in buckets.
 
@@ -82,7 +82,7 @@ _REMEDY = (
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
-    """Remove all that unfinished builds left at `dest`, in the bucket and on this machine; whether there was any.
+    """Remove what unfinished builds left at `dest`, in the bucket and on this machine; return False if nothing was.
 
     A sealed dataset stays. No sharder may be at work there: one on this machine is noticed (DatasetError), one on
     another machine is not.
@@ -101,7 +101,7 @@ def dry_run(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Everything up to the shard plan; writes nothing to `dest`, and takes over what an unfinished run there probed.
+    """Do everything up to the shard plan. Write nothing to `dest`, and reuse what an unfinished run there probed.
 
     Native clips are not encoded: the report has neither their bytes nor how many shards they make.
 
@@ -122,7 +122,7 @@ def dry_run(
 
 
 def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
-    """SourceError where a dataset would be built over itself."""
+    """Raise SourceError if a dataset would be built over itself."""
     for one in [source] if isinstance(source, str | Path) else source:
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
@@ -164,12 +164,12 @@ def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options
 
 
 def _build_facts(records: RecordSet, options: ShardOptions) -> dict[str, Any]:
-    """What decides the dataset's content; equal facts are the same dataset."""
+    """Return everything that decides the dataset's content: equal facts mean equal datasets."""
     return {"options": options.to_json(), "num_records": records.num_rows, "input_sha256": records.sha256()}
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """The report on a dataset that is there and is what was asked for; None where there is none, or it is to go.
+    """Return the report of a dataset that is there and is the requested one; None if none is, or it is to be replaced.
 
     Raises SealedError, naming the difference, where it is another one and `overwrite` is not set.
     """
@@ -212,7 +212,7 @@ def _short(value: object) -> str:
 
 
 def _condemn_old(staging: Staging) -> None:
-    """Give an old dataset's files up for removal, its manifest first."""
+    """Mark an old dataset's files for removal, its manifest first."""
     store = staging.store
     if store.size(MANIFEST) is None:
         return
@@ -235,4 +235,4 @@ def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:
-    """Told to nobody."""
+    """Report to nobody."""

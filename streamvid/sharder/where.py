@@ -1,4 +1,4 @@
-"""`where` when a dataset is built: rows that do not meet a condition become rejections, unprobed where that can be.
+"""`where` in the sharder: rows that do not meet a condition become rejections, if possible before they are probed.
 
 The language and what missing values mean are those of `where=` at load time (dataset/filter/expression.py).
 """
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FACTS = {
-    "width": "int", "height": "int", "num_frames": "int", "fps": "float", "duration_seconds": "float",
+    "width": "int",
+    "height": "int",
+    "num_frames": "int",
+    "fps": "float",
+    "duration_seconds": "float",
     "aspect_ratio": "float",
-}  # fmt: skip
-"""What probing finds of a source, whole: display size, width / height, frames, frames a second, seconds."""
+}
+"""Facts that probing finds: display size, width / height, frames, frames per second, seconds."""
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
@@ -45,11 +49,11 @@ class Where:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether it asks for what only probing tells."""
+        """True if the condition needs a fact that only probing finds."""
         return bool(self.node.columns & FACTS.keys())
 
     def keep(self, records: RecordSet, probes: Mapping[FileState, Probe | str] | None = None) -> RecordSet:
-        """The records that meet the condition; the others are rejections of kind "where".
+        """Return the records that meet the condition; the others become rejections of kind "where".
 
         probes: of all records, where the condition needs them. A record whose probe is a reason stays: that is its own.
         """
@@ -90,7 +94,7 @@ class Where:
 
 
 def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
-    """The condition that `text` states on the user's columns, and on FACTS, `text` and `source`.
+    """Parse a condition on the user's columns, on FACTS, and on `text` and `source`.
 
     user_types: column → index type. Raises ConfigError naming the text, the place and the remedy.
     """
@@ -107,7 +111,7 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
 
 
 def where_metadata(records: RecordSet, text: str | None, is_text: bool = False) -> RecordSet:
-    """Leaves out, before anything is probed, the rows that a condition on the metadata alone leaves out.
+    """Reject, before anything is probed, the rows that do not meet a condition on the metadata alone.
 
     A condition that needs more is checked here all the same, and leaves nothing out yet; of rows that are texts alone
     (is_text) there is nothing more, and it is a ConfigError.
@@ -125,7 +129,7 @@ def where_metadata(records: RecordSet, text: str | None, is_text: bool = False) 
 
 
 def where_probed(records: RecordSet, text: str | None, probes: Mapping[FileState, Probe | str]) -> RecordSet:
-    """Leaves out the rows that a condition on what was probed leaves out."""
+    """Reject the rows that do not meet a condition on probed facts."""
     if text is None:
         return records
     where = parse_where(text, records.user_types)

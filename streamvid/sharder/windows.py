@@ -46,7 +46,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames `start` to `start + num_frames` of a source, and how many frames its clip is to have."""
+    """Frames `start` to `start + num_frames` of a source, and the frame count of its clip."""
 
     start: int
     num_frames: int
@@ -55,7 +55,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Timing:
-    """When each frame of a source is shown: ascending ticks of time_base.
+    """Presentation times of a source's frames: ascending ticks of time_base.
 
     last_duration: of the last frame, in ticks; 0 where unknown. usual_rate: what the file says of its rate.
     """
@@ -71,7 +71,7 @@ class Timing:
         return Timing(info.timestamps, info.time_base, info.last_duration, usual)
 
     def to_text(self) -> str:
-        """Short where the frames come at a steady rate: steps of time, compressed."""
+        """Return compressed steps of time, which are short if the frame rate is steady."""
         import numpy as np
 
         steps = np.diff(np.array(self.timestamps, "<i8"), prepend=0)
@@ -87,24 +87,24 @@ class Timing:
         return Timing(times, Fraction(time_base), int(last), Fraction(usual) or None)
 
     def window(self, start: int, stop: int, fps: Fraction | None) -> Window:
-        """Frames `start` up to `stop` as a clip."""
+        """Return frames `start` up to `stop` as a window."""
         count = stop - start
         return Window(start, count, count if fps is None else num_frames_at(self.seconds(start, stop), fps))
 
     def seconds(self, start: int, stop: int) -> Fraction:
-        """From the time of frame `start` to where frame `stop - 1` ends."""
+        """Return the seconds from the start of frame `start` to the end of frame `stop - 1`."""
         end = self.timestamps[stop] if stop < len(self.timestamps) else self.end
         return (end - self.timestamps[start]) * self.time_base
 
     @cached_property
     def end(self) -> int:
-        """Where the last frame ends, in ticks."""
+        """End of the last frame, in ticks."""
         times = self.timestamps
         return end_ticks(times, self.time_base, self.last_duration, len(times), self.usual_rate)
 
 
 def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None, least: int) -> list[Window]:
-    """Consecutive windows of about equal length that together hold every frame once.
+    """Return consecutive windows of about equal length that together contain every frame once.
 
     None lasts longer than `max_seconds`, unless it would have fewer clip frames than `least`, the fewest that a bucket
     takes, or is one frame. Equal means: as many frames; with `fps`, as many seconds, which makes as many clip frames.

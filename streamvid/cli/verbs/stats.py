@@ -1,4 +1,4 @@
-"""streamvid stats: what a dataset holds."""
+"""streamvid stats: the contents of a dataset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 @storage_flags
 def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
-    """Show what a dataset holds: buckets, splits, columns, and what was rejected and why."""
+    """Show what a dataset contains: buckets, splits, columns, and what was rejected and why."""
     from streamvid.dataset.reader import open_dataset
 
     opened = open_dataset(dataset, storage=storage)
@@ -73,7 +73,7 @@ def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptio
 
 
 _WITH_CAPTIONS = ("text_sha256", "captions")
-"""What stands beside `text` whenever captions were put there."""
+"""Columns that come with `text` when captions are annotated."""
 
 
 def _print_rejections(dataset: Dataset, as_json: bool) -> None:
@@ -92,7 +92,7 @@ def _print_rejections(dataset: Dataset, as_json: bool) -> None:
 
 
 def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
-    """The dataset's rejections by kind."""
+    """Return the dataset's rejections by kind."""
     from streamvid.sharder.rejections import by_kind
 
     rows = dataset.rejections_table().to_pylist()
@@ -100,7 +100,7 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
-    """All of it as plain values: a row a bucket and split, the counts, the user's columns, the rejections."""
+    """Return plain values: one row per bucket and split, counts, the user's columns, rejections."""
     from streamvid.dataset.manifest import FORMAT_VERSION
 
     shards = dataset.shards
