@@ -20,6 +20,14 @@ def train_config(
     return changed(TrainConfig(output=output, data=data, accelerate=AccelerateConfig(cpu=True)), changes or {})
 
 
+def combined(usual: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The usual changes and others, which win: a whole section, {"checkpoints": …}, over all of its options."""
+    sections = set(changes or ())
+    return {name: value for name, value in usual.items() if name.partition(".")[0] not in sections} | dict(
+        changes or {}
+    )
+
+
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """A copy with other values for options: {"data.batch_size": 2}."""
     whole = {name: value for name, value in changes.items() if "." not in name}

@@ -18,7 +18,7 @@ from streamvid.cli import main
 from streamvid.config import dump_config
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer.config import EvalConfig, OptimizerConfig, TrainConfig
-from tests.trainer.configs import train_config
+from tests.trainer.configs import combined, train_config
 
 
 def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -33,7 +33,7 @@ def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str
         "checkpoints.steps": 100,
         "logging.steps": 1,
     }
-    return train_config(dataset, output, {**few, **(changes or {})})
+    return train_config(dataset, output, combined(few, changes))
 
 
 @dataclass

@@ -39,7 +39,7 @@ from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
 from tests.media_clips import MEDIA, make_rows, write_rows
 from tests.servers import S3Env, S3Server
 from tests.shard_options import shard_options
-from tests.trainer.configs import changed
+from tests.trainer.configs import changed, combined
 from tests.trainer.encoders import build
 from tests.trainer.runs import config_of, losses_in, run, start
 
@@ -68,7 +68,7 @@ def encoding(base: Path, sidecar: Path, changes: Mapping[str, Any] | None = None
         "data.features": FeaturesConfig(url=str(sidecar), num_visits=2),
         "model": ModelConfig(factory=ENCODERS, args={"draws": 0.5}),
     }
-    return config_of(base, sidecar.parent / "out", {**usual, **(changes or {})})
+    return config_of(base, sidecar.parent / "out", combined(usual, changes))
 
 
 def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:

@@ -20,7 +20,7 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
-from tests.trainer.configs import train_config
+from tests.trainer.configs import combined, train_config
 from tests.trainer.modules import build
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
@@ -47,7 +47,7 @@ def config_of(output: Path, changes: Mapping[str, Any] | None = None) -> TrainCo
         "logging.steps": 1,
         "optimizer": OptimizerConfig(lr=1e-3, ema_decay=0.9),
     }
-    return train_config("in memory", output, {**usual, **(changes or {})})
+    return train_config("in memory", output, combined(usual, changes))
 
 
 def metrics_in(output: Path) -> list[dict[str, Any]]:
