@@ -162,7 +162,7 @@ class Run:
         step, settings = progress.step, self.config.eval
         line: MetricLine = {"step": step}
         if made is not None and spent is not None:
-            line |= {"loss": 0.0, "lr": made.lr, **self._merged(progress, made, spent)}
+            line |= {"loss": 0.0, "lr": made.lr, **self._merged(progress, made, spent), "step": step}
             self._require_finite(line["loss"], step)
         is_end = step in (0, self.num_steps)
         if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):

@@ -204,7 +204,9 @@ def test_target_modules(tiny: Tiny, given: str | None, targets: object) -> None:
 def test_a_config_keeps_its_own_defaults(tiny: Tiny, tmp_path: Path) -> None:
     """With --config, what nobody says is TrainConfig's; but of clips the first frames are taken, one a step."""
     file = tmp_path / "mine.yaml"
-    file.write_text("output: run\nmax_steps: 7\ndata: {max_tokens_per_batch: 4000, loader: {temporal: random}}\n")
+    file.write_text(
+        "output: run\nmax_steps: 7\ndata: {max_tokens_per_batch: 4000, loader: {view: {temporal: random}}}\n"
+    )
     config = config_of("--config", file, "--dataset_base_path", tiny.dataset)
     assert (config.max_steps, config.data.max_tokens_per_batch, config.data.batch_size) == (7, 4000, None)
     assert config.data.loader == {"view": {"temporal": "random"}} and config.optimizer == PLAIN.optimizer
