@@ -1,4 +1,4 @@
-"""How many samples of each bucket a rank takes at a step, and how much host memory they are."""
+"""Batch sizes: samples of each bucket per rank and step, and their host memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def batch_sizes(
     max_tokens_per_batch: int | None = None,
     model: ModelRule | None = None,
 ) -> dict[str, int]:
-    """Bucket id → samples a rank and step, for every bucket.
+    """Return bucket id → samples a rank and step, for every bucket.
 
     Exactly one of the two is given: `batch_size`, one number for all, a mapping from ids, WxH@F or globs, or a
     configuration of Open-Sora's form, which gives them by id, and to a bucket of another name by its shape; or
@@ -44,7 +44,7 @@ def batch_sizes(
 
 
 def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yuv420p"] = "rgb24") -> int:
-    """Bytes of a batch of decoded frames in host memory, uint8: 3 a pixel, or 1.5 of yuv420p."""
+    """Return bytes of a batch of decoded frames in host memory, uint8: 3 a pixel, or 1.5 of yuv420p."""
     return batch_size * bucket.num_pixels * 3 // (1 if pixels == "rgb24" else 2)
 
 

@@ -32,7 +32,7 @@ Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What stands for one resolution and frame count."""
+    """Entry of the form for one resolution and frame count."""
 
     keep: Keep
     batch_size: int | None
@@ -96,7 +96,7 @@ def _read_form(form: Form, meaning: str | None, ratios: Ratios) -> OpenSora:
 
 
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
-    """(resolution, its table): all ratios, or the one that the name asks for."""
+    """Return (resolution, its table): all ratios, or the one that the name asks for."""
     resolution, underscore, setting = name.partition("_")
     table = ratios.of(resolution)
     if not underscore:

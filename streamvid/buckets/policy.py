@@ -1,4 +1,4 @@
-"""By which rule a size is chosen for a clip, and how much of the clip the size costs: exact numbers, no floats."""
+"""Rule by which a size is chosen for a clip, and the loss from fitting the clip into it: exact numbers, no floats."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """By which factor a picture's sides are scaled so that it covers the other size; above 1 it is scaled up."""
+    """Return the factor that scales a picture to cover the other size; above 1 it is scaled up."""
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 
 def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Share of a picture's area that lies outside the other size's shape, scaled to cover it: 0 to below 1."""
+    """Return the share of a picture's area outside the other size's shape, scaled to cover it: 0 to below 1."""
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
 
 
 def exact(name: str, value: object) -> Fraction:
-    """The number as it is written: 0.33 is 33/100. ConfigError names the field for anything else."""
+    """Return the number as it is written: 0.33 is 33/100. ConfigError names the field for anything else."""
     if isinstance(value, int | float | Fraction) and not isinstance(value, bool):
         try:
             return Fraction(str(value))
@@ -38,7 +38,7 @@ def exact(name: str, value: object) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the bucket of a clip is chosen among those that it could fill. The defaults are Open-Sora 2's rule.
+    """Choice of a clip's bucket among those that it could fill. The defaults are Open-Sora 2's rule.
 
     ratio: "nominal": the size whose nominal height/width is nearest to the clip's, as difference (Open-Sora 2); "log":
         whose real height/width is nearest as a factor, which crops least.
@@ -82,7 +82,7 @@ class Policy:
             object.__setattr__(self, name, number)
 
     def to_json(self) -> dict[str, Any]:
-        """What differs from the defaults, in plain fields; `from_json` reads them back."""
+        """Return the fields that differ from the defaults, as plain JSON; `from_json` reads them back."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         default = Policy()
         return {
@@ -93,7 +93,7 @@ class Policy:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Policy:
-        """Policy of what `to_json` gave, or of a configuration's numbers; ConfigError for anything unfit."""
+        """Build a policy from what `to_json` returned, or from a file's numbers; ConfigError for anything else."""
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:

@@ -1,4 +1,4 @@
-"""The shipped bucket configurations, one a model, and what a configuration costs: tokens and host memory by bucket."""
+"""The shipped bucket configurations, one per model, and the cost of a configuration: tokens and host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FOLDER = "buckets"
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """What a bucket takes.
+    """Cost of a bucket.
 
     tokens: of a sample, as the configuration's model makes them.   sample_bytes: of its decoded frames, uint8 RGB.
     batch_size: samples a rank and step, None where nothing says how many.   is_own_choice: ours, not the source's.
@@ -33,17 +33,17 @@ class BucketCost:
 
     @property
     def batch_bytes(self) -> int | None:
-        """Of a batch's decoded frames, uint8 RGB."""
+        """Bytes of a batch's decoded frames, uint8 RGB."""
         return None if self.batch_size is None else self.batch_size * self.sample_bytes
 
 
 def preset_names() -> tuple[str, ...]:
-    """The shipped presets, sorted."""
+    """Return the shipped presets, sorted."""
     return tuple(sorted(path.stem for path in shipped(f"configs/{_FOLDER}").glob("*.yaml")))
 
 
 def preset_text(name: str | Path) -> str:
-    """The YAML of a preset, or of a file, as it is written. ConfigError where there is none."""
+    """Return the YAML of a preset, or of a file, as it is written. ConfigError where there is none."""
     path = shipped_config(_FOLDER, name)
     try:
         return path.read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def preset_text(name: str | Path) -> str:
 
 
 def load_preset(name: str | Path) -> BucketConfig:
-    """`load_bucket_config`, with `own_choice` checked: each of its names and globs is of some bucket. ConfigError."""
+    """Load a preset. Raises ConfigError if a name or glob of its `own_choice` matches no bucket."""
     config = load_bucket_config(name)
     if not config.is_dynamic:
         for pattern in config.about.own_choice:
@@ -61,7 +61,7 @@ def load_preset(name: str | Path) -> BucketConfig:
 
 
 def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
-    """Every bucket of a configuration, in its order.
+    """Return every bucket of a configuration, in its order.
 
     Batch sizes are those that the configuration gives, or with max_tokens_per_batch what fits into it. ConfigError
     where one sample does not fit, and for a configuration whose sizes follow the clips.
@@ -78,12 +78,12 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """The bucket of most tokens, which says what memory a step needs; of several the first."""
+    """Return the bucket of most tokens, which says what memory a step needs; of several the first."""
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 
 def rate_text(config: BucketConfig) -> str:
-    """The frame rate in few words: ``16``, ``up to 24``, ``the clip's``."""
+    """Return the frame rate in few words: ``16``, ``up to 24``, ``the clip's``."""
     rate: Fraction | None = config.frame_rate.fps
     if rate is None:
         return "the clip's"
@@ -91,14 +91,14 @@ def rate_text(config: BucketConfig) -> str:
 
 
 def rule_text(config: BucketConfig) -> str:
-    """What sides and frame counts keep: ``4k+1, sides of 16``."""
+    """Return the rule of sides and frame counts: ``4k+1, sides of 16``."""
     rule = config.frame_rule or (config.model.frame_rule if config.model else None)
     sides = f"sides of {config.model.multiple if config.model else config.multiple}"
     return sides if rule is None else f"{rule}, {sides}"
 
 
 def sizes_text(config: BucketConfig) -> str:
-    """The sizes in few words: ``256px, 11 ratios``, ``832x480 and 4 more``."""
+    """Return the sizes in few words: ``256px, 11 ratios``, ``832x480 and 4 more``."""
     sizes: dict[str, list[str]] = {}
     for bucket in config.table.buckets:
         size, of_name = f"{bucket.width}x{bucket.height}", sizes.setdefault(bucket.resolution or "", [])
@@ -113,6 +113,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """The frame counts: ``17 33 49 65 81``, of many the first and the last, ``1 5 … 129``."""
+    """Return the frame counts: ``17 33 49 65 81``, of many the first and the last, ``1 5 … 129``."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"

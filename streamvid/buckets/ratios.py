@@ -1,4 +1,4 @@
-"""Which (height, width) each ratio of a resolution has: generated, evenly spaced, or a table of the user's."""
+"""Sizes (height, width) of a resolution's ratios: generated, evenly spaced, or a table from the user."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Ratios:
         return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)
 
     def area(self, resolution: str) -> int:
-        """Pixels that a resolution's name stands for."""
+        """Return pixels that a resolution's name stands for."""
         area = self.tables.get(resolution, {}).get("area", None)
         if area is None:
             return resolution_pixels(resolution)
@@ -83,7 +83,7 @@ class Ratios:
         return area
 
     def of(self, resolution: str) -> RatioTable:
-        """The resolution's table, within the bounds. ConfigError where nothing is."""
+        """Return the resolution's table, within the bounds. ConfigError where nothing is."""
         if resolution in self.tables:
             table = self._given(resolution)
         elif self.num_ar_buckets is not None:
@@ -112,7 +112,7 @@ class Ratios:
             ratio_fraction(name)
             match = _SIZE.fullmatch(size) if isinstance(size, str) else None
             if match is None:
-                raise ConfigError(f"{where}={size!r} is no size; write it as width x height, as '832x480'")
+                raise ConfigError(f"{where}={size!r} is not a size; write it as width x height, such as '832x480'")
             width, height = int(match[1]), int(match[2])
             for side, value in (("width", width), ("height", height)):
                 if value % self.multiple:

@@ -201,7 +201,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ('{resolution: [480p], num_frames: [17], min_ar: 90}', "480p has no ratio from min_ar=90"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"0.56": 854x480}}}', "height/width of 0.56 is '1:0.56'"),
         ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": 854x480}}}', "nearest allowed: 848 and 864"),
-        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is no size; write it as width"),
+        ('{resolution: [480p], num_frames: [17], ratios: {480p: {"16:9": "854,480"}}}', "is not a size; write it as width"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, message: str) -> None:
