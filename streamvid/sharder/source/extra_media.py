@@ -50,7 +50,8 @@ class MediaFile:
     @property
     def label(self) -> str:
         """Name for messages."""
-        return f"medium {self.name!r}" if self.item is None else f"medium {self.name!r}, number {self.item}"
+        number = "" if self.item is None else f", number {self.item}"
+        return f"conditioning input {self.name!r}{number}"
 
 
 def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
@@ -96,14 +97,15 @@ def find_files(
         if cell is None or cell == []:
             if not medium.is_optional:
                 raise Rejected(
-                    f"medium {medium.name!r} is missing: column {medium.column!r} is empty; "
+                    f"conditioning input {medium.name!r} is missing: column {medium.column!r} is empty; "
                     f"{medium.name}?={medium.column} accepts rows without it",
                     kind="medium",
                 )
             continue
         items = cell if isinstance(cell, list) else [cell]
         if len(items) > MAX_ITEMS:
-            raise Rejected(f"medium {medium.name!r} has {len(items)} files, {MAX_ITEMS} are allowed", kind="medium")
+            reason = f"conditioning input {medium.name!r} has {len(items)} files, {MAX_ITEMS} are allowed"
+            raise Rejected(reason, kind="medium")
         for number, path in enumerate(items):
             item = number if isinstance(cell, list) else None
             found.append(_find_file(medium, item, path, place, max_clip_bytes))
