@@ -159,7 +159,7 @@ class Join:
         old = self._dataset.samples(shard, there)
         places = pa.array(rows, mask=rows < 0)
         said = self._annotation
-        columns: dict[str, Any] = {"key": old.column("key")}
+        columns: dict[str, pa.Array] = {"key": old.column("key")}
         for name in said.columns:
             columns[USER_PREFIX + name] = _filled(said.columns[name].take(places), old, USER_PREFIX + name, target)
         if said.text is not None and said.captions is not None:
@@ -174,7 +174,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
     return pc.coalesce(values, old.column(name).cast(values.type)) if name in old.column_names else values
 
 
-def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, Any]:
+def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
     """Return new captions; a sample that gets one caption loses the several that it had."""
     import pyarrow as pa
     import pyarrow.compute as pc

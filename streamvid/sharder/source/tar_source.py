@@ -178,7 +178,7 @@ class _TarReader:
             _log.warning("%s/%s has no column key and is left out", self.place.url, beside)
             return {}
         rows = (row for block in table.blocks for row in block.rows() if not isinstance(row, BrokenRow))
-        return {str(row["key"]): row for row in rows if row.get("key") is not None}
+        return {str(key): row for row in rows if (key := row.get("key")) is not None}
 
 
 @contextmanager
