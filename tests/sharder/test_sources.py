@@ -156,7 +156,7 @@ def test_base_path_is_for_relative_paths_alone(tmp_path: Path) -> None:
 
 def test_wrong_words_are_named(tmp_path: Path) -> None:
     names = videos(tmp_path, 2)
-    with pytest.raises(ConfigError, match="layout='wds': allowed are metadata, folder"):
+    with pytest.raises(ConfigError, match="layout='wds': must be 'metadata', 'folder'"):
         read(tmp_path, layout="wds")
     for layout, message in {
         "lists": "needs a list of captions",
