@@ -1,7 +1,8 @@
 """The frozen datasets of format 1 in tests/data/frozen, and what is compared with tests/data/frozen/expected.json.
 
 `python -m tests.dataset.frozen` makes them anew. Do so only when the format itself changes, which from release 0.1.0 on
-it does with a new version only. The bytes depend on the versions of FFmpeg and pyarrow.
+it does with a new version only. The files are the reference, not this script: their bytes depend on the versions of
+FFmpeg and pyarrow, and x264 does not write the same bytes for a constant matte in every run.
 
 copy      copied clips and an image of three buckets of Open-Sora's form, drawn from several buckets, read at 12 frames
           per second; several captions, an optional control video and mask, a condition, three rejections; then columns
@@ -234,7 +235,7 @@ def make_text(folder: Path) -> None:
     rows = [{"caption": f"prompt {number % 9}", "rank": number} for number in range(12)] + [{"caption": " ", "rank": 0}]
     streamvid_command(
         *("shard", write_rows(folder / "metadata.jsonl", rows), FROZEN / "text", "--workers", 1),
-        *("--text-only", "--val-fraction", 0.3),
+        *("--clips", "text", "--val-fraction", 0.3),
     )
 
 
