@@ -86,9 +86,19 @@ class ShardTable(Sequence[ShardInfo]):
         rows = range(len(self))[index]
         if isinstance(rows, range):
             return ShardRows(self, np.arange(rows.start, rows.stop, rows.step, dtype=np.int64))
-        values: dict[str, Any] = {name: getattr(self, name)[rows] for name in _NAMES}
-        values |= {name: int(getattr(self, name)[rows]) for name in _NUMBERS}
-        return ShardInfo(**values, **{name: getattr(self, name)[rows].tobytes().hex() for name in _DIGESTS})
+        return ShardInfo(
+            bucket_id=self.bucket_id[rows],
+            number=int(self.number[rows]),
+            split=self.split[rows],
+            num_samples=int(self.num_samples[rows]),
+            num_bytes=int(self.num_bytes[rows]),
+            sha256=self.sha256[rows].tobytes().hex(),
+            offsets_num_bytes=int(self.offsets_num_bytes[rows]),
+            offsets_sha256=self.offsets_sha256[rows].tobytes().hex(),
+            max_clip_bytes=int(self.max_clip_bytes[rows]),
+            index_path=self.index_path[rows],
+            index_row_group=int(self.index_row_group[rows]),
+        )
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ FILES = sorted(tree_of(NATIVE))
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_copy_has_the_same_bytes(name: str, tmp_path: Path) -> None:
-    """Of every version of the format; a second time nothing is copied, and nothing is left behind."""
+    """Every kind of clips; a second time nothing is copied, and nothing is left behind."""
     report = copy_dataset(FROZEN / name, tmp_path / "to" / "dataset", journal=tmp_path / "journal")
     tree = tree_of(FROZEN / name)
     assert tree_of(tmp_path / "to" / "dataset") == tree

@@ -181,8 +181,7 @@ def test_rejections_of_encoding_have_kinds(source: Path, tmp_path: Path) -> None
     assert sum(kinds.values()) == report.num_rejected == report.num_records - report.num_samples
 
 
-def test_datasets_without_kinds_are_reported_too(tmp_path: Path) -> None:
-    """Rejections of before 1.3."""
+def test_reasons_without_a_kind_are_counted_as_others(tmp_path: Path) -> None:
     (found,) = by_kind([("", 3, "a.mp4", "is bad"), ("", 5, "b.mp4", "is bad")])
     assert (found.kind, found.count, found.examples[1]) == ("other", 2, (5, "b.mp4", "is bad"))
 
