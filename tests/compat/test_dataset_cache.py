@@ -23,6 +23,7 @@ from streamvid.compat.dataset_cache import VARIABLE, cache_folder, cached_datase
 from streamvid.compat.diffsynth_data import DataFlags, shard_options
 from streamvid.errors import ConfigError, StorageError
 from streamvid.host.resources import user_cache
+from streamvid.sharder.options import WorkOptions
 from streamvid.storage import StorageOptions
 from tests.cli.conftest import files_of
 from tests.clips import ROOT, encode, frames_of
@@ -75,7 +76,7 @@ def videos(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def options_of(videos: Path, **flags: Any) -> Any:
     flags = {"max_pixels": MAX_PIXELS, "num_frames": NUM_FRAMES, **flags}
     data = DataFlags(str(videos), str(videos / "metadata.csv"), **flags)
-    return replace(shard_options(data, COLUMNS, StorageOptions()), workers=1)
+    return replace(shard_options(data, COLUMNS, StorageOptions()), work=WorkOptions(workers=1))
 
 
 def sharded(videos: Path, **flags: Any) -> tuple[Path, bool]:
@@ -234,7 +235,7 @@ def test_media_in_a_bucket_are_the_same_dataset(
     moto_server.upload_folder(videos, bucket, "media/")
     url = f"s3://{bucket}/media"
     data = DataFlags(url, f"{url}/metadata.csv", file_keys=KEYS, max_pixels=MAX_PIXELS, num_frames=NUM_FRAMES)
-    options = replace(shard_options(data, COLUMNS, StorageOptions()), workers=1)
+    options = replace(shard_options(data, COLUMNS, StorageOptions()), work=WorkOptions(workers=1))
     folder, report = cached_dataset(url, options, lambda *_: None, lambda _: None)
     assert report is not None and files_of(folder) == files_of(whole)
     assert cached_dataset(url, options, lambda *_: None, lambda _: None) == (folder, None)

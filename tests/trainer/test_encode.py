@@ -19,6 +19,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.opensora import OpenSoraConfig
+from streamvid.compat.diffsynth_data import NOTE
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import open_dataset
@@ -77,7 +78,9 @@ def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | Non
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+    """Content of the features, without the note of the command about their dataset."""
+    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != NOTE]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
