@@ -100,7 +100,7 @@ def listed_captions(value: object) -> object:
             return value
     if not isinstance(found, list):
         return value
-    if found and all(isinstance(item, list) and len(item) == 2 for item in found):
+    if found and all(isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) for item in found):
         return [{"text": text, "weight": weight} for text, weight in found]
     # "[1]" may be a caption, but it is not a list of captions.
     return found if all(isinstance(item, str | dict | None) for item in found) else value

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamvid.dataset.captions import listed_captions
 from streamvid.dataset.tabular.columns import Column, column_kind
 from streamvid.dataset.tabular.reader import BLOCK_ROWS, RowBlock, column_names, read_blocks, read_table
 from streamvid.errors import SourceError
@@ -163,3 +164,14 @@ def test_utf_16_is_refused(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"m{suffix}").write_bytes('{"a": 1}'.encode("utf-16"))
     with pytest.raises(SourceError, match="is UTF-16; save it as UTF-8"):
         blocks(tmp_path / f"m{suffix}")
+
+
+@pytest.mark.parametrize("text", ["[aesthetic score: 5.5]", "[1]", '["a', "[[1, 2]]", '[["a"]]', "a"])
+def test_a_text_that_only_looks_like_a_list_is_one_caption(text: str) -> None:
+    assert listed_captions(text) == text
+
+
+def test_a_text_may_hold_a_list_of_captions() -> None:
+    """As CSV cells do, and the index in its own form of pairs."""
+    assert listed_captions('["a", {"text": "b"}]') == ["a", {"text": "b"}]
+    assert listed_captions('[["a", 1.0]]') == listed_captions([["a", 1.0]]) == [{"text": "a", "weight": 1.0}]
