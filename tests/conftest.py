@@ -86,8 +86,8 @@ def run_streamvid(*arguments: object, check: bool = True, **options: Any) -> sub
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Arguments of VideoLoader: `second` goes before `first`, within mappings of options as well."""
-    both = {name: first[name] | second[name] for name in first.keys() & second if isinstance(first[name], dict)}
-    return first | second | both
+    shared = first.keys() & {"view", "output", "schedule", "limits", "storage", "groups"} & second.keys()
+    return first | second | {name: first[name] | second[name] for name in shared}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A dataset worked through shard by shard: all samples of one, in their order, as any loader shows them at a visit."""
+"""Delivery of a dataset shard by shard: all samples in their order, as any loader shows them at a visit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ByShard:
 
     @staticmethod
     def of(sources: Sequence[DatasetConfig], options: Mapping[str, Any]) -> ByShard:
-        """Of VideoLoader's arguments. Raises ConfigError for several datasets, for one of texts, for batch sizes that
-        cannot be."""
+        """Return it for VideoLoader's arguments. Raises ConfigError for several datasets, for one of texts, and for
+        impossible batch sizes."""
         source, kept = sources[0], {name: value for name, value in options.items() if name not in _OF_PLANS}
         dataset = source.url
         assert isinstance(dataset, Dataset)
@@ -59,7 +59,7 @@ class ByShard:
 
     @property
     def dataset(self) -> Dataset:
-        """What is worked through."""
+        """The dataset that is delivered."""
         assert isinstance(self.source.url, Dataset)
         return self.source.url
 

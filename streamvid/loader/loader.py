@@ -203,15 +203,15 @@ class VideoLoader:
 
     @property
     def num_steps_left(self) -> int:
-        """Batches of the current epoch that were not handed out yet."""
+        """Remaining batches of the current epoch."""
         return self._plan.num_batches_left(self.world.rank, self._num_done)
 
     def num_steps(self, num_epochs: int) -> int:
-        """Steps of the first `num_epochs` epochs together: what a learning rate schedule wants to know."""
+        """Return the number of steps of the first `num_epochs` epochs together, for a learning rate schedule."""
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
-        """For each bucket, what the rest of the epoch delivers, carries over, drops and repeats, over all ranks."""
+        """Return, per bucket, how many samples the remainder of the epoch delivers, carries, drops and repeats on all ranks."""
         return self._plan.report()
 
     @property
@@ -228,13 +228,13 @@ class VideoLoader:
         return self._setup.ring_bytes
 
     def stats(self) -> LoaderStats:
-        """What the batches handed over so far cost: waiting, reading, decoding, bytes, substitutions, requests."""
+        """Return what the batches handed over so far took: waiting, reading, decoding, bytes, substitutions, requests."""
         store, cache = store_stats(self._selection.mix.sources)
         return replace(self._meter.stats(), store=store, cache=cache)
 
     @property
     def substituted(self) -> list[Substitution]:
-        """The bad samples that others took the place of, the last 10000 of this rank (BAD-1)."""
+        """Bad samples that were substituted, the last 10000 of this rank (BAD-1)."""
         return self._pipeline.substituted if self._pipeline is not None else []
 
     # Iterating.
@@ -375,7 +375,7 @@ class VideoLoader:
         return self._pipeline
 
     def close(self) -> None:
-        """End workers and threads and let go of the memory; batches that are held stay valid. Idempotent."""
+        """End workers and threads and release the memory; batches that are held stay valid. Idempotent."""
         self._closed = True
         if self._pipeline is not None:
             self._pipeline.close()
@@ -401,7 +401,7 @@ class VideoLoader:
 
     def __getitem__(self, index: object) -> Any:
         raise TypeError(
-            "VideoLoader hands out batches, not samples: iterate it directly. It is no Dataset: "
+            "VideoLoader hands out batches, not samples: iterate it directly. It is not a Dataset: "
             "do not wrap it in a torch DataLoader, it has its own workers and batches"
         )
 

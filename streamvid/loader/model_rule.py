@@ -1,4 +1,4 @@
-"""The rule of the model that is trained: what it takes of a dataset, and how many tokens it makes of a sample."""
+"""Model rule of a loader: which datasets and views fit the model, and how many tokens a sample has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
-    """The rule that is meant: itself, or that of a preset or of a bucket configuration's file. ConfigError else."""
+    """Return the model rule: the given one, or that of a preset or a bucket configuration file. Raises ConfigError."""
     if preset is None or isinstance(preset, ModelRule):
         return preset
     if not isinstance(preset, str | Path):
@@ -44,7 +44,7 @@ def check_datasets(rule: ModelRule, mix: Mix) -> None:
 
 
 def check_view(rule: ModelRule, view: ViewOptions) -> None:
-    """ConfigError for frames that would come at another rate than the model's."""
+    """Raise ConfigError for views that deliver frames at another rate than the model's."""
     named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
@@ -62,7 +62,7 @@ def token_rule(rule: ModelRule | None, mix: Mix) -> ModelRule | None:
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
-    """The rule that datasets were sealed for, of those that name one; ConfigError where their tokens differ."""
+    """Return the rule that the datasets were sealed for, or None. Raises ConfigError if their tokens differ."""
     rules = [manifest.model for manifest in manifests if manifest.model is not None]
     names = {rule.factors: rule.name for rule in rules}
     if len(names) > 1:

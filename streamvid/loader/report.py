@@ -1,4 +1,4 @@
-"""What the log says of a plan before its first step; rank 0 reports."""
+"""Log of a plan and its memory before the first step; only rank 0 writes it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report_memory(
 
 
 def report_plan(plan: EpochPlan, num_buckets: int) -> None:
-    """A line a bucket; warnings that name what gets no step, with remedies."""
+    """Log one line per bucket, and warnings with remedies for buckets that get no step."""
     for row in plan.report():
         _log.info(
             "bucket %s: %d samples, %d steps of %d; %d delivered, %d carried, %d dropped, %d repeated",

@@ -1,4 +1,4 @@
-"""The loader's state as JSON: one position a bucket, and what it must belong to."""
+"""The loader's state as JSON: one position per bucket, and what it belongs to."""
 
 from __future__ import annotations
 

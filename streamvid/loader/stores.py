@@ -1,4 +1,4 @@
-"""How a loader's datasets are opened: the settings of their stores, this rank's share of requests, and the cache."""
+"""Access to the stores of a loader's datasets: settings, this rank's share of requests, and the cache."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Stores:
         return Stores(share, open_cache(options))
 
     def open(self, url: str | Path) -> Dataset:
-        """Open a dataset. Raises as `open_dataset` does."""
+        """Open a dataset. Raises what `open_dataset` raises."""
         return Dataset(open_store(url, self.options), self.cache)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Threads that read these datasets: of local ones few, of object stores one for each request under way."""
+        """Return the number of threads that read these datasets: few for local ones, one per request for object stores."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """What this process asked of the object stores of these datasets, and of their cache; None where there is none."""
+    """Return the statistics of this process's object stores and of their cache; None if there is none."""
     stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None
