@@ -211,7 +211,7 @@ class VideoLoader:
         return self._plan.num_steps_through(num_epochs)
 
     def plan_report(self) -> tuple[BucketReport, ...]:
-        """Return, per bucket, how many samples the remainder of the epoch delivers, carries, drops and repeats on all ranks."""
+        """Return how many samples of each bucket the remainder of the epoch delivers, carries, drops and repeats."""
         return self._plan.report()
 
     @property
@@ -228,7 +228,7 @@ class VideoLoader:
         return self._setup.ring_bytes
 
     def stats(self) -> LoaderStats:
-        """Return what the batches handed over so far took: waiting, reading, decoding, bytes, substitutions, requests."""
+        """Return statistics of the batches handed over so far: time, bytes, substitutions, requests."""
         store, cache = store_stats(self._selection.mix.sources)
         return replace(self._meter.stats(), store=store, cache=cache)
 

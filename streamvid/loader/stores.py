@@ -46,7 +46,7 @@ class Stores:
         return Dataset(open_store(url, self.options), self.cache)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Return the number of threads that read these datasets: few for local ones, one per request for object stores."""
+        """Return the number of threads that read these datasets: few locally, one per request from object stores."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 
