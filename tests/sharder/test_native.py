@@ -90,7 +90,7 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(native: Built) -> None:
     """SHARD-3."""
     dataset = open_dataset(native.dest)
     counts = dataset.manifest.counts
-    assert (counts["records"], counts["samples"], counts["rejections"]) == (19, 14, 5)
+    assert (counts.records, counts.samples, counts.rejections) == (19, 14, 5)
     assert len(rows_of(native.dest)) == native.report.num_samples == 14
     assert len(reasons_of(native.dest)) == native.report.num_rejected == 5
     assert dataset.manifest.clips == native.report.clips == "native"
