@@ -24,6 +24,8 @@ A message names the field, the value, what is allowed and the remedy.
 
 from __future__ import annotations
 
+import copy
+
 
 class StreamvidError(Exception):
     """Root of all errors that streamvid raises on purpose."""
@@ -104,3 +106,10 @@ class SharedBatchError(LoaderError):
 
 class RingFullError(LoaderError):
     """The caller holds every batch that the ring has room for."""
+
+
+def fresh(error: StreamvidError) -> StreamvidError:
+    """Return a copy to raise: a raised error holds the frames it passes through, and all that lives in them."""
+    again = copy.copy(error)
+    again.__cause__ = error.__cause__
+    return again

@@ -17,7 +17,7 @@ from streamvid.config import option_info, option_types
 PACKAGE = Path(streamvid.__file__).parent
 MANY_FIELDS = {"VideoInfo"}
 """Public dataclasses of more than 12 fields that are not options, or still to be divided."""
-SHARED_NAMES = {"EncodedClip", "Kept", "Members", "Record", "Sidecar", "_Reader"}
+SHARED_NAMES = {"Members", "Record", "Sidecar", "_Reader"}
 """Names of several classes that are still to be told apart."""
 HEAVY = (
     "torch",

@@ -342,7 +342,7 @@ def main() -> None:
         import pyarrow.parquet  # noqa: F401
 
         import streamvid.dataset.packets
-        import streamvid.loader.workers.encoded
+        import streamvid.loader.workers.reader
 
         streamvid.VideoLoader.__name__  # noqa: B018  # imported at its first use
         print(json.dumps(run_ours(*json.loads(sys.stdin.readline()))))

@@ -40,7 +40,7 @@ import numpy as np
 import streamvid
 from streamvid.buckets.bucket import parse_buckets
 from streamvid.buckets.config import BucketConfig
-from streamvid.loader.view.sampling import window_start
+from streamvid.loader.view.view import RandomChoices
 
 WIDTH, HEIGHT, FPS, KEY_FRAME_INTERVAL = 1920, 1080, 24, 48
 BUCKET = "848x480@17"
@@ -262,7 +262,7 @@ def measure_decoder(dataset: Path, folder: Path) -> Watch:
                 clips.append((str(path), row["key"], row["window_num_frames"]))
     for visit in range(DECODER_PASSES):
         for number, (_, key, num_frames) in enumerate(clips):
-            start = window_start(num_frames, largest.num_frames, seed=0, key=key, visit=visit)
+            start = RandomChoices.of(0, key, visit).window_start(num_frames, largest.num_frames)
             windows.append((number, start, num_frames))
     tasks = folder / "tasks.json"
     tasks.write_text(

@@ -104,7 +104,7 @@ def role() -> None:
 
     import streamvid
     import streamvid.dataset.packets
-    import streamvid.loader.workers.encoded
+    import streamvid.loader.workers.reader
 
     torch.set_num_threads(1)
     streamvid.VideoLoader.__name__  # noqa: B018  # imported at its first use

@@ -9,14 +9,15 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
 from streamvid.bench.verdict import StoreRun
-from streamvid.loader.delivery.clip_part import TABLE_BYTES, ClipPart, clip_part, wrong_bytes
-from streamvid.loader.delivery.fetch import FetchThreads, IndexRows, finish_row, read_parts
+from streamvid.loader.delivery.delivery import Delivery, deliver
+from streamvid.loader.delivery.fetch import FetchThreads, read_parts
+from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.loader.stores import Stores
+from streamvid.loader.view.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.plan import Cursor
 
 Progress = Callable[[str, int, int], None]
@@ -113,7 +114,7 @@ class _Reads:
 
     def __init__(self, mix: Mix, rows: IndexRows) -> None:
         num_threads = num_fetch_threads(mix)
-        self._rows, self._threads = rows, FetchThreads(num_threads)
+        self._rows, self._threads = rows, FetchThreads(num_threads, self._failed)
         self._blocks: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(num_threads):
             self._blocks.put(memoryview(bytearray(mix.max_clip_bytes + TABLE_BYTES)))
@@ -123,28 +124,34 @@ class _Reads:
 
     def begin(self, sample: SampleRequest) -> None:
         """Read a sample as soon as a block is free. Raises the error of an earlier one."""
-        row = self._rows.row(sample)
-        num_frames = sample.part.dataset.manifest.bucket(sample.bucket_id).num_frames
-        finish_row(row, sample, num_frames)
-        part = clip_part(row, self._rows.packets(sample, row), row["view"].pick)
-        self.num_bytes += part.num_bytes
-        self.num_stored_bytes += row["clip_bytes"]
+        bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
+        packets = partial(self._rows.packets, sample)
+        delivery = deliver(
+            sample,
+            self._rows.row(sample, bucket),
+            bucket.num_frames,
+            lambda row, pick: clip_part(row.clip, packets(row), pick),
+        )
+        self.num_bytes += delivery.part.num_bytes
+        self.num_stored_bytes += delivery.row.clip.num_bytes
         block = self._blocks.get()
         self.check()
-        self._threads.submit(partial(self._read, sample, row, part, block))
+        self._threads.submit(partial(self._read, delivery, block))
 
-    def _read(self, sample: SampleRequest, row: dict[str, Any], part: ClipPart, block: memoryview) -> None:
+    def _read(self, delivery: Delivery, block: memoryview) -> None:
         try:
-            wanted = [(row["clip_offset"], part, block[: part.block_bytes])]
+            sample, part = delivery.sample, delivery.part
+            wanted = [(delivery.row.clip.offset, part, block[: part.block_bytes])]
             read = read_parts(sample.part.dataset, sample.shard_info, wanted)
             data = block[part.table_bytes : part.block_bytes]
             if read.problem is not None or wrong_bytes(data, part.checks) is not None:
                 with self._lock:
                     self.num_bad += 1
-        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
-            self._failure = error
         finally:
             self._blocks.put(block)
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = error  # raised in the thread that waits
 
     def check(self) -> None:
         """Raise the error of an earlier read."""

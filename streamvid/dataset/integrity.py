@@ -19,14 +19,13 @@ from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
 from streamvid.errors import IntegrityError, StreamvidError
-from streamvid.storage import Store, is_wanted
+from streamvid.storage import MAX_READS, Store, WrongReads, is_wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK_BYTES = 2**20
 _REMOTE_BLOCK_BYTES = 16 * 2**20
-_MAX_READS = 5
 _FOOTER_END_BYTES = 8  # the end of a Parquet file: size of the footer, and a magic number
 _ROWS_AT_ONCE = 1 << 14
 _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
@@ -55,16 +54,9 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Call `read` until its digest is right, and return the last digest.
-
-    The same wrong bytes twice are what is stored. Different wrong bytes were damaged in transit, and are read again.
-    """
-    seen: set[bytes] = set()
-    for _ in range(_MAX_READS):
-        digest = read()
-        if digest == sha256 or digest in seen:
-            break
-        seen.add(digest)
+    """Return the digest of what `read` has read: the right one, or a wrong one that no further read would change."""
+    wrong = WrongReads()
+    while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
     return digest
 
@@ -234,7 +226,7 @@ class SamplesFile:
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
                 raise ValueError(f"the file has {footer.num_row_groups} row groups")
-        for num_reads_left in reversed(range(1 if self._store.is_local else _MAX_READS)):
+        for num_reads_left in reversed(range(1 if self._store.is_local else MAX_READS)):
             try:
                 return self._rows(footer, row_group, columns)
             except IntegrityError:

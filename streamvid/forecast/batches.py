@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamvid.buckets.pick import Pick
 from streamvid.dataset.reader import Dataset
 from streamvid.forecast.run import PlannedRun
-from streamvid.loader.delivery.clip_part import ClipPart, clip_part
-from streamvid.loader.delivery.fetch import IndexRows, check_row, finish_row
+from streamvid.loader.delivery.delivery import Delivery, deliver, deliver_text
+from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import DataArguments
 from streamvid.loader.options import LimitOptions, ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
+from streamvid.loader.view.clip_part import ClipPart, clip_part
+from streamvid.loader.view.index_row import IndexRow
 from streamvid.plan import Cursor, World
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
 
@@ -79,36 +82,35 @@ def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]
 
 def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
     plan, num_done = request.position
-    found = [_part(rows, request, number) for number in range(len(request.samples))]
+    found = [_delivery(rows, request, number) for number in range(len(request.samples))]
     spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for sample, (row, part) in zip(request.samples, found, strict=True):
-        if part is None:
-            continue
-        first = row["clip_offset"] + part.first_byte
-        place = (sample.part.number, sample.shard_info.path)
-        spans.setdefault(place, []).append((first, first + part.num_bytes))
+    for delivery in found:
+        if delivery.num_bytes:
+            sample = delivery.sample
+            spans.setdefault((sample.part.number, sample.shard_info.path), []).append(delivery.span)
     return PlannedBatch(
         epoch=plan.cursor.epoch,
         step=num_done - 1,
         bucket_id=request.bucket.id,
-        keys=tuple(row["key"] for row, _ in found),
-        member_bytes=sum(row["clip_bytes"] for row, _ in found),
-        read_bytes=sum(part.num_bytes for _, part in found if part is not None),
+        keys=tuple(delivery.key for delivery in found),
+        member_bytes=sum(delivery.row.clip.num_bytes for delivery in found),
+        read_bytes=sum(delivery.num_bytes for delivery in found),
         num_requests=sum(_num_requests(of_shard) for of_shard in spans.values()),
         num_repeats=sum(sample.is_repeat for sample in request.samples),
-        num_frames_decoded=tuple(_num_decoded(row, part) for row, part in found),
+        num_frames_decoded=tuple(map(_num_decoded, found)),
     )
 
 
-def _part(rows: IndexRows, request: BatchRequest, number: int) -> tuple[dict[str, Any], ClipPart | None]:
-    """Return (index row, the part of its clip that is read; None where it has none)."""
-    sample = request.samples[number]
-    row = rows.row(sample)
-    if request.bucket.is_text:
-        check_row(row, sample.shard_info, 0)
-        return row, None
-    finish_row(row, sample, request.bucket.num_frames)
-    return row, clip_part(row, rows.packets(sample, row), row["view"].pick)
+def _delivery(rows: IndexRows, request: BatchRequest, number: int) -> Delivery:
+    sample, bucket = request.samples[number], request.bucket
+    row = rows.row(sample, bucket)
+    if bucket.is_text:
+        return deliver_text(sample, row)
+
+    def part(row: IndexRow, pick: Pick) -> ClipPart:
+        return clip_part(row.clip, rows.packets(sample, row), pick)
+
+    return deliver(sample, row, bucket.num_frames, part)
 
 
 def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
@@ -116,12 +118,12 @@ def _num_requests(spans: Sequence[tuple[int, int]]) -> int:
     return len(near_spans(spans)) + longer
 
 
-def _num_decoded(row: Mapping[str, Any], part: ClipPart | None) -> int:
-    if part is None:
+def _num_decoded(delivery: Delivery) -> int:
+    part, there = delivery.part, delivery.row.clip.num_frames
+    if not part.num_bytes:
         return 0
     if part.window is not None:
         return len(part.window.packets)
-    there = int(row["window_num_frames"])
     return there if part.numbers is None else min(there, part.numbers[-1] + 1)
 
 

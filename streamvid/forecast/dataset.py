@@ -21,7 +21,7 @@ from streamvid.forecast.host import Estimates, HostCosts, RankWork, epoch_time, 
 from streamvid.forecast.loads import Int64Array, RankLoads, rank_loads
 from streamvid.forecast.run import BucketShape, DatasetFacts, PlannedRun, RunDetails, RunForecast
 from streamvid.loader.mix import MixPart
-from streamvid.loader.model_rule import rule_of, token_rule
+from streamvid.loader.model_rule import common_rule, rule_of
 from streamvid.loader.setup import Setup
 from streamvid.plan import Cursor
 from streamvid.plan.cost import cost_classes, default_costs
@@ -157,7 +157,7 @@ def _details(setup: Setup, run: PlannedRun, counts: RunCounts, scans: Mapping[st
     loads = rank_loads(
         selection.plan(Cursor()),
         selection.batch_sizes,
-        default_costs(setup.buckets, token_rule(rule_of(run.preset), setup.mix)).tokens,
+        default_costs(setup.buckets, rule_of(run.preset) or common_rule(setup.mix.manifests)).tokens,
         selection.costs if run.costs is None else run.costs.costs(selection.batch_sizes),
         lambda name, shards, places: scans[name].sizes(shards, places),
     )

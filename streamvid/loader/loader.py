@@ -276,9 +276,11 @@ class VideoLoader:
             self._plan, self._start = plan, plan.cursor
         self._num_done = num_done
         depth = pipeline.queue_depth
-        self._meter.add(pending.stats, len(pending.rows), wait_seconds=waited, batch_seconds=making, queue_depth=depth)
+        self._meter.add(
+            pending.stats, len(pending.deliveries), wait_seconds=waited, batch_seconds=making, queue_depth=depth
+        )
         if self._setup.shared_check is not None:
-            keys = [row["key"] for row in pending.rows]
+            keys = [one.key for one in pending.deliveries]
             self._setup.shared_check.batch(self.epoch, num_done - 1, pending.digest, keys)
 
     def _made(self, pending: PendingBatch) -> Batch:

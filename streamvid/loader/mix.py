@@ -20,7 +20,7 @@ from streamvid.dataset.draws import OF_BUCKET, OF_BUCKET_PREFIXES
 from streamvid.dataset.features.sidecar import Sidecar
 from streamvid.dataset.features.tables import SidecarShard
 from streamvid.dataset.filter.filter import Filter, count_matches, parse_filter
-from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.manifest import Manifest, ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import ShardRows, largest_clip
 from streamvid.errors import ConfigError, DatasetError
@@ -176,6 +176,11 @@ class Mix:
     def max_clip_bytes(self) -> int:
         """Size of the largest clip, or of the largest features of a sample."""
         return max(part.max_clip_bytes for part in self.parts)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of the datasets."""
+        return [part.dataset.manifest for part in self.parts]
 
     @property
     def sources(self) -> list[Dataset | Sidecar]:

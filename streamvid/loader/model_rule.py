@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.document import load_bucket_config
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.manifest import Manifest
+from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.view.view import ViewOptions
-
-if TYPE_CHECKING:
-    from streamvid.loader.mix import Mix
 
 
 def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
@@ -28,19 +26,16 @@ def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
     return rule
 
 
-def check_datasets(rule: ModelRule, mix: Mix) -> None:
-    """ConfigError, naming the dataset and what is allowed, for one that the model does not take.
+def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) -> None:
+    """Raise ConfigError, which names what is allowed, for a dataset that the model does not take.
 
-    Looked at are the buckets that samples come from and the rate that clips are read at, not the model that a dataset
-    was sealed for: one set of shards may serve several.
+    This depends on the buckets that samples come from and on the rate that clips are read at, not on the model that
+    the dataset was sealed for: one set of shards may serve several.
     """
-    for part in mix.parts:
-        manifest = part.dataset.manifest
-        buckets = [mix.buckets[bucket_id] for bucket_id in part.subset.shards]
-        try:
-            rule.check_all(buckets, manifest.frame_rate)
-        except ConfigError as error:
-            raise ConfigError(f"{part.dataset.url}: {error}") from error
+    try:
+        rule.check_all(buckets, dataset.manifest.frame_rate)
+    except ConfigError as error:
+        raise ConfigError(f"{dataset.url}: {error}") from error
 
 
 def check_view(rule: ModelRule, view: ViewOptions) -> None:
@@ -51,14 +46,6 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
             f"{named} delivers frames at other rates than {float(rule.fps):g} a second, which {rule.name} is for; "
             "take temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
         )
-
-
-def token_rule(rule: ModelRule | None, mix: Mix) -> ModelRule | None:
-    """By whose VAE and patches tokens are counted: the loader's rule, else that which the datasets were sealed for.
-
-    None where no dataset says. ConfigError where they say different things.
-    """
-    return rule or common_rule(part.dataset.manifest for part in mix.parts)
 
 
 def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:

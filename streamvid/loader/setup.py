@@ -14,20 +14,21 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.batch import RING_LAYOUT, STANDARD_FIELDS
+from streamvid.loader.batch.batch import STANDARD_FIELDS
 from streamvid.loader.batch.device import DeviceStage
 from streamvid.loader.batch.features import view_facts, with_features
+from streamvid.loader.batch.pictures import RING_LAYOUT
 from streamvid.loader.batch.tokens import check_token_fields
-from streamvid.loader.delivery.clip_part import TABLE_BYTES
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions
 from streamvid.loader.delivery.quarantine import Quarantine
 from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.exchange import PlanCheck, SharedBatchCheck
 from streamvid.loader.mix import DataArguments, Mix, open_mix
-from streamvid.loader.model_rule import check_datasets, check_view, rule_of, token_rule
+from streamvid.loader.model_rule import check_dataset, check_view, common_rule, rule_of
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.stores import Stores
+from streamvid.loader.view.clip_part import TABLE_BYTES
 from streamvid.loader.view.media import Medium, media_bytes
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers, detect_world
@@ -226,10 +227,11 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
             "schedule.order='largest-first', or leave it out"
         )
     if rule is not None:
-        check_datasets(rule, mix)
+        for part in mix.parts:
+            check_dataset(rule, part.dataset, [mix.buckets[bucket_id] for bucket_id in part.subset.shards])
     # Datasets of different models may be mixed as long as their tokens need not be counted.
     counts_tokens = plan.max_tokens_per_batch is not None or uses_costs(options)
-    model = token_rule(rule, mix) if counts_tokens else rule
+    model = rule or (common_rule(mix.manifests) if counts_tokens else None)
     sizes = batch_sizes(buckets, plan.batch_size, plan.max_tokens_per_batch, model)
     return Selection(mix, sizes, options, world, (costs or default_costs(buckets, model)).costs(sizes))
 

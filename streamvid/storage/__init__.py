@@ -11,12 +11,15 @@ from streamvid.storage.cache.store import CachedStore, Content, read_content
 from streamvid.storage.local import LocalStore
 from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import near_spans
+from streamvid.storage.reread import MAX_READS, UNPROVEN, WrongReads
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.url import open_store, redact
 from streamvid.storage.wanted import is_wanted, wait_while_wanted, while_wanted
 
 __all__ = [
     "MAX_RANGE_BYTES",
+    "MAX_READS",
+    "UNPROVEN",
     "BlockCache",
     "CacheStats",
     "CachedStore",
@@ -28,6 +31,7 @@ __all__ = [
     "StorageOptions",
     "Store",
     "StoreStats",
+    "WrongReads",
     "check_relative",
     "is_wanted",
     "near_spans",

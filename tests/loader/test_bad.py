@@ -251,8 +251,8 @@ def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path,
     assert records[0]["shard"] == "shards/96x64-5f/96x64-5f-000000.tar"
     assert "checksum" in records[0]["reason"] and "DecodeError" in records[1]["reason"]
     assert [record.to_json() for record in pipeline.substituted] == lines
-    assert [row["key"] for row in batch.rows] == [f"96x64-5f-{i}" for i in (0, 2, 3, 2, 3)]
-    assert [sample.is_repeat for sample in batch.request.samples] == [False, True, True, True, False]
+    assert [one.key for one in batch.deliveries] == [f"96x64-5f-{i}" for i in (0, 2, 3, 2, 3)]
+    assert [one.sample.is_repeat for one in batch.deliveries] == [False, True, True, True, False]
     run(root, order[:2], **options)
     assert (folder / "quarantine-rank00003.jsonl").read_text().splitlines() == lines + lines[:1]
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
@@ -292,7 +292,7 @@ def test_a_share_of_bad_samples_fails_the_run(tmp_path: Path) -> None:
             for _ in range(2):  # and again
                 with pytest.raises(SampleError, match=says):
                     for batch in handed_over(pipeline, number):
-                        keys.append(batch.rows[0]["key"])
+                        keys.append(batch.deliveries[0].key)
             assert len(keys) == 3 * allowed + 1
             assert len((folder / "quarantine-rank00000.jsonl").read_text().splitlines()) == allowed + 1
         finally:
@@ -408,7 +408,7 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
             samples = [SampleRequest(mixed, bucket.id, *place, 0, False) for place in order]
             number = pipeline.start(BatchRequest(bucket, (sample,), None) for sample in samples)
             for batch in handed_over(pipeline, number):
-                yield batch.rows[0]["key"], batch.rows[0]["columns"]["year"]
+                yield batch.deliveries[0].key, batch.deliveries[0].row.columns["year"]
         finally:
             pipeline.close()
 
@@ -429,10 +429,7 @@ def test_captions_are_of_the_column_with_the_prefix_and_dropped_by_chance(tmp_pa
     def texts(**part: Any) -> list[str]:
         rule = text_rule(TextOptions(**part), open_dataset(root))
         batches, _ = run(root, order, part={"text": rule}, limits={"max_bad_fraction": 0.0}, **options)
-        return [
-            rule.text(row, seed=0, visit=sample.visit)
-            for batch in batches for row, sample in zip(batch.rows, batch.request.samples, strict=True)
-        ]  # fmt: skip
+        return [one.caption for batch in batches for one in batch.deliveries]
 
     plain = texts()
     assert plain[:6] == ["", "clip 1", "clip 2", "clip 3", "clip 4", ""]

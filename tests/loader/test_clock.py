@@ -60,7 +60,7 @@ def read_until(pipeline: Pipeline, run: int, error: type[StreamvidError], says: 
     keys: list[str] = []
     with pytest.raises(error, match=says):
         while (batch := pipeline.next_batch(run)) is not None:
-            keys.append(batch.rows[0]["key"])
+            keys.append(batch.deliveries[0].key)
             batch.block.release()
     with pytest.raises(error, match=says):
         pipeline.next_batch(run)
@@ -180,7 +180,7 @@ def test_only_the_time_that_the_caller_waits_counts(tmp_path: Path, limit: float
             threading.Timer(1.0, store.go_on.set).start()
         else:
             store.go_on.set()
-        keys = [batch.rows[0]["key"] for batch in iter(lambda: pipeline.next_batch(run), None)]
+        keys = [batch.deliveries[0].key for batch in iter(lambda: pipeline.next_batch(run), None)]
     assert keys == ["96x64-5f-0", "96x64-5f-1"]
 
 
@@ -225,7 +225,7 @@ def test_a_killed_worker_is_named_with_its_sample_and_no_substitution(tmp_path: 
         run,
     ):
         first = pipeline.next_batch(run)
-        assert first is not None and first.rows[0]["key"] == "96x64-5f-4"
+        assert first is not None and first.deliveries[0].key == "96x64-5f-4"
         os.kill(pipeline.worker_pids[0], signal.SIGKILL)
         with pytest.raises(WorkerError, match="was killed by SIGKILL"):
             while pipeline.next_batch(run) is not None:

@@ -73,7 +73,7 @@ class Driver:
         self.handed_over.append(pending.request.position)
         self.meter.add(
             pending.stats,
-            len(pending.rows),
+            len(pending.deliveries),
             wait_seconds=wait_seconds,
             batch_seconds=batch_seconds,
             queue_depth=self.pipeline.queue_depth,

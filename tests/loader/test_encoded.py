@@ -28,7 +28,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
-from streamvid.loader.workers.encoded import EncodedClip
+from streamvid.loader.batch.clips import StoredClip
 from streamvid.sharder import shard
 from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
@@ -100,7 +100,7 @@ def given(batch: streamvid.Batch, loader: streamvid.VideoLoader) -> Given:
     return Given(batch.sample_keys, batch.text, batch.bucket.id, fps, repeats, batch.loss_weight, state)
 
 
-def pictures(clip: EncodedClip, bucket: Bucket, pixels: Pixels = "rgb24", accuracy: Accuracy = "exact") -> Any:
+def pictures(clip: StoredClip, bucket: Bucket, pixels: Pixels = "rgb24", accuracy: Accuracy = "exact") -> Any:
     """A clip's frames (T, bytes), decoded as its docstring says that it can be."""
     picture = PictureFormat(bucket.height, bucket.width, pixels, accuracy)
     out, data = np.zeros((clip.num_frames, picture.num_bytes), np.uint8), memoryview(clip.data.numpy())
@@ -439,7 +439,7 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
 
 def is_worker_up(loader: streamvid.VideoLoader) -> bool:
     assert loader._pipeline is not None
-    return loader._pipeline._stages._decoder.is_ready
+    return loader._pipeline._stages._flight.decoder.is_ready
 
 
 def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:

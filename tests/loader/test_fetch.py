@@ -9,9 +9,10 @@ import pytest
 from streamvid.buckets.pick import Pick
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import StorageError
-from streamvid.loader.delivery.clip_part import clip_part
-from streamvid.loader.delivery.fetch import IndexRows, read_parts
+from streamvid.loader.delivery.fetch import read_parts
+from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.mix import SampleRequest
+from streamvid.loader.view.clip_part import clip_part
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import part_of
 
@@ -27,10 +28,13 @@ def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> N
         largest = 0
         for _ in range(2):
             for (shard, place), expected in zip(places, everything, strict=True):
-                row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False))
-                assert row.pop("columns") == {"score": expected["user.score"], "where": expected["user.place"]}
-                assert row.pop("place") is None and row.pop("row") == place and not row.pop("media")
-                assert row == {name: expected[name] for name in row} and "clip_sha256" in row
+                row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False), bucket)
+                assert row.columns == {"score": expected["user.score"], "where": expected["user.place"]}
+                assert (row.key, row.fps, row.number) == (expected["key"], expected["fps"], place)
+                assert row.packets is None and not row.media and row.texts == {"text": expected["text"]}
+                assert (row.clip.offset, row.clip.num_bytes) == (expected["clip_offset"], expected["clip_bytes"])
+                assert row.clip.sha256 == expected["clip_sha256"]
+                assert row.clip.num_frames == expected["window_num_frames"]
                 largest = max(largest, rows.num_bytes)
         assert 0 < largest <= max(cached_bytes, 4 * 200), (cached_bytes, largest)
 
@@ -41,16 +45,16 @@ def test_a_tar_that_is_too_short_is_no_matter_of_the_store(tmp_path: Path) -> No
     (shard,) = source.shards
     mix_part, bucket = part_of(source)
     sample = SampleRequest(mix_part, bucket.id, 0, 0, 0, False)
-    row = IndexRows().row(sample)
-    part = clip_part(row, None, Pick(1))
+    clip = IndexRows().row(sample, bucket).clip
+    part = clip_part(clip, None, Pick(1))
     block = memoryview(bytearray(part.block_bytes))
-    good = read_parts(source, shard, [(row["clip_offset"], part, block)])
-    assert good.problem is None and good.num_bytes == len(block) == row["clip_bytes"]
+    good = read_parts(source, shard, [(clip.offset, part, block)])
+    assert good.problem is None and good.num_bytes == len(block) == clip.num_bytes
     path = tmp_path / shard.path
     data = path.read_bytes()
-    path.write_bytes(data[: row["clip_offset"] + row["clip_bytes"] - 1])
-    short = read_parts(source, shard, [(row["clip_offset"], part, block)])
+    path.write_bytes(data[: clip.offset + clip.num_bytes - 1])
+    short = read_parts(source, shard, [(clip.offset, part, block)])
     assert short.problem is not None and f"ends at byte {path.stat().st_size}" in short.problem
     path.unlink()
     with pytest.raises(StorageError, match="No such file"):
-        read_parts(source, shard, [(row["clip_offset"], part, block)])
+        read_parts(source, shard, [(clip.offset, part, block)])

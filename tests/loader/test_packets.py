@@ -244,7 +244,7 @@ def with_info(clip: ClipIndex | None, **values: Any) -> ClipIndex | None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("values", [{"extradata": bytes(60)}, {"codec": "hevc"}, {"coded_width": 2**30}])
-def test_a_clip_whose_packets_fail_is_delivered_by_way_of_its_container(
+def test_a_clip_whose_packets_fail_is_delivered_through_its_container(
     root: Path,
     undamaged: list[Delivered],
     caplog: pytest.LogCaptureFixture,
@@ -262,7 +262,7 @@ def test_a_clip_whose_packets_fail_is_delivered_by_way_of_its_container(
     rewrite(root, change)
     with caplog.at_level(logging.WARNING):
         assert deliveries(root, num_epochs=2, num_workers=num_workers) == undamaged
-    texts = [record.getMessage() for record in caplog.records if "by way of its container" in record.getMessage()]
+    texts = [record.getMessage() for record in caplog.records if "through its container" in record.getMessage()]
     assert len(texts) >= len(victims) >= 2
     assert all(any(victim in text for text in texts) for victim in victims)
     assert substituted(root, num_workers=num_workers)[0] == 0
@@ -291,7 +291,7 @@ def test_packets_of_another_number_of_frames_or_bytes_are_an_error(built: Path, 
     for number, change in enumerate((_fewer_frames, _far_away)):
         root = Path(shutil.copytree(built, tmp_path / str(number)))
         rewrite(root, lambda rows, clips, change=change: [change(clip) for clip in clips])  # type: ignore[misc]
-        with pytest.raises(SampleError, match=r"the clip has 120 frames in \d+ bytes, and its packets are"):
+        with pytest.raises(SampleError, match=r"the index has 120 frames in \d+ bytes for the clip, its packets are"):
             deliveries(root)
 
 

@@ -16,7 +16,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.batch import Planes
+from streamvid.loader.batch.pictures import Planes
 from streamvid.sharder import shard
 from tests.clips import real_clip
 from tests.conftest import merged

@@ -19,7 +19,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import DatasetError, LoaderError, SampleError, StorageError, StreamvidError
-from streamvid.loader.delivery.kept import Kept
+from streamvid.loader.workers.cache import SharedCache
 from streamvid.storage import StorageOptions, StoreStats, while_wanted
 from tests.loader import s3_run
 from tests.loader.conftest import SMALL, build_dataset
@@ -226,7 +226,7 @@ class Made:
 
 def test_what_several_need_fails_for_all_of_them_at_once() -> None:
     """Eight readers of one row group wait for one deadline, not for eight; but for no reader that was told to stop."""
-    kept: Kept[Made] = Kept(10)
+    kept: SharedCache[Made] = SharedCache(10)
     begun, may_end = threading.Event(), threading.Event()
     calls: list[str] = []
     told: list[object] = []

@@ -15,7 +15,8 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.frames import FrameRate
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
-from streamvid.loader.view.view import ViewOptions, view_of
+from streamvid.loader.view.index_row import IndexRow, SampleFile
+from streamvid.loader.view.view import RandomChoices, ViewOptions, view_of
 from streamvid.sharder import shard
 from streamvid.video import Transform, probe
 from tests.conftest import merged
@@ -74,7 +75,9 @@ def test_drawn_crops_are_what_ffmpeg_cuts(source: Path, dataset: Path, spatial: 
     )
     for place, (row, frames) in enumerate(found):
         visit, path = place // len(NAMES), source / row["source"]
-        view = view_of(options, FrameRate(), row, len(frames), seed=4, visit=visit)
+        clip = SampleFile(0, 1, b"", row["window_num_frames"])
+        choices = RandomChoices.of(4, row["key"], visit)
+        view = view_of(options, FrameRate(), IndexRow(row["key"], clip, fps=row["fps"]), len(frames), choices)
         assert view.crop is not None
         transform = Transform.cover(probe(path), SIDE, SIDE, view.crop)
         reference = decode_with_ffmpeg(path, transform.ffmpeg_filter, SIDE, SIDE)

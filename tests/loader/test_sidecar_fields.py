@@ -10,7 +10,7 @@ import torch
 import streamvid
 from streamvid import World
 from streamvid.errors import ConfigError
-from streamvid.loader.view.sampling import sample_seed
+from streamvid.loader.view.view import RandomChoices
 
 
 def seeds_of(dataset: Path, world: World, **options: object) -> dict[tuple[int, str], int]:
@@ -39,8 +39,8 @@ def test_seeds_hang_on_seed_key_and_visit_alone(dataset: Path) -> None:
 
 def test_seeds_stay_what_they_are() -> None:
     """SAMPLE-1: of another version of the library too, so that a run goes on with the same noise."""
-    assert sample_seed(seed=0, key="a", visit=0) == 6195026668461239124
-    assert sample_seed(seed=7, key="clip-9", visit=-3) == 4739910669824933658
+    assert RandomChoices.of(0, "a", 0).sample_seed() == 6195026668461239124
+    assert RandomChoices.of(7, "clip-9", -3).sample_seed() == 4739910669824933658
 
 
 def test_a_batch_with_more_fields(dataset: Path) -> None:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.errors import ConfigError, LoaderError
-from streamvid.loader.view.template import parse_template
+from streamvid.loader.view.text import parse_template
 from tests.clips import encode, frames_of
 from tests.loader.conftest import SMALL, build_dataset
 from tests.shard_options import shard_options

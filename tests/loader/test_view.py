@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -16,18 +17,23 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import num_places
 from streamvid.errors import ConfigError
-from streamvid.loader.view.view import ViewOptions, view_of
+from streamvid.loader.view.index_row import IndexRow, SampleFile
+from streamvid.loader.view.view import RandomChoices, View, ViewOptions, view_of
 
 RULES = ("native", "cap", "resample", "fix_frame_rate")
 TEMPORAL = ("random", "head", "middle", "uniform", "chunk", "full", "opensora")
 
 
-def row_of(num_frames: int, fps: float = 25.0, key: str = "clip") -> dict[str, Any]:
-    return {"key": key, "fps": fps, "window_num_frames": num_frames, "duration_seconds": num_frames / fps}
+def row_of(num_frames: int, fps: float = 25.0, key: str = "clip") -> IndexRow:
+    return IndexRow(key, SampleFile(0, 1, b"", num_frames), fps=fps, duration_seconds=num_frames / fps)
+
+
+def shown(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, *, seed: int, visit: int) -> View:
+    return view_of(options, rate, row, count, RandomChoices.of(seed, row.key, visit))
 
 
 def numbers_of(options: ViewOptions, num_frames: int, count: int, visit: int, **changes: Any) -> list[int]:
-    view = view_of(options, FrameRate(), row_of(num_frames, **changes), count, seed=1, visit=visit)
+    view = shown(options, FrameRate(), row_of(num_frames, **changes), count, seed=1, visit=visit)
     return list(view.pick.numbers(num_frames, range(num_frames)))
 
 
@@ -42,13 +48,13 @@ def test_frames_are_within_the_clip_and_at_the_rate(
     rate = FrameRate(rule, None if rule == "native" else Fraction(target))  # type: ignore[arg-type]
     options = ViewOptions(temporal, interval if temporal in ("random", "opensora") else 1)  # type: ignore[arg-type]
     row = row_of(num_frames, fps)
-    there = num_places(rate, num_frames, fps, row["duration_seconds"])
+    there = num_places(rate, num_frames, fps, row.duration_seconds)
     if there < count or (temporal == "full" and there != count):
         with pytest.raises(ConfigError, match="shard"):
-            view_of(options, rate, row, count, seed=3, visit=visit)
+            shown(options, rate, row, count, seed=3, visit=visit)
         return
-    view = view_of(options, rate, row, count, seed=3, visit=visit)
-    assert view == view_of(options, rate, dict(row), count, seed=3, visit=visit)
+    view = shown(options, rate, row, count, seed=3, visit=visit)
+    assert view == shown(options, rate, replace(row), count, seed=3, visit=visit)
     times = [i * 1000 for i in range(num_frames)]
     numbers = list(view.pick.numbers(num_frames, times, Fraction(1, round(1000 * fps))))
     assert len(numbers) == count
@@ -126,7 +132,7 @@ def test_options_that_cannot_be_are_refused(given_: dict[str, Any]) -> None:
 def test_places_of_crops_are_drawn_apart_from_each_other() -> None:
     """SAMPLE-1: left, top and size hang on the key and the visit, each by a number of its own."""
     options = ViewOptions(spatial="rand_size_crop", spatial_scale=(0.5, 0.75))
-    crops = [view_of(options, FrameRate(), row_of(9), 9, seed=1, visit=visit).crop for visit in range(200)]
+    crops = [shown(options, FrameRate(), row_of(9), 9, seed=1, visit=visit).crop for visit in range(200)]
     assert len(set(crops)) == 200
     scales = [crop.scale / 65536 for crop in crops if crop]
     assert min(scales) >= 0.5
@@ -134,7 +140,7 @@ def test_places_of_crops_are_drawn_apart_from_each_other() -> None:
     assert max(scales) - min(scales) > 0.2
     assert len({round(crop.left / 2**32, 1) for crop in crops if crop}) == 11
     assert all(crop and crop.left != crop.top for crop in crops)
-    assert view_of(ViewOptions(), FrameRate(), row_of(9), 9, seed=1, visit=0).crop is None
+    assert shown(ViewOptions(), FrameRate(), row_of(9), 9, seed=1, visit=0).crop is None
 
 
 def test_a_native_dataset_has_its_crop_and_a_square_its_center() -> None:

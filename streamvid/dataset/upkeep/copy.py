@@ -25,10 +25,9 @@ from streamvid.dataset.reader import Dataset
 from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, has_right_bytes, scratch_folder
 from streamvid.dataset.upkeep.finished import FinishedFiles
 from streamvid.errors import ConfigError, DatasetError, SealedError, StorageError, StreamvidError
-from streamvid.storage import FileState, LocalStore, StorageOptions, Store, open_store
+from streamvid.storage import FileState, LocalStore, StorageOptions, Store, WrongReads, open_store
 
 _JOURNALS = "copy"
-_MAX_READS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +116,9 @@ def copy_store(
 
 def _read_twice(store: Store, path: str) -> bytes:
     """Return a file's bytes once two reads agree: no checksum from elsewhere verifies a manifest in transit."""
-    data = store.read(path)
-    for _ in range(_MAX_READS):
-        before, data = data, store.read(path)
-        if data == before:
+    reads = WrongReads()
+    while (verdict := reads.judge(data := store.read(path))) != "unproven":
+        if verdict == "stored":
             return data
     raise StorageError(
         f"{store.url}: {path} has other bytes at each read; check the network, and whether another process writes it"

@@ -8,21 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError
+from streamvid.loader.batch.clips import StoredClip
+from streamvid.loader.batch.pictures import RING_LAYOUT, BatchMedia, Planes
 from streamvid.loader.options import Layout
-from streamvid.loader.view.media import BatchMedia
-from streamvid.loader.workers.encoded import EncodedClip
 
 if TYPE_CHECKING:
     import torch
 
     from streamvid.buckets.bucket import Bucket
 
-RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
 STANDARD_FIELDS = (
     *("video", "clips", "media", "media_present", "text", "sample_keys", "bucket", "fps", "is_repeat", "loss_weight"),
     *("sample_seeds", "layout"),
@@ -31,36 +28,6 @@ STANDARD_FIELDS = (
 _CHUNK_ELEMENTS = 1 << 19
 _DIGEST_PIXELS = 4096
 _DIGEST_STEP = 2654435761  # a prime near 2**32 / golden ratio: places spread evenly over clips of any shape
-
-
-def profiled(name: str) -> AbstractContextManager[Any]:
-    """A span of torch's profiler, where one runs: else it would cost a batch as much as all the rest."""
-    from torch.autograd import profiler
-
-    # A torch that says it otherwise gets the span in any case.
-    return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else nullcontext()
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Planes:
-    """yuv420p video that becomes RGB where and when it is asked for: what `yuv420p_to_rgb` takes."""
-
-    planes: torch.Tensor
-    table: torch.Tensor
-    height: int
-    width: int
-    layout: Layout
-
-    def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Planes:
-        """The same with `function` of its tensors."""
-        return replace(self, planes=function(self.planes), table=function(self.table))
-
-    def rgb(self) -> torch.Tensor:
-        """The video, on the device where the planes are."""
-        from streamvid.loader.batch.color import yuv420p_to_rgb
-
-        with profiled("streamvid.yuv420p_to_rgb"):
-            return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 
 
 class Batch(Mapping[str, Any]):
@@ -73,7 +40,7 @@ class Batch(Mapping[str, Any]):
     - with the loader's `features` and instead of `video` and `layout`: the tensors that were made of each sample once,
       by their names, stacked (B, …). Of one whose first size differs from sample to sample: padded with zeros,
       (B, L, …), and `<name>_mask`, bool (B, L). Where `text` is "", those that the sidecar has for no text.
-    - `clips`, with the loader's decode=False and instead of `video` and `layout`: B EncodedClips. A batch of a dataset
+    - `clips`, with the loader's decode=False and instead of `video` and `layout`: B StoredClips. A batch of a dataset
       of texts has neither: its bucket is TEXT_BUCKET.
     - `layout`: "BCTHW", "BTCHW" or "BTHWC".
     - `media`, with the loader's media=(...): uint8 by name, in the layout and place of the video, cut and scaled as it
@@ -241,7 +208,7 @@ class Batch(Mapping[str, Any]):
                 return value.map_tensors(function)
             if isinstance(value, dict):
                 return {name: mapped(part) for name, part in value.items()}
-            if isinstance(value, list) and value and isinstance(value[0], EncodedClip):
+            if isinstance(value, list) and value and isinstance(value[0], StoredClip):
                 return [clip.map_tensors(function) for clip in value]
             return function(value) if isinstance(value, torch.Tensor) else value
 
@@ -255,7 +222,7 @@ class Batch(Mapping[str, Any]):
             if isinstance(value, Planes):
                 yield value.planes
                 yield value.table
-            elif isinstance(value, list) and value and isinstance(value[0], EncodedClip):
+            elif isinstance(value, list) and value and isinstance(value[0], StoredClip):
                 yield from (clip.data for clip in value)
             elif isinstance(value, BatchMedia):
                 yield from value.tensors()

@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.batch import Batch, profiled
+from streamvid.loader.batch.batch import Batch
+from streamvid.loader.batch.pictures import profiled
 
 if TYPE_CHECKING:
     import torch

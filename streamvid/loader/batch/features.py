@@ -16,7 +16,8 @@ from streamvid.dataset.features.tensors import RawTensor
 from streamvid.errors import ConfigError, StreamvidError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
 from streamvid.loader.batch.tokens import MASK, TOKENS
-from streamvid.loader.delivery.pending import PendingBatch, sample_error
+from streamvid.loader.delivery.delivery import sample_error
+from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.mix import Mix, MixPart
 from streamvid.loader.options import OutputOptions
 from streamvid.loader.stores import Stores
@@ -103,36 +104,31 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
     return torch.from_numpy(rooms).reshape(-1).view(first.dtype).reshape(len(several), *shape)
 
 
-def tensor_fields(pending: PendingBatch, memory: memoryview, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """The tensors of a complete batch, copies of what lies in its `memory`; where a text is empty, those of no text.
+def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
+    """Return the tensors of a complete batch, copied out of its `memory`; for an empty text, those of no text.
 
-    Raises SampleError, naming the sample, for what is no such file.
+    Raises SampleError, which names the sample, for a file that is not valid.
     """
     found: list[dict[str, torch.Tensor]] = []
-    for slot, (sample, row, text) in enumerate(zip(pending.request.samples, pending.rows, texts, strict=True)):
-        stored, sidecar = pending.clips[slot], sample.part.sidecar
+    for index, delivery in enumerate(pending.deliveries):
+        place, sample, sidecar = pending.clips[index], delivery.sample, delivery.sample.part.sidecar
         assert sidecar is not None
-        own = stored.own
-        data = memory[stored.offset : stored.offset + stored.num_bytes] if own is None else memoryview(bytearray(own))
-        where = f"{sidecar.url}: what {sample.file.path} has of {row['key']}"
+        own = place.own
+        data = memory[place.offset : place.offset + place.num_bytes] if own is None else memoryview(bytearray(own))
         try:
-            tensors = sidecar.tensors(data, where)
+            tensors = sidecar.tensors(data, f"{sidecar.url}: what {sample.file.path} has of {delivery.key}")
         except StreamvidError as error:
-            raise sample_error(sample, row["key"], str(error)) from error
-        found.append({name: torch_tensor(raw) for name, raw in (tensors | ({} if text else sidecar.null)).items()})
-    kinds = _sidecar(pending).manifest.tensors
+            raise sample_error(sample, delivery.key, error) from error
+        tensors |= {} if delivery.caption else sidecar.null
+        found.append({name: torch_tensor(raw) for name, raw in tensors.items()})
+    first = pending.deliveries[0]
+    assert first.sample.part.sidecar is not None
+    kinds = first.sample.part.sidecar.manifest.tensors
     try:
         ragged = {name for name, kind in kinds.items() if kind.is_ragged}
         return collate({name: [one[name] for one in found] for name in kinds}, ragged)
     except ConfigError as error:
-        sample, row = pending.request.samples[0], pending.rows[0]
-        raise sample_error(sample, row["key"], f"{error}; copy the sidecar again") from error
-
-
-def _sidecar(pending: PendingBatch) -> Sidecar:
-    sidecar = pending.request.samples[0].part.sidecar
-    assert sidecar is not None
-    return sidecar
+        raise sample_error(first.sample, first.key, f"{error}; copy the sidecar again") from error
 
 
 def view_facts(part: MixPart, output: OutputOptions) -> dict[str, Any]:

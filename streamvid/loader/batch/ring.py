@@ -7,17 +7,18 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamvid.errors import LoaderError, StreamvidError
-from streamvid.loader.batch.batch import RING_LAYOUT, Batch, Planes, column_values, profiled
+from streamvid.errors import LoaderError
+from streamvid.loader.batch.batch import Batch, column_values
+from streamvid.loader.batch.clips import StoredClip
 from streamvid.loader.batch.color import color_table
 from streamvid.loader.batch.features import tensor_fields
+from streamvid.loader.batch.pictures import RING_LAYOUT, BatchMedia, Planes, profiled
 from streamvid.loader.batch.tokens import MASK, TOKENS, tokenize
-from streamvid.loader.delivery.pending import PendingBatch, PictureColors, StoredClip, sample_error
+from streamvid.loader.delivery.pending import VIDEO, ClipPlace, PendingBatch
 from streamvid.loader.options import Layout, Tokenizer
-from streamvid.loader.view.media import ABSENT_COLORS, BatchMedia, MediaRoom, Medium
-from streamvid.loader.view.sampling import sample_seed
+from streamvid.loader.view.media import ABSENT_COLORS, Medium, PictureRoom
 from streamvid.loader.workers.arena import Arena, Block
-from streamvid.loader.workers.encoded import EncodedClip
+from streamvid.loader.workers.messages import PictureColors
 
 if TYPE_CHECKING:
     import torch
@@ -114,49 +115,31 @@ def make_batch(
     import torch
 
     with profiled("streamvid.make_batch"):
-        request, rows = pending.request, pending.rows
+        request, deliveries = pending.request, pending.deliveries
         memory = np.ndarray((pending.num_bytes,), np.uint8, pending.memory, pending.block.offset)
         slot = RingSlot(pending.block)
         weakref.finalize(memory, slot.release).atexit = False
-        texts = _texts(pending)
         if request.samples[0].part.sidecar is None:
             content = _media(pending, torch.from_numpy(memory), layout)
         else:
-            content = tensor_fields(pending, memory.data, texts)
+            content = tensor_fields(pending, memory.data)
         fields: dict[str, Any] = {
             **content,
-            "text": texts,
-            "sample_keys": [row["key"] for row in rows],
+            "text": [one.caption for one in deliveries],
+            "sample_keys": [one.key for one in deliveries],
             "bucket": request.bucket,
-            "fps": torch.tensor([row["fps"] or float("nan") for row in rows], dtype=torch.float32),
-            "is_repeat": torch.tensor([sample.is_repeat for sample in request.samples], dtype=torch.bool),
+            "fps": torch.tensor([one.fps or float("nan") for one in deliveries], dtype=torch.float32),
+            "is_repeat": torch.tensor([one.sample.is_repeat for one in deliveries], dtype=torch.bool),
             "loss_weight": request.loss_weight,
-            "sample_seeds": _seeds(pending),
+            "sample_seeds": [one.seed for one in deliveries],
         }
         if "video" in fields:
             fields["layout"] = layout
         for name in columns:
-            fields[name] = column_values([row["columns"][name] for row in rows], is_numeric=name in numeric)
+            fields[name] = column_values([one.row.columns[name] for one in deliveries], is_numeric=name in numeric)
         if tokenizer is not None:
             fields |= _tokens(tokenizer, fields)
         return Batch(fields, slot.copied)
-
-
-def _texts(pending: PendingBatch) -> list[str]:
-    """One a sample (SAMPLE-1): made last, as it may name the rate of what is delivered."""
-    texts = []
-    for sample, row in zip(pending.request.samples, pending.rows, strict=True):
-        try:
-            visits = {"visit": sample.shown_visit, "dropout_visit": sample.visit}
-            texts.append(sample.part.text.text(row, seed=sample.part.seed, **visits))
-        except StreamvidError as error:
-            raise sample_error(sample, row["key"], str(error)) from error
-    return texts
-
-
-def _seeds(pending: PendingBatch) -> list[int]:
-    samples = zip(pending.request.samples, pending.rows, strict=True)
-    return [sample_seed(seed=one.part.seed, key=row["key"], visit=one.visit) for one, row in samples]
 
 
 def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,32 +156,27 @@ def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
-    picture, num_samples, num_frames = pending.picture, len(pending.rows), pending.request.bucket.num_frames
-    if pending.request.bucket.is_text:
+    bucket, num_samples, room = pending.request.bucket, len(pending.deliveries), pending.room
+    if bucket.is_text:
         return {}
-    if picture is None:
-        return {"clips": [_clip(pending.clips[slot], memory, num_frames) for slot in range(num_samples)]}
-    video_bytes = num_samples * num_frames * picture.num_bytes
-    colors = [pending.colors[slot] for slot in range(num_samples)]
-    fields: dict[str, Any] = {"video": _pictures(memory[:video_bytes], num_frames, picture, colors, layout)}
-    if pending.room is not None:
-        fields |= _further_media(pending, pending.room, picture, memory, layout)
-    return fields
+    if room is None:
+        return {"clips": [_clip(pending.clips[index], memory, bucket.num_frames) for index in range(num_samples)]}
+    colors = [pending.colors[index, *VIDEO] for index in range(num_samples)]
+    video = _pictures(memory[: room.start(0)], bucket.num_frames, room.picture, colors, layout)
+    return {"video": video, **(_further_media(pending, room, memory, layout) if room.media else {})}
 
 
-def _further_media(
-    pending: PendingBatch, room: MediaRoom, picture: PictureFormat, memory: torch.Tensor, layout: Layout
-) -> dict[str, Any]:
+def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
     import torch
 
     values: dict[Medium, torch.Tensor | Planes] = {}
     present: dict[str, torch.Tensor] = {}
     for number, medium in enumerate(room.media):
-        places = [(slot, item) for slot in range(len(pending.rows)) for item in range(medium.num_items)]
-        colors = [pending.media_colors.get((slot, medium.name, item), ABSENT_COLORS) for slot, item in places]
+        places = [(i, medium.name, item) for i in range(room.num_samples) for item in range(medium.num_items)]
+        colors = [pending.colors.get(place, ABSENT_COLORS) for place in places]
         section = memory[room.start(number) : room.start(number + 1)]
-        values[medium] = _pictures(section, medium.num_pictures(room.bucket), picture, colors, layout)
-        there = torch.tensor([(slot, medium.name, item) in pending.media_colors for slot, item in places])
+        values[medium] = _pictures(section, medium.num_pictures(room.bucket), room.picture, colors, layout)
+        there = torch.tensor([place in pending.colors for place in places])
         present[medium.name] = there.reshape(-1, medium.num_items) if medium.is_list else there
     return {"media": BatchMedia.of(values, layout), "media_present": present}
 
@@ -206,7 +184,7 @@ def _further_media(
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Pictures that lie one after the other, `num_frames` a sample, one of `colors` a sample."""
+    """Return pictures that lie one after the other, `num_frames` and one of `colors` per sample."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)
@@ -215,19 +193,18 @@ def _pictures(
     return video.permute(*(RING_LAYOUT.index(name) for name in layout))
 
 
-def _clip(stored: StoredClip, memory: torch.Tensor, num_frames: int) -> EncodedClip:
+def _clip(place: ClipPlace, memory: torch.Tensor, num_frames: int) -> StoredClip:
     import torch
 
-    numbers = tuple(stored.numbers or ())
-    if stored.own is not None:
-        return EncodedClip(
-            torch.frombuffer(bytearray(stored.own), dtype=torch.uint8), None, "", numbers[0], num_frames, numbers
-        )
-    data = memory[stored.offset + stored.table_bytes :][: stored.num_bytes]
+    numbers = tuple(place.numbers or ())
+    if place.own is not None:
+        own = torch.frombuffer(bytearray(place.own), dtype=torch.uint8)
+        return StoredClip(own, None, "", numbers[0], num_frames, numbers)
+    first = place.offset + place.table_bytes
     packets = None
-    if stored.table_bytes:
-        packets = memory[stored.offset : stored.offset + stored.table_bytes].view(torch.int64).view(-1, 4)
-    return EncodedClip(data, packets, stored.stream, numbers[0], num_frames, numbers)
+    if place.table_bytes:
+        packets = memory[place.offset : first].view(torch.int64).view(-1, 4)
+    return StoredClip(memory[first : first + place.num_bytes], packets, place.stream, numbers[0], num_frames, numbers)
 
 
 def _cuda() -> Any:

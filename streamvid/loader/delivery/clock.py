@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streamvid.errors import SampleError, StreamvidError, WorkerError
-from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Work, name_sample
+from streamvid.loader.delivery.delivery import name_sample
+from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Slot
 from streamvid.loader.mix import SampleRequest
 
 _STOPPED_SECONDS = 5.0  # between two looks of a caller that waits: then it was not running itself
@@ -59,7 +60,7 @@ class Clock:
         self.index_read: tuple[SampleRequest, float] | None = None  # what the feeder reads, and since when
         self.heard_at = 0.0  # when a decoder was last heard of
 
-    def overdue(self, wait: Wait, works: Iterable[Work]) -> Overdue | None:
+    def overdue(self, wait: Wait, slots: Iterable[Slot]) -> Overdue | None:
         """What has been waited for too long, if anything: a read or a decode, else a task that no worker takes."""
         if self._limit_seconds is None:
             return None
@@ -70,14 +71,14 @@ class Clock:
         if index_read is not None and index_read[1] < oldest:
             return Overdue(self._read_error(name_sample(index_read[0], None), "the index"), None)
         queued = None
-        for work in works:
-            stage, since = work.at
+        for slot in slots:
+            stage, since = slot.at
             if stage == READING and since < oldest:
-                return Overdue(self._read_error(name_sample(work.sample, work.row["key"]), "its clip"), None)
+                return Overdue(self._read_error(slot.name, "its clip"), None)
             if stage == DECODING and since < oldest:
-                return Overdue(self._decode_error(work, "decoding it has taken"), work.number)
+                return Overdue(self._decode_error(slot, "decoding it has taken"), slot.number)
             if stage == QUEUED and max(since, self.heard_at) < oldest:
-                queued = queued or work
+                queued = queued or slot
         return None if queued is None else Overdue(self._decode_error(queued, "no decoder has taken it for"), -1)
 
     def _read_error(self, name: str, what: str) -> SampleError:
@@ -87,9 +88,9 @@ class Clock:
             "network, make a new loader and load the last state, or raise sample_timeout_seconds"
         )
 
-    def _decode_error(self, work: Work, what: str) -> WorkerError:
+    def _decode_error(self, slot: Slot, what: str) -> WorkerError:
         return WorkerError(
-            f"{name_sample(work.sample, work.row['key'])} cannot be delivered: {what} more than "
+            f"{slot.name} cannot be delivered: {what} more than "
             f"sample_timeout_seconds={self._limit_seconds:g}; its decoder is stuck, or this machine is far too busy. "
             "This loader cannot go on: make a new one and load the last state, with fewer workers or a higher "
             "sample_timeout_seconds; leave the sample out if it is always the same one"

@@ -27,14 +27,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from streamvid.errors import LoaderError, RingFullError, StreamvidError
+from streamvid.errors import LoaderError, RingFullError, StreamvidError, fresh
 from streamvid.loader.delivery.clock import Clock, Wait
-from streamvid.loader.delivery.encoded_stages import EncodedStages
-from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch, text_batch
+from streamvid.loader.delivery.decoded import DecodedDelivery
+from streamvid.loader.delivery.flight import Kind
+from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.delivery.signals import Signals, fresh
+from streamvid.loader.delivery.signals import Signals
 from streamvid.loader.delivery.stages import Stages
+from streamvid.loader.delivery.stored import FeatureDelivery, StoredDelivery
 from streamvid.loader.mix import MixPart
 from streamvid.loader.options import LimitOptions
 from streamvid.loader.workers.arena import Arena, Block
@@ -84,12 +87,10 @@ class Pipeline:
         self._quarantine = Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        clock = Clock(options.limits.sample_timeout_seconds)
-        num_workers, num_fetch_threads = options.num_workers, options.num_fetch_threads
-        self._stages = (
-            Stages(parts, self._signals, clock, num_workers, options.pixels, options.accuracy, num_fetch_threads)
-            if options.decode
-            else EncodedStages(parts, self._signals, clock, num_workers, num_fetch_threads=num_fetch_threads)
+        clock, rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
+        self._kind = _kind(parts, rows, options)
+        self._stages = Stages(
+            parts, self._kind, rows, self._signals, clock, options.num_workers, options.num_fetch_threads
         )
         self.is_open = False
         self._ring_wait_since: float | None = None
@@ -172,7 +173,7 @@ class Pipeline:
         batch.is_counted = True
         records = [record for _, record in sorted(batch.substituted.items())]
         try:
-            self._quarantine.add(records, 0 if batch.error else len(batch.rows))
+            self._quarantine.add(records, 0 if batch.error else len(batch.deliveries))
         except StreamvidError as error:
             self._signals.fail(error)
             raise fresh(error) from None
@@ -272,25 +273,25 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
-        rows, error = self._stages.read_rows(request)
+        deliveries, error = self._stages.deliveries(request)
         is_text = request.bucket.is_text
-        num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._stages.ring_bytes(request, rows)
+        num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._kind.ring_bytes(request, deliveries)
         self._ring_wait_since = time.monotonic()
         offset = self._allocate(self.ring, num_bytes, run)
         self._ring_wait_since = None
         if offset is None:
             return False
         block = Block(self.ring, offset)
-        if is_text:
-            batch = text_batch(request, self.ring.map, block, rows)
+        if is_text:  # complete with its captions
+            batch = PendingBatch(request, deliveries, self.ring.map, block, len(request.samples) - len(deliveries))
         else:
-            batch = self._stages.new_batch(request, block, rows)
+            batch = self._kind.new_batch(request, deliveries, block)
         batch.error = error
         self._ready.append(batch)
         if error is not None or is_text:
             self._signals.tell()
             return error is None
-        return self._stages.begin(batch, partial(self._allocate, run=run), run)
+        return self._kind.begin(batch, partial(self._allocate, run=run), run)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
         while run == self._signals.run and not self._signals.is_closing:
@@ -327,3 +328,12 @@ class Pipeline:
             )
         if seconds > _POLL_SECONDS:
             gc.collect()  # batches in reference cycles are the caller's no longer
+
+
+def _kind(parts: Sequence[MixPart], rows: IndexRows, options: PipelineOptions) -> Kind:
+    if options.decode:
+        return DecodedDelivery(rows, options.num_workers, options.pixels, options.accuracy, parts[0].media)
+    is_remote = any(part.is_remote for part in parts)
+    stores = {part.source.url: part.source.store for part in parts}
+    has_features = any(part.sidecar is not None for part in parts)  # other parts are texts
+    return (FeatureDelivery if has_features else StoredDelivery)(rows, stores, is_remote=is_remote)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from queue import Empty, SimpleQueue
 
 from streamvid.errors import LoaderError, StreamvidError
@@ -43,10 +42,3 @@ class Signals:
         wrapped = LoaderError(f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}")
         wrapped.__cause__ = error
         self.fail(wrapped)
-
-
-def fresh(error: StreamvidError) -> StreamvidError:
-    """A copy to raise: raising gives an error the frames it passes through, and they hold the loader."""
-    again = copy.copy(error)
-    again.__cause__ = error.__cause__
-    return again

@@ -1,23 +1,94 @@
-"""The text of a delivery: which of a sample's captions, in which template, or none (SAMPLE-1)."""
+"""The text of a delivery: which of a sample's captions, in which template, or none (SAMPLE-1).
+
+A template is a text with the values of columns in it. Nothing of a template is ever run (SAFE-1).
+
+    "{text} {fps:.0f} FPS{?, {motion:.0f} motion score}."
+
+    {name}        the value of a column; a number as Python writes it, or as a format says
+    {name:.1f}    [+ or space][0][width][,][.digits][d f e g %]; d rounds down. Width and digits are 0 to 99
+    {? ...}       a part of its own, which may hold further ones
+    {{  }}        a brace; within a part only the first
+
+A part that names a missing value vanishes: null, NaN or an empty text. The whole template is a part too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Literal, NoReturn, TypeAlias
 
 from streamvid.config import check_options, option
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, IntegrityError
-from streamvid.loader.view.sampling import CAPTION, CAPTION_COLUMN, CAPTION_DROPOUT, CAPTION_PART
-from streamvid.loader.view.template import Field, Part, parse_template
-from streamvid.plan.hashing import hash_text, uniform
+from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.view.view import CAPTION, CAPTION_COLUMN, CAPTION_DROPOUT, CAPTION_PART, RandomChoices
+
+MAX_TEMPLATE_CHARS = 4096
+_MAX_DEPTH = 8
+_FORMAT = re.compile(r"[+ ]?0?[0-9]{0,2},?(\.[0-9]{1,2})?[dfeg%]?")
+_NAME = re.compile(r"[^{}:!.\[\]?]+")
 
 CaptionChoice: TypeAlias = Literal["draw", "first"]
 
 _CAPTIONS = "captions"  # all captions of a sample, of which `text` is the first
 _TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the frames that are delivered
+
+Node: TypeAlias = "str | TemplateField | TemplatePart"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateField:
+    """A column's value: its name, and how a number is written; "" as it is."""
+
+    name: str
+    format: str = ""
+
+    def written(self, value: object) -> str | None:
+        """None where the value is missing."""
+        if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+            return None
+        if not self.format or not isinstance(value, int | float):
+            return str(value)
+        if self.format.endswith("d"):
+            return format(math.floor(value), self.format) if math.isfinite(value) else None
+        if "." in self.format:
+            value = float(value)  # of an integer without a letter Python writes no digits
+        return format(value, self.format)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplatePart:
+    """Texts, fields and parts one after the other. number: of the parts of a template in the order they begin, from 0;
+    the template itself is 0."""
+
+    number: int
+    nodes: tuple[Node, ...]
+
+    def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
+        """None where a value that it names is missing. is_kept: asked for the number of each part within it."""
+        texts: list[str] = []
+        for node in self.nodes:
+            if isinstance(node, TemplatePart):
+                texts.append((node.written(values, is_kept) or "") if is_kept(node.number) else "")
+                continue
+            text = node if isinstance(node, str) else node.written(values.get(node.name))
+            if text is None:
+                return None
+            texts.append(text)
+        return "".join(texts)
+
+    def fields(self) -> Iterator[TemplateField]:
+        """All fields, those of parts within it among them."""
+        for node in self.nodes:
+            if isinstance(node, TemplateField):
+                yield node
+            elif isinstance(node, TemplatePart):
+                yield from node.fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,58 +138,58 @@ class TextOptions:
 class TextRule:
     """The texts of one dataset's deliveries.
 
-    columns: index columns of captions with their weights. captions: whether the dataset has samples with several.
-    template: None for none; template_columns: its names → index columns, but for the two that are no columns.
+    columns: index columns of captions with their weights. captions: whether samples may have several captions.
+    template: None for none; template_columns: its names → index columns, except {text} and {fps}, which are no columns.
     """
 
     options: TextOptions = field(default_factory=TextOptions)
     columns: tuple[tuple[str, float], ...] = ((_TEXT, 1.0),)
     captions: bool = False
-    template: Part | None = None
+    template: TemplatePart | None = None
     template_columns: tuple[tuple[str, str], ...] = ()
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The index columns that `text` reads, besides "key" and "fps"."""
+        """The index columns that a row needs in `texts`."""
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
         return tuple(dict.fromkeys(names + ([_CAPTIONS] if self.captions else [])))
 
-    def text(self, row: Mapping[str, Any], *, seed: int, visit: int, dropout_visit: int | None = None) -> str:
-        """What a delivery has as its text.
+    def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
+        """Return the text of a delivery. Raises IntegrityError.
 
-        row: an index row with "key", `needed` and the "fps" of what is delivered. dropout_visit: what dropout is drawn
-        by, where not by `visit`, as what is said of a visit was encoded once. Raises IntegrityError.
+        fps: of what is delivered, 0.0 where it is not known. dropout: decides whether the text is dropped, in place of
+        `choices`: the other choices of a visit may have been encoded once, the dropout never is.
         """
-        options, draw = self.options, (hash_text(row["key"]), visit)
-        dropped_by = (draw[0], visit if dropout_visit is None else dropout_visit)
-        if options.dropout > 0.0 and uniform(seed, CAPTION_DROPOUT, *dropped_by) < options.dropout:
+        options = self.options
+        if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
             return ""
-        caption = self._caption(row, seed, draw)
+        caption = self._caption(row.texts, choices)
         if self.template is not None:
-            values = {field: row[column] for field, column in self.template_columns}
-            values |= {_TEXT: caption, _FPS: row["fps"] or None}
-            written = self.template.written(values, lambda part: self._is_kept(part, seed, draw))
+            values = {name: row.texts[column] for name, column in self.template_columns}
+            values |= {_TEXT: caption, _FPS: fps or None}
+            written = self.template.written(values, partial(self._is_kept, choices))
             caption = caption if written is None else written
         return options.prefix + caption
 
-    def _caption(self, row: Mapping[str, Any], seed: int, draw: tuple[int, int]) -> str:
-        there = [(column, weight) for column, weight in self.columns if row[column]]
+    def _caption(self, texts: Mapping[str, object], choices: RandomChoices) -> str:
+        there = [(column, weight) for column, weight in self.columns if texts[column]]
         if not there:
             return ""
         column = there[0][0]
         if len(there) > 1 and self.options.choice == "draw":
-            column = _drawn(there, uniform(seed, CAPTION_COLUMN, *draw))
-        if column != _TEXT or not self.captions or row[_CAPTIONS] is None or self.options.choice == "first":
-            return str(row[column])
+            column = _drawn(there, choices.share(CAPTION_COLUMN))
+        several = texts.get(_CAPTIONS)
+        if column != _TEXT or not self.captions or several is None or self.options.choice == "first":
+            return str(texts[column])
         try:
-            captions = captions_from_json(row[_CAPTIONS])
+            captions = captions_from_json(str(several))
         except ValueError as error:
             raise IntegrityError(f"the index's captions cannot be read: {error}; copy the dataset again") from error
-        return _drawn(captions, uniform(seed, CAPTION, *draw))
+        return _drawn(captions, choices.share(CAPTION))
 
-    def _is_kept(self, part: int, seed: int, draw: tuple[int, int]) -> bool:
+    def _is_kept(self, choices: RandomChoices, part: int) -> bool:
         share = self.options.part_dropout
-        return share == 0.0 or uniform(seed, CAPTION_PART, *draw, part) >= share
+        return share == 0.0 or choices.share(CAPTION_PART, part) >= share
 
 
 def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
@@ -139,7 +210,7 @@ def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
     return TextRule(options, tuple(columns), captions, template, tuple(found.items()))
 
 
-def _template_columns(template: Part, dataset: Dataset) -> dict[str, str]:
+def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in template.fields():
         if one.name == _TEXT:
@@ -154,7 +225,7 @@ def _template_columns(template: Part, dataset: Dataset) -> dict[str, str]:
     return found
 
 
-def _check_format(one: Field, is_number: bool, kind: str) -> None:
+def _check_format(one: TemplateField, is_number: bool, kind: str) -> None:
     if one.format and not is_number:
         raise ConfigError(
             f"captions.template: {{{one.name}:{one.format}}} writes a number, and {one.name!r} is {kind}; "
@@ -188,3 +259,78 @@ def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
         if place < end:
             return text
     return there[-1][0]  # where rounding has left nothing
+
+
+def parse_template(text: object) -> TemplatePart:
+    """The template that `text` states. Raises ConfigError, which names the place."""
+    if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
+        shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
+        raise ConfigError(f"template={shown}: expected a text of at most {MAX_TEMPLATE_CHARS} characters")
+    template = _TemplateParser(text).part(0)
+    if not any(template.fields()):
+        raise ConfigError(f"template={text!r} names no column: write the caption as {{text}}, as '{{text}} 4K'")
+    return template
+
+
+class _TemplateParser:
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._num_parts = text, 0, 0
+
+    def part(self, depth: int) -> TemplatePart:
+        """Up to the brace that ends it, or the end of the text."""
+        number, begin = self._num_parts, self._at
+        self._num_parts += 1
+        nodes: list[Node] = []
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if self._text.startswith("{{", self._at) or (not depth and self._text.startswith("}}", self._at)):
+                nodes.append(character)
+                self._at += 2
+            elif character == "}":
+                if not depth:
+                    self._fail("a brace that closes nothing; write '}}' for the character")
+                self._at += 1
+                return TemplatePart(number, _joined(nodes))
+            elif character == "{":
+                nodes.append(self._braced(depth))
+            else:
+                nodes.append(character)
+                self._at += 1
+        if depth:
+            self._at = begin
+            self._fail("a part that is never closed; end it with '}'")
+        return TemplatePart(number, _joined(nodes))
+
+    def _braced(self, depth: int) -> Node:
+        if self._text.startswith("{?", self._at):
+            if depth >= _MAX_DEPTH:
+                self._fail(f"parts lie more than {_MAX_DEPTH} deep")
+            self._at += 2
+            part = self.part(depth + 1)
+            if not any(part.fields()):
+                self._fail("the part that ends here names no column, so that nothing decides whether it stands")
+            return part
+        end = self._text.find("}", self._at)
+        if end < 0:
+            self._fail("a brace that is never closed; write '{{' for the character")
+        name, colon, form = self._text[self._at + 1 : end].partition(":")
+        if not _NAME.fullmatch(name):
+            self._fail(f"{name!r} is no name of a column; nothing of a value can be taken out, as by '.', '[' or '!'")
+        if (colon and not form) or not _FORMAT.fullmatch(form) or (form.endswith("d") and "." in form):
+            self._fail(f"the format {form!r} is not allowed; numbers are written as {{{name}:.1f}} or {{{name}:d}}")
+        self._at = end + 1
+        return TemplateField(name, form)
+
+    def _fail(self, message: str) -> NoReturn:
+        raise ConfigError(f"template={self._text!r}, column {self._at + 1}: {message}")
+
+
+def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Characters that stand together as one text."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, str) and found and isinstance(found[-1], str):
+            found[-1] += node
+        else:
+            found.append(node)
+    return tuple(found)

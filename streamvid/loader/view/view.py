@@ -1,24 +1,37 @@
-"""What a delivery shows of its clip: which frames, and which part of each picture (SAMPLE-1)."""
+"""The random choices of a delivery, and what they show of its clip: which frames, and which crop (SAMPLE-1)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
+
+import numpy as np
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import Pick, Way, num_places
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
-from streamvid.loader.view import sampling
+from streamvid.loader.view.index_row import IndexRow
+from streamvid.plan.hashing import hash64, hash_below, hash_text, permute, uniform
 from streamvid.video.transform import Crop
 
 Temporal: TypeAlias = Literal["random", "head", "middle", "uniform", "chunk", "full", "opensora"]
 Spatial: TypeAlias = Literal["resize_crop", "center", "random_crop", "rand_size_crop"]
 
 MAX_INTERVAL = 1 << 16
+
+# Each kind of choice has a number of its own, so that adding one changes no other.
+_TEMPORAL_CROP = 1
+CAPTION_DROPOUT = 2
+_SUBSTITUTE = 3
+_INTERVAL = 7
+_CHUNK = 8
+_PLACE_LEFT, _PLACE_TOP, _SCALE = 9, 10, 11
+CAPTION_COLUMN, CAPTION, CAPTION_PART = 12, 13, 14
+_SAMPLE_SEED = 15
+
+_FULL_SCALE = 1 << 16  # a crop's scale of 1
 
 _WAYS: dict[str, Way] = {"native": "step", "cap": "step", "resample": "time", "fix_frame_rate": "number"}
 _DRAWN = ("random", "opensora")
@@ -83,79 +96,127 @@ class ViewOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RandomChoices:
+    """Random choices for one delivery of a sample (SAMPLE-1): functions of seed, key and visit, and of nothing else.
+
+    name: hash of the sample's key.
+    """
+
+    seed: int
+    name: int
+    visit: int
+
+    @staticmethod
+    def of(seed: int, key: str, visit: int) -> RandomChoices:
+        """Return the choices for a sample with this key."""
+        return RandomChoices(seed, hash_text(key), visit)
+
+    def below(self, limit: int, kind: int) -> int:
+        """Draw a number from 0 to `limit` - 1."""
+        return hash_below(limit, self.seed, kind, self.name, self.visit)
+
+    def share(self, kind: int, *part: int) -> float:
+        """Draw a number from 0 to 1, 1 excluded."""
+        return uniform(self.seed, kind, self.name, self.visit, *part)
+
+    def window_start(self, num_frames: int, wanted: int) -> int:
+        """Draw the first of `wanted` consecutive frames of `num_frames`."""
+        return self.below(num_frames - wanted + 1, _TEMPORAL_CROP)
+
+    def interval(self, most: int) -> int:
+        """Draw the distance between two frames, 1 … `most`."""
+        return 1 + self.below(most, _INTERVAL)
+
+    def chunk(self, num_chunks: int) -> int:
+        """Return the chunk that this visit shows: every `num_chunks` visits show each chunk once, in a drawn order."""
+        round_, place = divmod(self.visit, num_chunks)
+        order = hash64(self.seed, _CHUNK, self.name, round_)
+        return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
+
+    def crop(self, least: int, most: int) -> Crop:
+        """Draw where a crop lies and its scale, `least` … `most` in 1 / 65536 of the largest crop's."""
+        left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
+        return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
+
+    def sample_seed(self) -> int:
+        """Draw the seed of a delivery's noise and timestep, 0 … 2**63 - 1."""
+        return hash64(self.seed, _SAMPLE_SEED, self.name, self.visit) >> 1
+
+
+def substitute_visit(key: str, visit: int) -> int:
+    """Return the visit of any sample that takes the place of this bad one (BAD-1).
+
+    Negative and below -2**62, where neither a pass nor a repeat of tail="pad" has its visits (plan/step.py).
+    """
+    return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
+
+
+@dataclass(frozen=True, slots=True)
 class View:
-    """pick: which frames. crop: which part of each picture; None: the largest, from the middle."""
+    """pick: the frames. crop: the part of each picture; None: the largest one, from the middle."""
 
     pick: Pick
     crop: Crop | None = None
 
 
-def view_of(
-    options: ViewOptions, rate: FrameRate, row: Mapping[str, Any], count: int, *, seed: int, visit: int
-) -> View:
-    """What a delivery of `count` frames shows.
+def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, choices: RandomChoices) -> View:
+    """Return what a delivery of `count` frames shows.
 
-    row: an index row with "key", "fps", "window_num_frames" and, where the rate needs it, "duration_seconds". Raises
-    ConfigError where the clip has too few frames, or under temporal="full" too many.
+    Raises ConfigError where the clip has too few frames, and under temporal="full" where it has too many.
     """
-    num_frames, fps, key = row["window_num_frames"], _known(row["fps"]), row["key"]
-    there = num_frames
+    num_frames, there = row.clip.num_frames, row.clip.num_frames
     if rate.fps is not None:
-        there = num_places(rate, num_frames, fps, _known(row.get("duration_seconds")))
+        there = num_places(rate, num_frames, row.fps, row.duration_seconds)
     if there < count or (options.temporal == "full" and there != count):
         raise ConfigError(_wrong_length(options, rate, num_frames, there, count))
-    if rate.fps is None and options.is_plain:  # what nearly every delivery is: spelled out, as it is half as much work
-        start = sampling.window_start(num_frames, count, seed=seed, key=key, visit=visit)
-        return View(Pick(count, start, 1, "step", None, fps))
-    draw = {"seed": seed, "key": key, "visit": visit}
-    return View(_pick(options, rate, num_frames, there, count, fps, draw), _crop(options, draw))
+    if rate.fps is None and options.is_plain:  # nearly every delivery is one of these: this takes half the work
+        return View(Pick(count, choices.window_start(num_frames, count), 1, "step", None, row.fps))
+    return View(_pick(options, rate, row, there, count, choices), _crop(options, choices))
 
 
-def _known(value: float | None) -> float:
-    """A rate or a duration, 0.0 where the index has none."""
-    return float(value) if value is not None and 0 < value < math.inf else 0.0
-
-
-def _pick(
-    options: ViewOptions, rate: FrameRate, num_frames: int, there: int, count: int, fps: float, draw: dict[str, Any]
-) -> Pick:
+def _pick(options: ViewOptions, rate: FrameRate, row: IndexRow, there: int, count: int, choices: RandomChoices) -> Pick:
+    num_frames, fps = row.clip.num_frames, row.fps
     way = _WAYS[rate.rule] if fps > 0 else "step"
-    temporal, is_step = options.temporal, way == "step"
+    is_step = way == "step"
+    if num_frames == 1:
+        return Pick(count, 0, 1, way, None if is_step else rate.fps, fps)
+    if options.temporal == "uniform":
+        return Pick(count, way="spread", clip_fps=_spread_fps(num_frames, count, fps))
     stride = rate.interval(fps) if is_step else 1
     if options.max_interval > 1 and count > 1:
-        stride *= sampling.interval(min(options.max_interval, there // count), **draw)
-    length = num_frames if is_step else there  # of the grid
+        stride *= choices.interval(min(options.max_interval, there // count))
+    start = _first_place(options.temporal, num_frames if is_step else there, there, count, stride, choices)
+    if options.temporal == "opensora" and is_step:
+        way = "linspace"
+    return Pick(count, start, stride, way, None if is_step else rate.fps, fps)
+
+
+def _first_place(temporal: Temporal, length: int, there: int, count: int, stride: int, choices: RandomChoices) -> int:
+    """Return where the frames begin on a grid of `length` places."""
     room = length - ((count - 1) * stride + 1)
-    start = 0
-    if num_frames == 1:
-        return Pick(count, 0, 1, way, None if way == "step" else rate.fps, fps)
-    if temporal == "uniform":
-        return Pick(count, way="spread", clip_fps=_spread_fps(num_frames, count, fps))
     if temporal == "random":
-        start = sampling.window_start(room + 1, 1, **draw)
-    elif temporal == "opensora":
-        start = sampling.window_start(max(0, length - count * stride - 1) + 1, 1, **draw)
-        way = "linspace" if is_step else way
-    elif temporal == "middle":
-        start = room // 2
-    elif temporal == "chunk":
-        start = count * stride * sampling.chunk(there // count, **draw)
-    return Pick(count, start, stride, way, None if way in ("step", "linspace") else rate.fps, fps)
+        return choices.window_start(room + 1, 1)
+    if temporal == "opensora":
+        return choices.window_start(max(0, length - count * stride - 1) + 1, 1)
+    if temporal == "middle":
+        return room // 2
+    if temporal == "chunk":
+        return count * stride * choices.chunk(there // count)
+    return 0
 
 
 def _spread_fps(num_frames: int, count: int, fps: float) -> float:
-    """Of frames at even distances: one fewer distances than frames, in the time of the clip's."""
+    """Return the rate of frames at even distances: there is one distance fewer than frames."""
     return fps * (count - 1) / (num_frames - 1) if min(num_frames, count) > 1 else fps
 
 
-def _crop(options: ViewOptions, draw: dict[str, Any]) -> Crop | None:
+def _crop(options: ViewOptions, choices: RandomChoices) -> Crop | None:
     if options.spatial in _WHOLE:
         return None
-    scale = sampling.FULL_SCALE
-    if options.spatial_scale is not None:
-        least, most = (max(1, round(value * scale)) for value in options.spatial_scale)
-        scale = sampling.crop_scale(least, most, **draw)
-    return Crop(*sampling.crop_place(**draw), scale)
+    if options.spatial_scale is None:
+        return choices.crop(_FULL_SCALE, _FULL_SCALE)
+    least, most = (max(1, round(value * _FULL_SCALE)) for value in options.spatial_scale)
+    return choices.crop(least, most)
 
 
 def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there: int, count: int) -> str:

@@ -23,8 +23,8 @@ from streamvid.errors import LoaderError, WorkerError
 from streamvid.host.processes import describe_exit, end_workers, start_worker
 from streamvid.host.worker import SHOW_STACK
 from streamvid.loader.workers.arena import Arena
-from streamvid.loader.workers.encoded import ReadTask
-from streamvid.loader.workers.worker import MAX_MESSAGE_BYTES, Answer, DecodeTask, TaskRunner
+from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task
+from streamvid.loader.workers.worker import TaskRunner
 
 # Called for each task that is begun or finished, from whichever thread serves answers.
 Heard = Callable[[Answer], None]
@@ -49,11 +49,11 @@ class Decoder(Protocol):
         """Whether a worker is up; a thread never is more than the caller's other threads."""
         ...
 
-    def submit(self, task: DecodeTask | ReadTask) -> None:
+    def submit(self, task: Task) -> None:
         """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
         ...
 
-    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+    def submit_heard(self, task: Task) -> None:
         """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
         ...
 
@@ -124,13 +124,13 @@ class DecodePool:
         """Process ids of the workers."""
         return tuple(worker.pid for worker in self._workers)
 
-    def submit(self, task: DecodeTask | ReadTask) -> None:
+    def submit(self, task: Task) -> None:
         """Hand a task to the next free worker; waits while very many are queued."""
         # Without a worker left the socket is broken: `serve` says of what they died.
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
-    def submit_heard(self, task: DecodeTask | ReadTask) -> None:
+    def submit_heard(self, task: Task) -> None:
         """Hand a task over at once, or as soon as the workers have taken others."""
         self._left.append(task.to_json())
 
@@ -214,13 +214,13 @@ class InlineDecoder:
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
-        self._queue: SimpleQueue[DecodeTask | ReadTask | None] = SimpleQueue()  # None: the end
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()  # None: the end
 
     @property
     def pids(self) -> tuple[int, ...]:
         return ()
 
-    def submit(self, task: DecodeTask | ReadTask) -> None:
+    def submit(self, task: Task) -> None:
         self._queue.put(task)
 
     submit_heard = submit

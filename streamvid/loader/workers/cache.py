@@ -1,4 +1,4 @@
-"""What was made last is kept, up to a number of bytes; what several need at once is made by one of them."""
+"""Cache of what was made last, limited in bytes; what several threads need at once is made by one of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from streamvid.errors import StreamvidError
-from streamvid.loader.delivery.signals import fresh
+from streamvid.errors import StreamvidError, fresh
 from streamvid.storage import is_wanted, wait_while_wanted
 
 
@@ -28,22 +27,26 @@ class _Making:
     error: StreamvidError | None = None
 
 
-class Kept(Generic[_Value]):
-    """Values of the names used last, `max_bytes` of them and one at least, each made by one of those who need it."""
+class SharedCache(Generic[_Value]):
+    """The values used last, `max_bytes` of them but at least one, by name. Safe in several threads."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self.num_bytes = max_bytes, 0
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
         self._values: OrderedDict[Name, _Value] = OrderedDict()
         self._making: dict[Name, _Making] = {}
         self._lock = threading.Lock()
 
     def has(self, name: Name) -> bool:
-        """Whether it is there or being made."""
+        """Return whether the value is there or being made."""
         return name in self._values or name in self._making
 
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
-        """The value; whoever is first makes it for all who ask meanwhile, and what it raises is for all of them, unless
-        nobody waited for it: then another tries."""
+        """Return the value, made by the first thread that asks for it.
+
+        All threads that ask meanwhile get the same value or error, unless the read of the first was cancelled: then
+        another one tries.
+        """
         while True:
             with self._lock:
                 if name in self._values:
@@ -65,7 +68,7 @@ class Kept(Generic[_Value]):
                     self.num_bytes -= self._values.popitem(last=False)[1].num_bytes
             return value
         except StreamvidError as error:
-            # Each in turn would wait as long for a store that is not there.
+            # Else each thread in turn would wait as long for a store that does not answer.
             if is_wanted():
                 making.error = fresh(error)
             raise

@@ -1,0 +1,221 @@
+"""Delivery of decoded pictures: clips are read ahead into the clip arena, then decoded into the ring."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.pick import Pick
+from streamvid.errors import StreamvidError
+from streamvid.loader.delivery.delivery import Delivery
+from streamvid.loader.delivery.fetch import ClipRead, near_each_other, read_parts
+from streamvid.loader.delivery.flight import Allocate, Flight
+from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, VIDEO, PendingBatch, Slot
+from streamvid.loader.delivery.requests import BatchRequest
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.view.clip_part import ClipPart, clip_part
+from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
+from streamvid.loader.workers.arena import Block
+from streamvid.loader.workers.messages import Answer, ClipBlock, DecodeTask
+from streamvid.video.picture import Accuracy, PictureFormat, Pixels
+
+_log = logging.getLogger(__name__)
+
+_THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
+_THREADED_FRAMES = 16
+_MAX_THREADS = 4
+_MAX_PIECES = 512  # of a part: the checksums of more make too long a message to a worker
+
+_format = cache(PictureFormat)  # a loader has few, and checking one takes longer than finding it
+
+
+class DecodedDelivery:
+    """Decodes samples into pictures of the ring.
+
+    accuracy: of RGB; None: what is cheap, exact where pictures are scaled anyway, which adds little to that, else fast.
+    """
+
+    reads_ahead = True
+
+    def __init__(
+        self, rows: IndexRows, num_workers: int, pixels: Pixels, accuracy: Accuracy | None, media: tuple[Medium, ...]
+    ) -> None:
+        self._rows, self._num_workers = rows, num_workers
+        self._pixels, self._accuracy, self._media = pixels, accuracy, media
+
+    def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
+        self._flight = flight
+
+    # In the feeder.
+
+    def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
+        packets = None if is_whole else self._rows.packets(sample, row)
+        return clip_part(row.clip, packets, pick, max_pieces=_MAX_PIECES)
+
+    def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
+        return self._room(request).num_bytes
+
+    def new_batch(self, request: BatchRequest, deliveries: list[Delivery], block: Block) -> PendingBatch:
+        memory = self._flight.ring.map
+        return PendingBatch(request, deliveries, memory, block, len(request.samples), room=self._room(request))
+
+    def _room(self, request: BatchRequest) -> PictureRoom:
+        bucket = request.bucket
+        picture = _format(bucket.height, bucket.width, self._pixels)
+        return PictureRoom(picture, bucket, len(request.samples), self._media)
+
+    def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
+        flight, slots = self._flight, list[Slot]()
+        for index, delivery in enumerate(batch.deliveries):
+            if flight.reject_known(run, batch, index, is_whole=delivery.part.window is None):
+                continue
+            clip = flight.clips.allocate(delivery.block_bytes, 0.0)
+            if clip is None:  # memory for more is released by those that are read
+                self._submit(slots)
+                slots = []
+                clip = allocate(flight.clips, delivery.block_bytes)
+            if clip is None:
+                return False
+            slots.append(flight.begin(run, batch, index, clip))
+        self._submit(slots)
+        return True
+
+    def _submit(self, slots: Sequence[Slot]) -> None:
+        for group in near_each_other([slot.delivery for slot in slots]):
+            self._flight.fetchers.submit(partial(self._read, [slots[place] for place in group]))
+
+    # In fetch threads.
+
+    def read(self, slot: Slot) -> None:
+        self._read([slot])
+
+    def _read(self, slots: Sequence[Slot]) -> None:
+        """Read clips that lie near each other in one shard; where their tar ends too early, each alone."""
+        flight = self._flight
+        alive = [slot for slot in slots if slot.run == flight.signals.run]
+        for slot in slots:
+            if slot not in alive:
+                flight.finish(slot)
+        if not alive:
+            return
+        try:
+            read = self._fill(alive)
+        except StreamvidError as error:
+            for slot in alive:  # the store failed, and would for each of them
+                flight.fail(slot, error)
+            return
+        if read.problem is not None and len(alive) > 1:
+            for slot in alive:
+                flight.fetchers.submit(partial(self.read, slot))
+            return
+        for slot in alive:
+            slot.add_read(ClipRead(read.seconds / len(alive), slot.delivery.num_bytes))
+            if read.problem is not None:
+                flight.wrong(slot, read.problem)
+            else:
+                slot.colors.clear()
+                self._decode(slot, flight.decoder.submit)
+
+    def _fill(self, slots: Sequence[Slot]) -> ClipRead:
+        flight, first = self._flight, slots[0]
+        wanted: list[tuple[int, ClipPart, memoryview]] = []
+        for slot in slots:
+            slot.enter(READING)
+            start = flight.block(slot)
+            wanted += slot.delivery.wanted(flight.clips.view[start : start + slot.delivery.block_bytes])
+        with flight.while_alive(first.run):
+            return read_parts(first.sample.part.source, first.sample.file, wanted, is_again=first.is_again)
+
+    def _decode(self, slot: Slot, submit: Callable[[DecodeTask], None]) -> None:
+        slot.enter(QUEUED)
+        submit(self._task(slot))
+
+    def _task(self, slot: Slot) -> DecodeTask:
+        """Return the task for the clip, or for the first of the sample's media that is not decoded yet."""
+        delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
+        assert room is not None
+        part, num_frames = delivery.part, delivery.row.clip.num_frames
+        start, place = self._flight.block(slot), room.video_place(slot.index)
+        numbers: tuple[int, ...] | None = None
+        if medium is not None:
+            before = delivery.media[: delivery.media.index(medium)]
+            start += part.block_bytes + sum(one.file.num_bytes for one in before)
+            part, num_frames = medium.part, medium.file.num_frames
+            place = room.place(medium.medium, slot.index, medium.item)
+            if part.pick.needs_times and part.numbers is not None:
+                numbers = tuple(map(int, part.numbers))
+        return DecodeTask(
+            task_id=slot.number,
+            generation=slot.run,
+            source=ClipBlock(
+                offset=start,
+                table_bytes=part.table_bytes,
+                num_bytes=part.num_bytes,
+                checks=part.checks,
+                num_frames=num_frames,
+                stream="" if part.stream is None else part.stream.to_json(),
+                key_time=0 if part.window is None else part.window.key_time,
+            ),
+            pick=part.pick,
+            crop=delivery.view.crop,
+            picture=self._picture(slot, room.bucket),
+            out_offset=slot.batch.block.offset + place,
+            num_threads=self._num_threads(part),
+            numbers=numbers,
+        )
+
+    def _picture(self, slot: Slot, bucket: Bucket) -> PictureFormat:
+        is_scaled = slot.sample.part.dataset.manifest.clips == "copy"
+        return _format(bucket.height, bucket.width, self._pixels, self._accuracy or ("exact" if is_scaled else "fast"))
+
+    def _num_threads(self, part: ClipPart) -> int:
+        """Return the threads for one decoder: several where a large sample would leave other workers without work."""
+        if part.window is None or part.stream is None or len(part.window.packets) < _THREADED_FRAMES:
+            return 1
+        if part.stream.coded_width * part.stream.coded_height < _THREADED_PIXELS:
+            return 1
+        return max(1, min(_MAX_THREADS, self._num_workers // max(1, len(self._flight.slots))))
+
+    # In the answer thread.
+
+    def hear(self, answer: Answer) -> None:
+        flight = self._flight
+        slot = flight.slots[answer.task_id]
+        if answer.kind == "start":
+            slot.enter(DECODING)
+            return
+        slot.stats.decode_seconds += answer.seconds
+        medium = _medium(slot)
+        text = answer.text if medium is None else medium.label + answer.text
+        if answer.kind == "corrupt":
+            flight.wrong(slot, text)
+        elif answer.kind == "bad":
+            flight.reject(slot, text, is_corrupt=False)
+        elif answer.kind == "error":
+            flight.fail(slot, text)
+        elif slot.run != flight.signals.run:
+            flight.finish(slot)
+        else:
+            slot.colors[VIDEO if medium is None else (medium.medium.name, medium.item)] = answer.color
+            self._decoded(slot)
+
+    def _decoded(self, slot: Slot) -> None:
+        if len(slot.colors) <= len(slot.delivery.media):
+            self._decode(slot, self._flight.decoder.submit_heard)
+            return
+        batch = slot.batch
+        assert batch.room is not None
+        batch.room.blank(batch.memory, batch.block.offset, slot.index, slot.colors.keys())
+        if slot.bad is not None and not slot.is_substitute:
+            _log.warning("%s was decoded through its container, as its packets fail: %s", slot.name, slot.bad.reason)
+        self._flight.finish(slot)
+
+
+def _medium(slot: Slot) -> MediaPart | None:
+    """Return the conditioning input to decode next or now, None for the clip, which comes first."""
+    return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None

@@ -1,0 +1,128 @@
+"""One sample on its way to a batch: the central value of the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.pick import Pick
+from streamvid.errors import SampleError, StreamvidError
+from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.view.clip_part import ClipPart
+from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.view.media import MediaPart, media_parts
+from streamvid.loader.view.view import RandomChoices, View, view_of
+
+_NO_FRAMES = View(Pick(1))
+_NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is delivered of one sample, decided before anything of it is read (SAMPLE-1).
+
+    - sample: which clip at which visit. row: what the index says about it.
+    - view: the frames and the crop. part: the bytes of the clip to read. Both are empty for a text.
+    - media: the files of its conditioning inputs.
+    - fps: of the delivered frames, 0.0 where it is not known. caption: its text. seed: for the training step's noise.
+    """
+
+    sample: SampleRequest
+    row: IndexRow
+    view: View
+    part: ClipPart
+    media: tuple[MediaPart, ...]
+    fps: float
+    caption: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The sample's key."""
+        return self.row.key
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory for everything that is read: the clip's part, and the media after it."""
+        return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes to read."""
+        return self.part.num_bytes + sum(one.file.num_bytes for one in self.media)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first byte in the tar that is read, and the end of the last one."""
+        first = self.row.clip.offset + self.part.first_byte
+        end = first + self.part.num_bytes
+        for one in self.media:
+            first, end = min(first, one.file.offset), max(end, one.file.offset + one.file.num_bytes)
+        return first, end
+
+    def wanted(self, block: memoryview) -> Iterator[tuple[int, ClipPart, memoryview]]:
+        """Yield (start of its file in the tar, part, memory) of everything that is read into a block."""
+        first = self.part.block_bytes
+        yield self.row.clip.offset, self.part, block[:first]
+        for one in self.media:
+            yield one.file.offset, one.part, block[first : first + one.file.num_bytes]
+            first += one.file.num_bytes
+
+
+def deliver(
+    sample: SampleRequest, row: IndexRow, num_frames: int, part_of: Callable[[IndexRow, Pick], ClipPart]
+) -> Delivery:
+    """Decide what `num_frames` frames of a clip show and say. part_of: what to read for them.
+
+    Raises IntegrityError, ConfigError.
+    """
+    part, (shown, own) = sample.part, _choices(sample, row)
+    view = view_of(part.view, part.rate, row, num_frames, shown)
+    clip, fps = part_of(row, view.pick), view.pick.delivered_fps
+    media = media_parts(row, part.media, sample.shard_info, clip) if part.media else ()
+    text = part.text.text(row, fps, shown, own)
+    return Delivery(sample, row, view, clip, media, fps, text, own.sample_seed())
+
+
+def deliver_text(sample: SampleRequest, row: IndexRow) -> Delivery:
+    """Decide what a sample without pictures says. Raises IntegrityError."""
+    shown, own = _choices(sample, row)
+    text = sample.part.text.text(row, row.fps, shown, own)
+    return Delivery(sample, row, _NO_FRAMES, _NO_BYTES, (), row.fps, text, own.sample_seed())
+
+
+def prepare(
+    rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
+) -> Delivery:
+    """Decide what is delivered of a sample of this bucket. Raises SampleError."""
+    key = None
+    try:
+        row = rows.row(sample, bucket)
+        key = row.key
+        if bucket.is_text:
+            return deliver_text(sample, row)
+        return deliver(sample, row, bucket.num_frames, part_of)
+    except StreamvidError as error:
+        raise sample_error(sample, key, error) from error
+
+
+def _choices(sample: SampleRequest, row: IndexRow) -> tuple[RandomChoices, RandomChoices]:
+    """Return the choices of the visit that is shown, and those of the visit itself; see SampleRequest."""
+    own, shown_visit = RandomChoices.of(sample.part.seed, row.key, sample.visit), sample.shown_visit
+    return (own if shown_visit == own.visit else replace(own, visit=shown_visit)), own
+
+
+def sample_error(sample: SampleRequest, key: str | None, error: object) -> SampleError:
+    """Return the error that says which sample it is about."""
+    return SampleError(f"{name_sample(sample, key)} cannot be delivered: {error}")
+
+
+def name_sample(sample: SampleRequest, key: str | None) -> str:
+    """Name a sample for messages: dataset, key (None where it is not known), place, shard and bucket."""
+    known = "" if key is None else f"{key} "
+    return (
+        f"{sample.part.dataset.url}: sample {known}(number {sample.place} of {sample.shard_info.path}, "
+        f"bucket {sample.bucket_id})"
+    )

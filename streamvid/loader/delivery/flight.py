@@ -1,0 +1,178 @@
+"""Slots under way: what every kind of delivery does from the start of a batch to its last sample."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeAlias
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.buckets.pick import Pick
+from streamvid.errors import StreamvidError
+from streamvid.loader.delivery.delivery import Delivery, prepare, sample_error
+from streamvid.loader.delivery.fetch import FetchThreads
+from streamvid.loader.delivery.index_rows import IndexRows
+from streamvid.loader.delivery.pending import PendingBatch, Slot
+from streamvid.loader.delivery.repair import Repairs
+from streamvid.loader.delivery.requests import BatchRequest
+from streamvid.loader.delivery.signals import Signals
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.view.clip_part import ClipPart
+from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.workers.arena import Arena, Block
+from streamvid.loader.workers.messages import Answer
+from streamvid.loader.workers.pool import Decoder
+from streamvid.storage import UNPROVEN, while_wanted
+
+_log = logging.getLogger(__name__)
+
+Allocate: TypeAlias = Callable[[Arena, int], int | None]
+"""Waits for memory of an arena; None where the run is over."""
+
+
+class Kind(Protocol):
+    """A kind of delivery: decoded pictures, clips as they are stored, or precomputed features."""
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether clips are read into the clip arena, ahead of the decoders."""
+        ...
+
+    def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
+        """Return what to read of a clip; is_whole: all of it. Raises IntegrityError, ConfigError."""
+        ...
+
+    def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
+        """Return the ring memory of a batch."""
+        ...
+
+    def new_batch(self, request: BatchRequest, deliveries: list[Delivery], block: Block) -> PendingBatch:
+        """Return a batch whose place in the ring is `block`."""
+        ...
+
+    def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
+        """Start the samples of a batch; False where the run is over."""
+        ...
+
+    def read(self, slot: Slot) -> None:
+        """Read a slot's sample, again or in the place of another. Called in a fetch thread."""
+        ...
+
+    def hear(self, answer: Answer) -> None:
+        """Take note of an answer to a task."""
+        ...
+
+    def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
+        """Start over the memory of a flight that was opened; it is let go of when `resources` are closed."""
+        ...
+
+
+class Flight:
+    """Slots under way, their threads and memory, and their substitutes.
+
+    `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, are set by the stages as they open.
+    """
+
+    clips: Arena
+    ring: Arena
+    fetchers: FetchThreads
+    decoder: Decoder
+    repair_block: int
+
+    def __init__(self, signals: Signals, rows: IndexRows, kind: Kind) -> None:
+        self.signals, self.slots = signals, dict[int, Slot]()
+        self._rows, self._kind = rows, kind
+        self._repairs = Repairs(partial(self.prepare, is_whole=True))
+        self._lock = threading.Lock()  # over the slots; only our own threads take it
+        self._next_number = 0
+
+    def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
+        """Decide what is delivered of a sample; is_whole: read its whole clip. Raises SampleError."""
+        return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
+
+    def is_alive(self, run: int) -> bool:
+        """Return whether this run is the current one."""
+        return run == self.signals.run and not self.signals.is_closing
+
+    def while_alive(self, run: int) -> contextlib.AbstractContextManager[None]:
+        """Cancel the reads inside once the run is over."""
+        return while_wanted(partial(self.is_alive, run))
+
+    def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
+        """Start a slot of a batch. clip: its own block of the clip arena."""
+        delivery = batch.deliveries[index]
+        with self._lock:
+            slot = Slot(self._next_number, run, batch, index, delivery.sample, delivery, clip)
+            self._next_number += 1
+            self.slots[slot.number] = slot
+        return slot
+
+    def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
+        """Replace a slot's sample if it is known to be bad; return whether it is. is_whole: see Repairs.reason."""
+        reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
+        if reason is None:
+            return False
+        self.reject(self.begin(run, batch, index), reason, is_corrupt=False)
+        return True
+
+    def block(self, slot: Slot) -> int:
+        """Return the offset of the memory that a slot's clip is read to."""
+        return self.repair_block if slot.clip is None else slot.clip
+
+    def wrong(self, slot: Slot, problem: str) -> None:
+        """Handle bytes that the index does not mean: read them again until it is known what is wrong (FETCH-1)."""
+        verdict = slot.wrong.judge(problem)
+        if verdict == "stored":
+            self.reject(slot, f"{problem}, twice; copy the shard again", is_corrupt=True)
+        elif verdict == "unproven":
+            self.fail(slot, UNPROVEN)
+        else:
+            sample = slot.sample
+            _log.info("%s: %s of %s is read again: %s", sample.part.source.url, slot.key, sample.file.path, problem)
+            self.fetchers.submit(partial(self._kind.read, slot))
+
+    def reject(self, slot: Slot, reason: str, *, is_corrupt: bool) -> None:
+        """Replace a slot's sample, which is proved bad (BAD-1)."""
+        if slot.clip is not None:
+            self.clips.release(slot.clip)
+            slot.clip = None
+        if self._repairs.add(slot, reason, is_corrupt=is_corrupt):
+            self.fetchers.submit(partial(self._replace, slot))
+
+    def _replace(self, slot: Slot) -> None:
+        try:
+            with self.while_alive(slot.run):
+                is_found = self._repairs.find(slot, lambda: slot.run == self.signals.run)
+        except StreamvidError as error:
+            self.finish(slot, error)
+            return
+        if is_found:
+            self._kind.read(slot)
+        else:
+            self.finish(slot)
+
+    def fail(self, slot: Slot, error: object) -> None:
+        """Finish a slot whose sample cannot be delivered, for a reason that is not proved to be the sample's."""
+        self.finish(slot, sample_error(slot.sample, slot.key, error))
+
+    def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:
+        """Finish a slot: its sample is in its place, its run is over, or its batch has failed."""
+        with self._lock:
+            del self.slots[slot.number]
+            batch = slot.batch
+            if error is not None:  # its batch stays incomplete, and is never handed over
+                batch.error = batch.error or error
+            elif slot.run == self.signals.run:
+                slot.deliver()
+                batch.num_missing -= 1
+            is_news = batch.num_missing == 0 or error is not None or not self.slots
+        if slot.clip is not None:
+            self.clips.release(slot.clip)
+        following = self._repairs.end(slot)
+        if following is not None:
+            self.fetchers.submit(partial(self._replace, following))
+        if is_news:
+            self.signals.tell()

@@ -1,0 +1,192 @@
+"""The rows of the samples index and the packet tables, shard by shard, out of a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamvid.buckets.bucket import Bucket
+from streamvid.dataset.features.tables import MemberTable
+from streamvid.dataset.manifest import ShardInfo
+from streamvid.dataset.reader import Dataset
+from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.loader.mix import MixPart, SampleRequest
+from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, SampleFile, sample_file
+from streamvid.loader.view.media import media_files
+from streamvid.loader.workers.cache import Name, SharedCache
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from streamvid.dataset.packets import PacketTables
+    from streamvid.video.clip_index import ClipIndex
+
+_ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
+_PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
+_CACHED_BYTES = 64 * 2**20
+_NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardRows:
+    columns: dict[str, pa.Array]
+    packets: PacketsPlace | None
+    numbers: npt.NDArray[np.int32] | None  # of the rows that pass the part's filter; None: all rows
+    num_bytes: int
+
+
+class IndexRows:
+    """Index rows of the shards used last: 64 MiB of Arrow columns, or one shard where that is larger; the same of
+    packet tables.
+
+    Safe in several threads: one reads what is missing, the others that need it wait for it.
+    """
+
+    def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
+        self._rows: SharedCache[_ShardRows] = SharedCache(cached_bytes)
+        self._tables: SharedCache[PacketTables] = SharedCache(cached_bytes)
+        self._members: SharedCache[MemberTable] = SharedCache(cached_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the cached rows."""
+        return self._rows.num_bytes
+
+    def row(self, sample: SampleRequest, bucket: Bucket) -> IndexRow:
+        """Return the row of a sample of this bucket, validated (SAFE-1).
+
+        Where features are delivered, its clip is the file that holds them. Raises IntegrityError, StorageError or
+        DatasetError.
+        """
+        rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
+        number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
+        key = rows.columns["key"][number].as_py()
+        if not isinstance(key, str):
+            raise IntegrityError(f"the index has {key!r} as a key, which is not a text; copy the dataset again")
+        try:
+            return self._row(sample, bucket, key, number, rows)
+        except IntegrityError as error:
+            raise IntegrityError(f"{key}: {error}") from error
+
+    def _row(self, sample: SampleRequest, bucket: Bucket, key: str, number: int, rows: _ShardRows) -> IndexRow:
+        part = sample.part
+
+        def value(name: str) -> Any:
+            return rows.columns[name][number].as_py()
+
+        num_frames = value("window_num_frames")
+        place, is_missing = (value("clip_offset"), value("clip_bytes"), value("clip_sha256")), False
+        if part.sidecar is not None:
+            members = self._members.get(_shard_name(sample), partial(part.sidecar.members, sample.shard_info))
+            found = members.place(number, sample.shown_visit)
+            place, is_missing = found or _NO_FEATURES, found is None
+        clip = sample_file(
+            "the clip",
+            (*place, num_frames),
+            sample.file,
+            num_frames=(_least_frames(part, bucket), MAX_FRAMES),
+            least_bytes=0 if is_missing else 1,
+        )
+        return IndexRow(
+            key=key,
+            clip=clip,
+            number=number,
+            packets=None if part.sidecar is not None else rows.packets,
+            fps=_known(value("fps")),
+            duration_seconds=0.0 if part.rate.fps is None else _known(value("duration_seconds")),
+            texts={name: value(name) for name in part.text.needed},
+            columns={name: value(column) for name, column in part.columns.items()},
+            media=_media(sample, num_frames, value) if part.media else {},
+            is_missing=is_missing,
+        )
+
+    def packets(self, sample: SampleRequest, row: IndexRow) -> ClipIndex | None:
+        """Return the packet index of a row's clip, None where it has none. Raises as `row` does."""
+        if row.packets is None:
+            return None
+        return self._tables.get(_shard_name(sample), partial(_read_packets, sample, row.packets)).clip(row.number)
+
+    def warm(self, sample: SampleRequest) -> None:
+        """Read what `row` and `packets` need of a sample's shard. Raises nothing: whoever needs it reads it again."""
+        with contextlib.suppress(StreamvidError):
+            rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
+            sidecar = sample.part.sidecar
+            if sidecar is not None:
+                self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
+            elif rows.packets is not None:
+                self._tables.get(_shard_name(sample), partial(_read_packets, sample, rows.packets))
+
+    def has(self, sample: SampleRequest) -> bool:
+        """Return whether the rows of a sample's shard are there, or on their way."""
+        return self._rows.has(_shard_name(sample))
+
+
+def _least_frames(part: MixPart, bucket: Bucket) -> int:
+    if bucket.is_text:
+        return 0
+    return bucket.num_frames if part.rate.fps is None else 1  # at another rate a frame may be shown several times
+
+
+def _known(value: float | None) -> float:
+    return float(value) if value is not None and 0 < value < math.inf else 0.0
+
+
+def _media(sample: SampleRequest, num_frames: int, value: Callable[[str], Any]) -> dict[str, tuple[SampleFile, ...]]:
+    return {
+        medium.name: media_files(value(medium.column) or [], medium, num_frames, sample.shard_info)
+        for medium in sample.part.media
+    }
+
+
+def _own_columns(part: MixPart) -> tuple[str, ...]:
+    return _ROW_COLUMNS if part.rate.fps is None else (*_ROW_COLUMNS, "duration_seconds")
+
+
+def _shard_name(sample: SampleRequest) -> Name:
+    return sample.part.number, sample.bucket_id, sample.shard
+
+
+def _read_packets(sample: SampleRequest, place: PacketsPlace) -> PacketTables:
+    sha256 = bytes.fromhex(place.sha256)
+    return sample.part.dataset.packets(sample.shard_info, place.offset, place.num_bytes, sha256)
+
+
+def _read_rows(sample: SampleRequest) -> _ShardRows:
+    part, shard, chosen = sample.part, sample.shard_info, sample.part.subset.filter
+    of_media = [medium.column for medium in part.media]
+    kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values(), *of_media]))
+    of_packets = _PACKETS_COLUMNS if part.dataset.manifest.files.packets else ()
+    wanted = list(dict.fromkeys([*kept, *of_packets, *(chosen.columns if chosen else ())]))
+    table = part.dataset.samples(shard, wanted)
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise IntegrityError(f"{part.dataset.url}: {shard.index_path} has no column {', '.join(missing)}")
+    numbers = None
+    if chosen is not None:
+        numbers = chosen.matching(table)
+        counted = int(part.subset.counts[sample.bucket_id][sample.shard])
+        if len(numbers) != counted:
+            raise IntegrityError(
+                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, "
+                f"{counted} were counted; the dataset or the cache of counts has changed: open the loader again"
+            )
+    # One array per column: a chunked one looks for the chunk of each row.
+    columns = {name: table.column(name).combine_chunks() for name in kept}
+    num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
+    return _ShardRows(columns, _packets_place(part.dataset, shard, table), numbers, num_bytes)
+
+
+def _packets_place(dataset: Dataset, shard: ShardInfo, rows: pa.Table) -> PacketsPlace | None:
+    if not dataset.manifest.files.packets:
+        return None
+    place = [rows.column(name)[0].as_py() for name in _PACKETS_COLUMNS]
+    if place == [None, None, None]:
+        return None
+    path, offset, num_bytes, sha256 = dataset.check_place(shard, *place)
+    return PacketsPlace(path, offset, num_bytes, sha256.hex(), shard.num_samples)

@@ -1,0 +1,117 @@
+"""Which bytes of a clip a delivery needs, and what verifies them: the same in the loader and in its workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from streamvid.errors import DecodeError, IntegrityError, StorageError
+from streamvid.storage import ShortFileError
+
+if TYPE_CHECKING:
+    from streamvid.buckets.pick import Pick
+    from streamvid.loader.view.index_row import SampleFile
+    from streamvid.storage import Ranges, Store
+    from streamvid.video.clip_index import ClipIndex, PacketWindow
+    from streamvid.video.stream_info import StreamInfo
+
+WRONG_BYTES = "its stored bytes differ from the checksum in the index"
+
+TABLE_BYTES = 64 * 2**10
+"""Memory for a packet table in addition to the largest clip; a clip with a larger table is read whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipPart:
+    """Bytes of a clip to read for one delivery, with their checksums.
+
+    - pick: the frames to deliver. numbers: their numbers in the clip; None where only the timestamps in its container
+      tell.
+    - first_byte, num_bytes: the range, counted from the start of the clip.
+    - checks: (start, end, checksum) of its pieces, counted from the start of the range. A checksum is the first bytes
+      of a SHA-256.
+    - window, stream: the packets of the range and the description that their decoder needs; None for a whole clip,
+      which is decoded through its container.
+    """
+
+    pick: Pick
+    numbers: Sequence[int] | None
+    first_byte: int
+    num_bytes: int
+    checks: tuple[tuple[int, int, bytes], ...]
+    window: PacketWindow | None = None
+    stream: StreamInfo | None = None
+
+    @property
+    def table_bytes(self) -> int:
+        """Size of the packet table, which is stored before the range."""
+        return 0 if self.window is None else self.window.packets.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory for the packet table and the range."""
+        return self.table_bytes + self.num_bytes
+
+
+def clip_part(
+    clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
+) -> ClipPart:
+    """Return the bytes that the frames of `pick` need of a clip. Raises IntegrityError, ConfigError.
+
+    packets: the clip's packet index. The whole clip is read where it has none, where a part has more than `max_pieces`,
+    and where a part does not fit into `room`, which by default is the clip's size and TABLE_BYTES.
+    """
+    if packets is None:
+        return whole_clip(clip, pick, None if pick.needs_times else pick.numbers(clip.num_frames))
+    if packets.num_frames != clip.num_frames or packets.num_bytes > clip.num_bytes:
+        raise IntegrityError(
+            f"the index has {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, its packets are "
+            f"{packets.num_frames} in {packets.num_bytes}; copy the dataset again"
+        )
+    try:
+        if pick.way == "step":
+            numbers = pick.numbers(clip.num_frames)
+            window = packets.window(pick.start, pick.count, pick.stride)
+        else:
+            numbers = pick.numbers(clip.num_frames, packets.frame_times if pick.needs_times else None)
+            window = packets.window_of(numbers)
+    except DecodeError as error:
+        raise IntegrityError(str(error)) from error
+    part = ClipPart(pick, numbers, window.first_byte, window.num_bytes, window.pieces, window, packets.info)
+    fits = part.block_bytes <= (clip.num_bytes + TABLE_BYTES if room is None else room)
+    is_short = max_pieces is None or len(window.pieces) <= max_pieces
+    return part if fits and is_short else whole_clip(clip, pick, numbers)
+
+
+def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> ClipPart:
+    """Return all bytes of a clip; numbers: of its frames to deliver."""
+    return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
+
+
+def read_ranges(store: Store, path: str, ranges: Ranges, read: Callable[[], None]) -> str | None:
+    """Fill the buffers with `read`. Return a problem where the stored file is too short for one of them, else None.
+
+    Raises StorageError where the store cannot say what it holds: that does not prove the bytes to be bad.
+    """
+    try:
+        read()
+    except StorageError as error:
+        # Asking a store that does not answer for the size of the file would take as long again.
+        if not (store.is_local or isinstance(error, ShortFileError)):
+            raise
+        size = store.size(path)
+        if size is None or all(size >= offset + len(data) for offset, data in ranges):
+            raise
+        return f"its tar ends at byte {size}, before the clip does"
+    return None
+
+
+def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> str | None:
+    """Return the problem with the bytes of a part, None if each piece has its checksum."""
+    for start, end, checksum in checks:
+        if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
+            # The checksum makes two reads comparable: equal texts mean equal bytes.
+            return f"{WRONG_BYTES} (read as {hashlib.sha256(data).hexdigest()[:16]})"
+    return None

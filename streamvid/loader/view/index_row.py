@@ -1,0 +1,93 @@
+"""The samples index as the loader reads it: one typed row per sample, validated where it is made (SAFE-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from streamvid.errors import IntegrityError
+
+MAX_FRAMES = (1 << 31) - 1
+_SHA256_BYTES = 32
+
+
+class PacketsPlace(NamedTuple):
+    """Location of a shard's packet table: file, first byte, size, SHA-256 as hex, and the number of clips in it."""
+
+    path: str
+    offset: int
+    num_bytes: int
+    sha256: str
+    num_clips: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """Location of one file of a sample in its tar, with what verifies it: a clip, a conditioning input, features."""
+
+    offset: int
+    num_bytes: int
+    sha256: bytes
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """What the index says about one sample.
+
+    - number: of the sample in its shard. packets: the shard's packet table, None where it has none.
+    - fps, duration_seconds: of the clip; 0.0 where they are not known.
+    - texts: index column → value, of those that captions are made of. columns: the same of those that the caller asked
+      for, under the caller's names. media: name → files of a conditioning input.
+    - is_missing: the features of this visit could not be made.
+    """
+
+    key: str
+    clip: SampleFile
+    number: int = 0
+    packets: PacketsPlace | None = None
+    fps: float = 0.0
+    duration_seconds: float = 0.0
+    texts: Mapping[str, object] = field(default_factory=dict)
+    columns: Mapping[str, object] = field(default_factory=dict)
+    media: Mapping[str, tuple[SampleFile, ...]] = field(default_factory=dict)
+    is_missing: bool = False
+
+
+class _ShardFile(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def max_clip_bytes(self) -> int: ...
+
+
+def sample_file(
+    name: str,
+    values: tuple[object, object, object, object],
+    tar: _ShardFile,
+    *,
+    num_frames: tuple[int, int],
+    least_bytes: int = 1,
+) -> SampleFile:
+    """Return a file of which the index has (offset, bytes, SHA-256, frames). Raises IntegrityError.
+
+    name: for messages. num_frames: the least and the most that are allowed.
+    """
+    offset, num_bytes, sha256, count = values
+    end = tar.num_bytes - (num_bytes if isinstance(num_bytes, int) else 0)
+    if not isinstance(num_bytes, int) or not least_bytes <= num_bytes <= tar.max_clip_bytes:
+        raise _wrong(name, "bytes", num_bytes, least_bytes, tar.max_clip_bytes)
+    if not isinstance(offset, int) or not 0 <= offset <= end:
+        raise _wrong(name, "offset", offset, 0, end)
+    if not isinstance(count, int) or not num_frames[0] <= count <= num_frames[1]:
+        raise _wrong(name, "frames", count, *num_frames)
+    if not isinstance(sha256, bytes) or len(sha256) != _SHA256_BYTES:
+        raise IntegrityError(f"the index has {sha256!r} as the checksum of {name}; copy the dataset again")
+    return SampleFile(offset, num_bytes, sha256, count)
+
+
+def _wrong(name: str, what: str, value: object, least: int, most: int) -> IntegrityError:
+    return IntegrityError(
+        f"the index has {what}={value!r} for {name}; allowed are {least} to {most}; copy the dataset again"
+    )

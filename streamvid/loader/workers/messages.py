@@ -1,0 +1,246 @@
+"""Messages between the loader and its decode workers: small JSON datagrams; pixels never travel in them.
+
+A worker that decodes hostile clips may be led to say anything in the text of an answer, and of any length (SAFE-1):
+`short_text` cuts it, and `Answer.messages` splits what would not fit into one datagram.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from streamvid.buckets.pick import Pick
+from streamvid.loader.view.index_row import PacketsPlace, SampleFile
+
+if TYPE_CHECKING:
+    from streamvid.video.picture import PictureFormat
+    from streamvid.video.transform import Crop
+
+MAX_MESSAGE_BYTES = 65536
+# The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
+GENERATION = struct.Struct("<Q")
+
+# Of a worker: it is up. Of a task: it was begun; its frames are there; its clips were read; its bytes are not those
+# that the index means; they are, and do not decode, wherever that is tried; it went wrong here.
+Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
+
+PictureColors: TypeAlias = tuple[str, str, str] | None
+"""(matrix, range, siting) of yuv420p pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipBlock:
+    """The bytes of a clip in the clip arena: from `offset` on a packet table of `table_bytes`, then `num_bytes`.
+
+    - checks: (start, end, checksum) of pieces of the bytes. num_frames: of the whole clip.
+    - stream: StreamInfo as JSON, key_time: a PacketWindow's; "" for a whole clip with its container.
+    """
+
+    offset: int
+    table_bytes: int
+    num_bytes: int
+    checks: tuple[tuple[int, int, bytes], ...]
+    num_frames: int
+    stream: str = ""
+    key_time: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTask:
+    """One sample to decode: its bytes, the frames to take, and where their pictures go.
+
+    numbers: of the frames, where those of another clip are meant, whose times the pick goes by.
+    out_offset: in the frame ring.
+    """
+
+    task_id: int
+    generation: int
+    source: ClipBlock
+    pick: Pick
+    crop: Crop | None
+    picture: PictureFormat
+    out_offset: int
+    num_threads: int = 1
+    numbers: tuple[int, ...] | None = None
+
+    def to_json(self) -> bytes:
+        source, crop, picture = self.source, self.crop, self.picture
+        value = [
+            "decode",
+            self.task_id,
+            self.generation,
+            [
+                source.offset,
+                source.table_bytes,
+                source.num_bytes,
+                [(start, end, checksum.hex()) for start, end, checksum in source.checks],
+                source.num_frames,
+                source.stream,
+                source.key_time,
+            ],
+            self.pick.to_json(),
+            None if crop is None else (crop.left, crop.top, crop.scale),
+            (picture.height, picture.width, picture.pixels, picture.accuracy),
+            self.out_offset,
+            self.num_threads,
+            self.numbers,
+        ]
+        return json.dumps(value).encode()
+
+    @staticmethod
+    def from_json(value: list[Any]) -> DecodeTask:
+        """Return the task that `to_json` wrote, without the first word."""
+        from streamvid.video.picture import PictureFormat  # which a worker pays for at its first task
+        from streamvid.video.transform import Crop
+
+        task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers = value
+        offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
+        pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
+        return DecodeTask(
+            task_id=task_id,
+            generation=generation,
+            source=ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
+            pick=Pick.from_json(pick),
+            crop=None if crop is None else Crop(*crop),
+            picture=PictureFormat(*picture),
+            out_offset=out_offset,
+            num_threads=num_threads,
+            numbers=None if numbers is None else tuple(numbers),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TarFile:
+    """A tar in a store. sha256, num_bytes: what a cache knows it by, where there may be one."""
+
+    url: str
+    path: str
+    sha256: str = ""
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlot:
+    """One clip to read: where it is, which frames are wanted, and where its bytes go.
+
+    table: number of its shard's packet table among the task's, -1 for none. row: the clip's row in it.
+    out_offset, room: the place in the ring, and the bytes there.
+    """
+
+    tar: TarFile
+    clip: SampleFile
+    pick: Pick
+    table: int
+    row: int
+    out_offset: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Clips to read; task_id is that of the first."""
+
+    task_id: int
+    generation: int
+    tables: tuple[PacketsPlace, ...]
+    slots: tuple[ReadSlot, ...]
+
+    def to_json(self) -> bytes:
+        slots = [
+            (
+                (one.tar.url, one.tar.path, one.tar.sha256, one.tar.num_bytes),
+                (one.clip.offset, one.clip.num_bytes, one.clip.sha256.hex(), one.clip.num_frames),
+                one.pick.to_json(),
+                (one.table, one.row, one.out_offset, one.room),
+            )
+            for one in self.slots
+        ]
+        return json.dumps(["read", self.task_id, self.generation, self.tables, slots]).encode()
+
+    @staticmethod
+    def from_json(value: list[Any]) -> ReadTask:
+        """Return the task that `to_json` wrote, without the first word."""
+        task_id, generation, tables, slots = value
+        found = []
+        for tar, (offset, num_bytes, sha256, num_frames), pick, places in slots:
+            clip = SampleFile(offset, num_bytes, bytes.fromhex(sha256), num_frames)
+            found.append(ReadSlot(TarFile(*tar), clip, Pick.from_json(pick), *places))
+        return ReadTask(task_id, generation, tuple(PacketsPlace(*place) for place in tables), tuple(found))
+
+
+Task: TypeAlias = DecodeTask | ReadTask
+
+
+def parse_task(message: bytes) -> Task:
+    """Return the task in a message."""
+    kind, *value = json.loads(message)
+    return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What came of one clip of a ReadTask.
+
+    table_bytes, num_bytes: of its packet table and its data in the ring. stream: StreamInfo as JSON.
+    numbers: of the frames, where they follow from timestamps.
+    """
+
+    kind: Literal["done", "bad", "error"]
+    text: str = ""
+    table_bytes: int = 0
+    num_bytes: int = 0
+    stream: str = ""
+    num_retries: int = 0
+    numbers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is heard about a task: `text` says what went wrong, `seconds` is how long the work took.
+
+    color: of yuv420p pictures. results: of the clips of a ReadTask; none where its run is over.
+    """
+
+    pid: int
+    task_id: int
+    kind: Kind
+    text: str = ""
+    seconds: float = 0.0
+    color: PictureColors = None
+    results: tuple[ReadResult, ...] = ()
+
+    def to_json(self) -> bytes:
+        results = [
+            (one.kind, one.text, one.table_bytes, one.num_bytes, one.stream, one.num_retries, one.numbers)
+            for one in self.results
+        ]
+        return json.dumps((self.pid, self.task_id, self.kind, self.text, self.seconds, self.color, results)).encode()
+
+    def messages(self) -> Iterator[bytes]:
+        """Yield it as JSON; results that are too long for one message come in several."""
+        data, results = self.to_json(), self.results
+        if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
+            yield data
+            return
+        half = len(results) // 2
+        for part in (results[:half], results[half:]):
+            yield from replace(self, seconds=self.seconds * len(part) / len(results), results=part).messages()
+
+    @staticmethod
+    def from_json(data: bytes) -> Answer:
+        pid, task_id, kind, text, seconds, color, results = json.loads(data)
+        if not results:
+            return Answer(pid, task_id, kind, text, seconds, color)
+        found = []
+        for outcome, why, table_bytes, num_bytes, stream, num_retries, numbers in results:
+            known = None if numbers is None else tuple(numbers)
+            found.append(ReadResult(outcome, why, table_bytes, num_bytes, stream, num_retries, known))
+        return Answer(pid, task_id, kind, text, seconds, color, tuple(found))
+
+
+def short_text(error: BaseException | str) -> str:
+    """Return the text of an error, cut to what a message has room for."""
+    return str(error)[: MAX_MESSAGE_BYTES // 8]
