@@ -35,9 +35,9 @@ def shard_options(**given: Any) -> ShardOptions:
     tree: dict[str, Any] = {}
     buckets: dict[str, Any] = {}
     for name, value in given.items():
-        if name in BUCKET_PLACES:
+        if name in BUCKET_PLACES and value is not None:
             put(buckets, BUCKET_PLACES[name], value)
-        else:
+        elif name not in BUCKET_PLACES:
             put(tree, PLACES[name], value)
     if base is not None:
         config = bucket_config_of(base)

@@ -98,8 +98,8 @@ def test_reasons_say_what_was_there(built: Built, tmp_path: Path) -> None:
         ("widht > 5", "did you mean 'width'"),
         ("score > 'a'", "cannot be compared"),
         ("score +", "not a condition"),
-        ("", "expected a condition"),
-        (5, "expected a condition"),
+        ("", "must be a condition"),
+        (5, "must be text, or None"),
     ],
 )
 def test_what_is_no_condition_is_refused_before_anything_is_built(
