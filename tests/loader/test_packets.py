@@ -314,7 +314,9 @@ def test_a_damaged_packet_file_is_an_error_and_no_frame(root: Path, num_workers:
     size = (root / file.path).stat().st_size
     for at in (0, size // 2, size - 1):
         flip(root / file.path, at)
-        with pytest.raises(SampleError, match=r"packets of .* in index/packets.*: checksum mismatch; copy the dataset again"):
+        with pytest.raises(
+            SampleError, match=r"packets of .* in index/packets.*: checksum mismatch; copy the dataset again"
+        ):
             deliveries(root, num_workers=num_workers)
         flip(root / file.path, at)
     deliveries(root, num_workers=num_workers)
