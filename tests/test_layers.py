@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -103,13 +104,89 @@ def test_every_room_has_a_floor() -> None:
     assert {room(path) for path in FILES} - {"__init__", "__main__"} <= set(FLOORS)
 
 
+def module_name(path: Path) -> str:
+    """Dotted name of a file; a folder's `__init__.py` is the folder."""
+    return ".".join(("streamvid", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which of our modules each of our modules imports, anywhere in its text.
+
+    `from a.b import c` counts as an import of `a.b.c` if that is a module. The package's own `__init__.py`, which names
+    what it loads lazily, is left out.
+    """
+    modules = {module_name(path): path for path in FILES if path != PACKAGE / "__init__.py"}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = {name for name, _ in imports(path)}
+        longer = {name.rpartition(".")[0] for name in found if name in modules}
+        graph[module] = {name for name in found if name in modules and name not in longer | {module}}
+    return graph
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes that reach each other."""
+    reach: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        stack = [start]
+        while stack:
+            for follower in graph.get(stack.pop(), set()) - seen:
+                seen.add(follower)
+                stack.append(follower)
+        reach[start] = seen
+    groups = {frozenset(b for b in reach[a] if a in reach.get(b, set())) for a in graph if a in reach[a]}
+    return sorted(sorted(group) for group in groups)
+
+
+def test_no_import_cycle_between_files() -> None:
+    assert cycles(import_graph()) == []
+
+
+def test_no_import_cycle_between_the_units_of_a_folder() -> None:
+    """A unit is a file or a folder; a folder's units have an order in which they can be read."""
+    graph = import_graph()
+    found = {}
+    for folder in sorted({path.parent for path in FILES}):
+        prefix = module_name(folder / "__init__.py") + "."
+        units: dict[str, set[str]] = {}
+        for module, imported in graph.items():
+            if module.startswith(prefix):
+                unit = module.removeprefix(prefix).partition(".")[0]
+                others = {name.removeprefix(prefix).partition(".")[0] for name in imported if name.startswith(prefix)}
+                units[unit] = units.get(unit, set()) | others - {unit}
+        if cycles(units):
+            found[prefix] = cycles(units)
+    assert found == {}
+
+
+def test_folders_hold_at_most_15_files() -> None:
+    sizes = {str(folder.relative_to(PACKAGE)): len(list(folder.glob("*.py"))) for folder in {p.parent for p in FILES}}
+    assert {folder: size for folder, size in sizes.items() if size > 15} == {}
+
+
 def test_files_and_functions_stay_small() -> None:
     for path in FILES:
         lines = path.read_text().splitlines()
         assert len(lines) <= 500, f"{path.relative_to(PACKAGE)} has {len(lines)} lines"
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                # What it does: neither its parameters, one a line where there are many, nor what is said of them.
+                # The body alone: neither the parameters, one per line where there are many, nor the docstring.
                 has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
                 length = (node.end_lineno or 0) - node.body[1 if has_docstring else 0].lineno + 1
                 assert length <= 40, f"{path.relative_to(PACKAGE)}: {node.name} has {length} lines"
+
+
+def test_code_is_laid_out_by_the_formatter() -> None:
+    switch = "fmt: " + "skip"
+    assert [str(path.relative_to(PACKAGE)) for path in FILES if switch in path.read_text()] == []
+
+
+def test_the_map_names_files_that_exist() -> None:
+    """CONTRIBUTING.md, which newcomers read first, is kept true."""
+    root = PACKAGE.parent
+    text = (root / "CONTRIBUTING.md").read_text()
+    paths = re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text)
+    assert len(paths) > 40
+    bases = (root, PACKAGE, root / "tests")
+    assert [path for path in paths if path != "demo/" and not any((base / path).exists() for base in bases)] == []

@@ -26,8 +26,12 @@ def report_memory(
     size = batch_sizes[largest.id]
     _log.info(
         "the largest batch on the host: %d samples of %s, %d bytes as %s, %d a sample",
-        size, largest.id, host_bytes(largest, size, pixels), pixels, host_bytes(largest, 1, pixels),
-    )  # fmt: skip
+        size,
+        largest.id,
+        host_bytes(largest, size, pixels),
+        pixels,
+        host_bytes(largest, 1, pixels),
+    )
 
 
 def report_plan(plan: EpochPlan, num_buckets: int) -> None:
@@ -35,9 +39,15 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     for row in plan.report():
         _log.info(
             "bucket %s: %d samples, %d steps of %d; %d delivered, %d carried, %d dropped, %d repeated",
-            row.bucket_id, row.num_samples, row.num_steps, row.global_batch,
-            row.num_delivered, row.num_carried, row.num_dropped, row.num_repeated,
-        )  # fmt: skip
+            row.bucket_id,
+            row.num_samples,
+            row.num_steps,
+            row.global_batch,
+            row.num_delivered,
+            row.num_carried,
+            row.num_dropped,
+            row.num_repeated,
+        )
     few = [row for row in plan.starved if row.num_available]  # an epoch may draw none of a bucket
     starved = [f"{row.bucket_id} ({row.num_available} of {row.global_batch})" for row in few]
     if starved:
@@ -45,18 +55,22 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
         _log.warning(
             "no step in this epoch for %d of %d buckets, which have fewer samples than a step takes: %s. "
             "Lower their batch_size, use fewer ranks, tail='pad' or tail='shrink'",
-            len(starved), num_buckets, named,
-        )  # fmt: skip
+            len(starved),
+            num_buckets,
+            named,
+        )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
             "epoch %d has no step: a loop over it ends at once. What there is opens a later epoch (tail=%r); "
             "lower batch_size or accumulate, or use fewer ranks, for steps in every epoch",
-            plan.cursor.epoch, plan.options.tail,
-        )  # fmt: skip
+            plan.cursor.epoch,
+            plan.options.tail,
+        )
     if plan.options.tail == "uneven":
         short = [rank for rank in (0, plan.num_ranks - 1) if plan.num_batches_left(rank) != plan.num_steps_left]
         _log.info(
             "each sample comes once: last batches of buckets are smaller%s",
             f", and rank {short[-1]} has {plan.num_batches_left(short[-1])} batches of {plan.num_steps_left} steps"
-            if short else "",
-        )  # fmt: skip
+            if short
+            else "",
+        )

@@ -95,8 +95,9 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
     """Return the dataset's rejections by kind."""
     from streamvid.sharder.rejections import by_kind
 
-    rows = dataset.rejections_table().to_pylist()
-    return by_kind((row["kind"], row["row"], row["source"], row["reason"]) for row in rows)
+    table = dataset.rejections_table()
+    columns = (table.column(name).to_pylist() for name in ("kind", "row", "source", "reason"))
+    return by_kind(zip(*columns, strict=True))
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
@@ -125,10 +126,10 @@ def collect(dataset: Dataset) -> dict[str, Any]:
         "content_fingerprint": dataset.manifest.fingerprints.content,
         "native": None if native is None else asdict(native),
         "records": dataset.manifest.counts.records,
-        "samples": sum(row["samples"] for row in buckets),
+        "samples": int(shards.num_samples.sum()),
         "stored_clips": list(dataset.stored_clips),
         "shards": len(shards),
-        "bytes": sum(row["bytes"] for row in buckets),
+        "bytes": int(shards.num_bytes.sum()),
         "buckets": buckets,
         "columns": list(dataset.user_columns),
         "annotations": [

@@ -27,9 +27,19 @@ if TYPE_CHECKING:
     import torch
 
 _DTYPES = {
-    "I64": "int64", "F64": "float64", "F32": "float32", "I32": "int32", "BF16": "bfloat16", "F16": "float16",
-    "I16": "int16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 
 
 def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:

@@ -69,9 +69,14 @@ class Quarantine:
         self.num_delivered += num_samples
         for record in substitutions:
             _log.warning(
-                "%s: bad sample %s (number %d of %s): %s; %s", record.dataset, record.key, record.place, record.shard,
-                record.reason, f"{record.substitute_key} takes its place" if record.substitute_key else "nothing good",
-            )  # fmt: skip
+                "%s: bad sample %s (number %d of %s): %s; %s",
+                record.dataset,
+                record.key,
+                record.place,
+                record.shard,
+                record.reason,
+                f"{record.substitute_key} takes its place" if record.substitute_key else "nothing good",
+            )
             self.num_substituted += 1
             self.records.append(record)
             self._write(record)

@@ -108,9 +108,13 @@ class Selection:
 
     def _request(self, step: Step, position: Any, weight: float) -> BatchRequest:
         slots = zip(
-            step.sources.tolist(), step.shards.tolist(), step.indices.tolist(), step.visits.tolist(),
-            step.is_repeat.tolist(), strict=True,
-        )  # fmt: skip
+            step.sources.tolist(),
+            step.shards.tolist(),
+            step.indices.tolist(),
+            step.visits.tolist(),
+            step.is_repeat.tolist(),
+            strict=True,
+        )
         samples = tuple(
             SampleRequest(self.mix.parts[source], step.bucket_id, shard, place, visit, is_repeat)
             for source, shard, place, visit, is_repeat in slots

@@ -59,9 +59,11 @@ class FrameConverter:
             # A turn would take samples that lie left to another side.
             "center" if self._turns or frame_format.has_centered_chroma else "left",
         )
-        self._chain = None if self._is_copy() else FilterChain(
-            frame, self._filters(), matrix=self._matrix, color_range=self._range
-        )  # fmt: skip
+        self._chain = (
+            None
+            if self._is_copy()
+            else FilterChain(frame, self._filters(), matrix=self._matrix, color_range=self._range)
+        )
 
     def _is_copy(self) -> bool:
         is_whole = not self._transform.crop_options and not self._is_scaled and not self._turns
