@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,6 +65,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts its background jobs with SIGINT ignored, which the processes of the tests would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False  # xdist's own order: files of many tests first
 

@@ -228,4 +228,4 @@ def test_every_example_is_short_and_listed() -> None:
         assert len(path.read_text().splitlines()) <= 125, path
         tested = Path(__file__).read_text() + (Path(__file__).parent / "trainer" / "test_outputs.py").read_text()
         # A task is no script: its training is what runs it.
-        assert f'run("{path.name}"' in tested or f'task="{path.stem}:' in tested, f"no test runs {path.name}"
+        assert f'run("{path.name}"' in tested or f'"task": "{path.stem}:' in tested, f"no test runs {path.name}"
