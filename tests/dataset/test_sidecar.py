@@ -204,7 +204,7 @@ def test_bytes_hang_on_what_is_written_and_not_on_who_writes(
     assert digests(tmp_path / "s") == digests(sidecar_root)
     again = SidecarWriter(tmp_path / "s", dataset, MADE_WITH, NUM_VISITS)
     assert again.sealed == sealed and all(map(again.is_done, shards)) and again.seal(NULL) == sealed
-    with pytest.raises(DatasetError, match="is sealed"):
+    with pytest.raises(DatasetError, match="are sealed"):
         again.write_shard(shards[0], samples_of(dataset, shards[0]))
 
 
@@ -347,7 +347,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
     samples = list(samples_of(dataset, shard))
     x = {"x": RawTensor("U8", (1,), b"1")}
     wrong: list[tuple[list[Any], type[Exception], str]] = [
-        (samples[:2], DatasetError, "has 3 samples, tensors came of 2"),
+        (samples[:2], DatasetError, "has 3 samples, and tensors of 2 were given"),
         ([*samples, samples[0]], DatasetError, "sample 3 of"),
         ([samples[1], samples[0], samples[2]], DatasetError, "is .*'a-0'.*, not 'a-1'"),
         ([(samples[0][0], samples[0][1][:1])], ConfigError, "tensors of 1 visits, num_visits=2"),
