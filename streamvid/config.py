@@ -416,7 +416,7 @@ def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -
     kinds = [member for member in members if member is not type(None)]
     words = [repr(word) for word in choices] or [_SIMPLE[kind] for kind in kinds if kind in _SIMPLE]
     ends = (("from", info.minimum), ("above", info.above), ("to", info.maximum))
-    bounds = " ".join(f"{word} {bound}" for word, bound in ends if bound is not None)
+    bounds = " ".join(f"{word} {int(bound) if bound % 1 == 0 else bound}" for word, bound in ends if bound is not None)
     text = " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
     return f"{text} {bounds}".strip() + (", or None" if type(None) in members else "")
 

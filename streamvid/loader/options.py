@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,11 @@ class ScheduleOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.costs is not None and not isinstance(self.costs, CostTable):
+            raise ConfigError(
+                f"costs={reprlib.repr(self.costs)}: must be what streamvid.fit_costs returned, or what "
+                "CostTable.from_json made of it"
+            )
         PlanOptions(window=self.window, order=self.order, shard_locality=self.shard_locality)
 
 

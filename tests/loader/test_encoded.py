@@ -520,7 +520,8 @@ def left():
 
 def make(prefetch_bytes):
     return streamvid.VideoLoader(
-        sys.argv[1], batch_size=1, num_workers=int(sys.argv[2]), prefetch_bytes=prefetch_bytes, decode=False
+        sys.argv[1], batch_size=1, num_workers=int(sys.argv[2]),
+        limits={"prefetch_bytes": prefetch_bytes}, output={"decode": False},
     )
 
 choose = random.Random(1)

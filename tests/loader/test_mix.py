@@ -220,7 +220,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
     [
         (lambda a, b: [], "at least one"),
         (lambda a, b: [7], "dataset.0.=7: must be a path"),
-        (lambda a, b: [DatasetConfig(a, num_repeats=0)], "num_repeats=0: allowed are numbers above 0"),
+        (lambda a, b: [DatasetConfig(a, num_repeats=0)], "num_repeats=0: must be a number above 0"),
         (lambda a, b: [DatasetConfig(a, num_repeats="x")], "num_repeats='x'"),
         (lambda a, b: [DatasetConfig(a, weight=-1)], "weight=-1"),
         (lambda a, b: [DatasetConfig(a, weight=1, num_repeats=2)], "cannot be combined with weight=1"),
