@@ -119,12 +119,12 @@ def bench_rows(
             figures = run_measured(plan, output)
             told = json.loads(output.read_text())
             path.unlink()
-            assert told["metadata"]["rows"] == number
+            assert told["metadata"]["num_rows"] == number
             measured.append(
                 {
                     "format": kind, "rows": number, "file_bytes": num_bytes, "bytes_a_row": num_bytes / number,
-                    "groups": told["metadata"]["groups"], "buckets": len(told["buckets"]),
-                    "left_out": sum(kind["rows"] for kind in told["metadata"]["left_out"]), **figures,
+                    "groups": told["metadata"]["num_groups"], "buckets": len(told["buckets"]),
+                    "left_out": sum(kind["num_rows"] for kind in told["metadata"]["left_out"]), **figures,
                 }
             )  # fmt: skip
             print_row(measured[-1])

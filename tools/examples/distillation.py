@@ -1,6 +1,6 @@
 """A task of one's own for `streamvid train`: a small student learns a larger teacher's velocity, not the data's.
 
-    PYTHONPATH=tools/examples streamvid train --config tiny --set dataset=DATASET --set output=run/ \\
+    PYTHONPATH=tools/examples streamvid train --config tiny --set data.dataset=DATASET --set output=run/ \\
         --set model.factory=distillation:build --set task=distillation:distil \\
         --set 'model.args={teacher: teacher.safetensors}' --set 'model.trainable=[student]'
 
