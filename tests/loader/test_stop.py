@@ -106,7 +106,8 @@ gc.collect()
 before = left()
 signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
 for _ in range(int(sys.argv[4])):
-    loader = streamvid.VideoLoader(root, batch_size=1, num_workers=workers, prefetch_bytes=choose.choice([0, 1 << 22]))
+    limits = {"prefetch_bytes": choose.choice([0, 1 << 22])}
+    loader = streamvid.VideoLoader(root, batch_size=1, num_workers=workers, limits=limits)
     try:
         signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.4)]))
         for _ in range(3):
