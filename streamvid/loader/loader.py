@@ -230,7 +230,10 @@ class VideoLoader:
     def stats(self) -> LoaderStats:
         """Return statistics of the batches handed over so far: time, bytes, substitutions, requests."""
         store, cache = store_stats(self._selection.mix.sources)
-        return replace(self._meter.stats(), store=store, cache=cache)
+        found = replace(self._meter.stats(), store=store, cache=cache)
+        if self._pipeline is None:
+            return replace(found, queue_depth=0)
+        return replace(found, queue_depth=self._pipeline.queue_depth, ring_batches=self._pipeline.num_in_ring)
 
     @property
     def substituted(self) -> list[Substitution]:

@@ -39,8 +39,9 @@ class LoaderStats:
     wait_seconds: time of those that the caller waited for batches.
     batch_seconds: time of those that it took to build batches and to start their copies to the device.
     work: reads and decodes.
-    queue_depth: complete batches that were ready when the last one was handed over. queue_depth_sum: over all steps.
-    last: statistics of the last batch alone; its `seconds` count from the batch before.
+    queue_depth: complete batches that are ready now. queue_depth_sum: as each batch was handed over, over all steps.
+    ring_batches: batches that have memory in the ring now: being filled, ready, or held by the caller.
+    last: statistics of the last batch alone, at the time it was handed over; its `seconds` count from the one before.
     store, cache: requests of this process to object stores and its use of the cache; None if there is none.
     """
 
@@ -52,6 +53,7 @@ class LoaderStats:
     work: BatchStats = field(default_factory=BatchStats)
     queue_depth: int = 0
     queue_depth_sum: int = 0
+    ring_batches: int = 0
     last: LoaderStats | None = None
     store: StoreStats | None = None
     cache: CacheStats | None = None

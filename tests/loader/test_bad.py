@@ -303,9 +303,8 @@ def slowly(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
     """The batches for a caller who comes for the next one when two more lie ready, where there are so many."""
     for batch in loader:
         yield batch
-        pipeline = loader._pipeline
         until = time.monotonic() + 30
-        while pipeline and pipeline.queue_depth < min(2, loader.num_steps_left - 1) and time.monotonic() < until:
+        while loader.stats().queue_depth < min(2, loader.num_steps_left - 1) and time.monotonic() < until:
             time.sleep(0.005)
 
 

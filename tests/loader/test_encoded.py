@@ -323,10 +323,9 @@ def test_the_ring_has_room_again_when_the_last_clip_dies(dataset: Path) -> None:
         before = bytes(kept.numpy())
         num_batches = sum(1 for _ in iterator)
         assert num_batches > 40 and bytes(kept.numpy()) == before
-        pipeline = loader._pipeline
-        assert pipeline is not None and pipeline.ring.num_allocated == 1
+        assert loader.stats().ring_batches == 1
         del kept
-        assert pipeline.ring.num_allocated == 0
+        assert loader.stats().ring_batches == 0
 
 
 def test_a_pickled_batch_is_no_larger_than_its_clips(built: Path) -> None:

@@ -16,7 +16,6 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.pictures import Planes
 from streamvid.sharder import shard
 from tests.clips import real_clip
 from tests.conftest import merged
@@ -103,11 +102,16 @@ def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips:
         assert all(torch.equal(other[key], found[key].permute(*order)) for key in found)
 
 
+def holds_planes(batch: streamvid.Batch) -> bool:
+    """Whether its RGB has not been made yet: of planes, each picture is one run of bytes."""
+    return next(batch.tensors()).ndim == 3
+
+
 def test_one_batch_holds_clips_of_many_colours(roots: dict[str, Path]) -> None:
     """YUV-1: the test above is about matrices, ranges and sitings that differ within a batch."""
     with loader_of(roots["copy"], output={"pixels": "yuv420p"}) as loader:
         (table,) = (
-            batch._fields["video"].table for batch in loader if batch.bucket.num_frames == 5 and len(batch.text) == 5
+            tuple(batch.tensors())[1] for batch in loader if batch.bucket.num_frames == 5 and len(batch.text) == 5
         )
     assert len({tuple(row[:6]) for row in table.tolist()}) >= 4
 
@@ -137,7 +141,7 @@ def test_batches_on_a_device_are_those_of_the_ring(roots: dict[str, Path]) -> No
     plain = videos(roots["copy"], output={"pixels": "yuv420p"})
     with loader_of(roots["copy"], output={"pixels": "yuv420p"}, device="cpu", num_epochs=2) as loader:
         kept = list(loader)
-    assert all(isinstance(batch._fields["video"], Planes) for batch in kept)
+    assert all(holds_planes(batch) for batch in kept)
     for batch in kept:
         assert batch.is_repeat.logical_not().all() and batch.video.device.type == "cpu"
     first = {key: video for batch in kept[:2] for key, video in zip(batch.sample_keys, batch.video, strict=True)}
@@ -163,7 +167,7 @@ def test_the_same_batch_by_every_way(roots: dict[str, Path]) -> None:
                 lambda one: streamvid.Batch(dict(one)),
             ]
             before = [way(batch) for way in ways[:-1]]
-            assert isinstance(batch._fields["video"], Planes)
+            assert holds_planes(batch)
             video = batch.video
             assert batch.video is video and batch["video"] is video and dict(batch)["video"] is video
             assert video.is_contiguous() and batch.layout == layout
@@ -201,17 +205,15 @@ def test_the_place_in_the_ring_is_free_when_the_planes_die(roots: dict[str, Path
         # A ring with room for three batches: all that come go through it while this one's RGB is kept.
         count = sum(1 for _ in iterator)
         assert count > 20 and torch.equal(video, before)
-        pipeline = loader._pipeline
-        assert pipeline is not None and pipeline.ring.num_allocated == 0
+        assert loader.stats().ring_batches == 0
     with loader_of(roots["copy"], output={"pixels": "yuv420p"}, batch_size=2, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         batch = next(iterator)
         assert sum(1 for _ in iterator) >= 1
-        pipeline = loader._pipeline
-        assert pipeline is not None and pipeline.ring.num_allocated == 1
+        assert loader.stats().ring_batches == 1
         del batch
         gc.collect()
-        assert pipeline.ring.num_allocated == 0
+        assert loader.stats().ring_batches == 0
 
 
 def test_odd_sizes_are_refused_as_planes_and_fine_as_rgb(tmp_path: Path) -> None:

@@ -119,6 +119,11 @@ class Pipeline:
         return depth
 
     @property
+    def num_in_ring(self) -> int:
+        """Batches that have memory in the ring, those that the caller holds among them."""
+        return self.ring.num_allocated if self.is_open else 0
+
+    @property
     def _is_copy(self) -> bool:
         # In a process forked from the loader's: threads are not here, workers and shared memory are the parent's.
         return os.getpid() != self._pid

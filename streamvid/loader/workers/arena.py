@@ -70,13 +70,13 @@ class Arena:
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]  # (offset, size), by offset, never adjacent
         self._sizes: dict[int, int] = {}
+        self._held: set[int] = set()  # offsets; changed in single steps, as a destructor may release in any thread
         self._released: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
 
     @property
     def num_allocated(self) -> int:
-        """Blocks that are out; only the allocating thread may trust it."""
-        self._collect()
-        return len(self._sizes)
+        """Number of blocks in use; for any thread."""
+        return len(self._held)
 
     def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
         """Offset of a block, waiting for releases while there is no room; None when the time is over or at a `wake`."""
@@ -92,6 +92,7 @@ class Arena:
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
         """Give a block back; `when` is called, and waited for, before it is used again."""
+        self._held.discard(offset)  # first: once it is in the queue, the block may be allocated again
         self._released.put((offset, when))
 
     def wake(self) -> None:
@@ -113,6 +114,7 @@ class Arena:
             if size >= needed:
                 self._free[place : place + 1] = [(offset + needed, size - needed)] if size > needed else []
                 self._sizes[offset] = needed
+                self._held.add(offset)
                 return offset
         return None
 
