@@ -1,4 +1,4 @@
-"""VideoLoader(sidecars=…): what was encoded once is delivered as video is, sample by sample and step by step."""
+"""VideoLoader(features=…): what was encoded once is delivered as video is, sample by sample and step by step."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from streamvid.buckets.pick import Pick
 from streamvid.loader.view.index_row import PacketsPlace, SampleFile
 
 if TYPE_CHECKING:
+    from streamvid.buckets.pick import Pick
     from streamvid.video.picture import PictureFormat
     from streamvid.video.transform import Crop
 
@@ -93,7 +93,8 @@ class DecodeTask:
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
         """Return the task that `to_json` wrote, without the first word."""
-        from streamvid.video.picture import PictureFormat  # which a worker pays for at its first task
+        from streamvid.buckets.pick import Pick  # a worker imports these with its first task
+        from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
         task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers = value
@@ -163,6 +164,8 @@ class ReadTask:
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
         """Return the task that `to_json` wrote, without the first word."""
+        from streamvid.buckets.pick import Pick
+
         task_id, generation, tables, slots = value
         found = []
         for tar, (offset, num_bytes, sha256, num_frames), pick, places in slots:
@@ -174,9 +177,14 @@ class ReadTask:
 Task: TypeAlias = DecodeTask | ReadTask
 
 
-def parse_task(message: bytes) -> Task:
-    """Return the task in a message."""
+def open_message(message: bytes) -> tuple[str, list[Any]]:
+    """Return the kind of a task in a message, "decode" or "read", and its values, of which the first is its id."""
     kind, *value = json.loads(message)
+    return kind, value
+
+
+def parse_task(kind: str, value: list[Any]) -> Task:
+    """Return the task of an opened message."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 

@@ -24,6 +24,7 @@ from streamvid.loader.workers.messages import (
     Kind,
     PictureColors,
     Task,
+    open_message,
     parse_task,
     short_text,
 )
@@ -121,10 +122,11 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
     try:
         answers.send(Answer(os.getpid(), -1, "ready").to_json())
         while message := tasks.recv(MAX_MESSAGE_BYTES):
-            task = parse_task(message)
-            if isinstance(task, DecodeTask):  # others are over as soon as anybody could make use of knowing
-                answers.send(Answer(os.getpid(), task.task_id, "start").to_json())
-            for answer in runner.run(task).messages():
+            kind, value = open_message(message)
+            # Said before it is parsed, as parsing the first task imports what decoding needs.
+            if kind == "decode":  # others are over as soon as anybody could make use of knowing
+                answers.send(Answer(os.getpid(), value[0], "start").to_json())
+            for answer in runner.run(parse_task(kind, value)).messages():
                 answers.send(answer)
     except (BrokenPipeError, ConnectionResetError):
         pass
