@@ -228,9 +228,9 @@ def test_bad_clips_are_replaced_counted_and_quarantined(tmp_path: Path, num_work
     """BAD-1: by the substitutes that decode=True gives; damage that a checksum sees, and a tar that is cut."""
     bad = {"96x64-5f-2": "flip", "64x96-9f-9": "zero", "96x64-5f-11": "cut"}
     root = damaged(tmp_path / "dataset", LAYOUT, bad)
-    limits = {"max_bad_fraction": 1.0, "quarantine": tmp_path / "bad"}
-    options: dict[str, Any] = {"num_workers": num_workers, "limits": limits}
+    options: dict[str, Any] = {"num_workers": num_workers, "limits": {"max_bad_fraction": 1.0}}
     assert undecoded(root, **options) == with_decode(root, **options)
+    options["limits"] = {"max_bad_fraction": 1.0, "quarantine": tmp_path / "bad"}
     with loader_of(root, output={"decode": False}, num_epochs=1, **options) as loader:
         keys = {key for batch in loader for key in batch.sample_keys}
         records = loader.substituted

@@ -63,17 +63,17 @@ def set_in_row(number: int, **values: object) -> Edit:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"clip_bytes": 1 << 50}, "clip_bytes=1125899906842624"),
-        ({"clip_bytes": -1}, "clip_bytes=-1"),
-        ({"clip_bytes": 0}, "clip_bytes=0"),
-        ({"clip_bytes": None}, "clip_bytes=None"),
-        ({"clip_offset": -1}, "clip_offset=-1"),
-        ({"clip_offset": 1 << 62}, "clip_offset=4611686018427387904"),
-        ({"clip_offset": None}, "clip_offset=None"),
-        ({"window_num_frames": 4}, "window_num_frames=4"),
-        ({"window_num_frames": -7}, "window_num_frames=-7"),
+        ({"clip_bytes": 1 << 50}, "bytes=1125899906842624 for the clip"),
+        ({"clip_bytes": -1}, "bytes=-1 for the clip"),
+        ({"clip_bytes": 0}, "bytes=0 for the clip"),
+        ({"clip_bytes": None}, "bytes=None for the clip"),
+        ({"clip_offset": -1}, "offset=-1 for the clip"),
+        ({"clip_offset": 1 << 62}, "offset=4611686018427387904 for the clip"),
+        ({"clip_offset": None}, "offset=None for the clip"),
+        ({"window_num_frames": 4}, "frames=4 for the clip"),
+        ({"window_num_frames": -7}, "frames=-7 for the clip"),
         ({"clip_sha256": None}, "checksum"),
-        ({"key": None}, "key=None"),
+        ({"key": None}, "None as a key"),
     ],
 )
 def test_a_row_that_cannot_be_names_its_sample(
@@ -122,10 +122,10 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         ({"index_row_group": -1}, StreamvidError, "row group -1"),
         ({"max_clip_bytes": 1 << 60}, LoaderError, "memory"),
         ({"max_clip_bytes": 10 << 40}, LoaderError, "memory"),
-        ({"max_clip_bytes": 3}, SampleError, "max_clip_bytes"),
-        ({"max_clip_bytes": -3}, SampleError, "max_clip_bytes"),
-        ({"num_bytes": 10}, SampleError, "num_bytes"),
-        ({"num_samples": 2}, StreamvidError, "count"),
+        ({"max_clip_bytes": 3}, SampleError, "bytes=.* allowed are 1 to 3;"),
+        ({"max_clip_bytes": -3}, SampleError, "bytes=.* allowed are 1 to -3;"),
+        ({"num_bytes": 10}, SampleError, "offset=.* for the clip; allowed are 0 to -"),
+        ({"num_samples": 2}, StreamvidError, "different numbers of samples, 2 and 3"),
     ],
 )
 def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], error: type[Exception], says: str) -> None:
