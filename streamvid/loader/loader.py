@@ -303,10 +303,10 @@ class VideoLoader:
         """Go on after the batch that `state` was taken at, at the next `iter()`; a loop that runs now is over.
 
         Raises StateError for a state of another dataset, split, filter, seed, shuffle or tail, and changes nothing
-        then. `force` takes it all the same, as near as can be: the same epoch, and about the same share of its steps
-        (none of them, if the state does not say). Which samples of that epoch came before is not known: some come
-        again and some do not come, and that each comes once holds from the next epoch on.
-        Within a group of `accumulate`, the loss weights of the rest of that group are of that rest alone.
+        then. `force` takes it all the same, as near as possible: the same epoch, and about the same share of its
+        steps. Which samples of that epoch were delivered before is not known: some come again, some do not come, and
+        exactly-once holds from the next epoch on.
+        Within a group of `accumulate`, loss weights count the remaining batches of that group alone.
         """
         self._check_usable()
         cursor, progress, belongs_to = read_state(state)

@@ -192,7 +192,7 @@ def test_progress_says_how_much_of_the_epoch_is_done(sizes: dict[int, Path], tai
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[int, Path], accumulate: int) -> None:
-    """PLAN-5: positions count samples of another dataset, which has more or fewer; without the share: the epoch."""
+    """PLAN-5: positions count samples of another dataset, which has more or fewer; the share is part of a state."""
     options: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "accumulate": accumulate}
     for epoch, step in ((0, 0), (0, 10), (3, 20), (3, 39), (3, 40)):
         with streamvid.VideoLoader(sizes[40], **options) as loader:
@@ -207,6 +207,6 @@ def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[
                 assert (loader.epoch, loader.num_steps_left) == (epoch, left)
                 assert len(list(map(id, loader))) == left and loader.epoch == epoch + 1
                 del state["progress"]
-                loader.load_state_dict(state, force=True)
-                assert (loader.epoch, loader.num_steps_left) == (epoch, size)
+                with pytest.raises(StateError, match="progress=None in the state"):
+                    loader.load_state_dict(state, force=True)
                 state["progress"] = step / 40

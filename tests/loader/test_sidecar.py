@@ -251,7 +251,10 @@ def resealed(root: Path, change: Any) -> None:
             r"has the tensors \['latents', 'tokens', 'who'\], not \['tokens', 'who'\]",
         ),
         (lambda v: v["tensors"].update(more={"dtype": "F32", "is_ragged": False}), "not \\['latents', 'more'"),
-        (lambda v: v["tensors"]["latents"].update(dtype="F16"), "tensor 'latents' of dtype BF16 .* is not what"),
+        (
+            lambda v: v["tensors"]["latents"].update(dtype="F16"),
+            "tensor 'latents' of dtype BF16 .* does not match the manifest",
+        ),
         (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': those of a batch are"),
     ],
 )
