@@ -213,7 +213,7 @@ def test_names_from_the_input_cannot_draw_on_the_terminal(tmp_path: Path) -> Non
 def test_a_terminal_shows_a_bar(tiny: Tiny, tmp_path: Path) -> None:
     shown = on_a_terminal("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
     drawn = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", shown)
-    assert "\r" in drawn and re.search("probe ━+ 3/3", drawn) and re.search("build ━+", drawn)
+    assert "\r" in drawn and re.search("probe +━+ 3/3", drawn) and re.search("build +━+", drawn)
     assert "probe 3/3\r\n" not in shown
 
 

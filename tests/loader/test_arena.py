@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block, align
+from streamvid.loader.workers.messages import GENERATION
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,3 +91,10 @@ def test_a_block_goes_back_once_whoever_loses_it() -> None:
     del lost
     assert arena.num_allocated == 0
     arena.close()
+
+
+def test_a_write_that_comes_after_the_close_is_lost() -> None:
+    """STOP-1: a thread that begins or ends a loop while another closes the loader writes the number of its run."""
+    arena = Arena("test", ALIGN_BYTES)
+    arena.close()
+    GENERATION.pack_into(arena.view, 0, 7)

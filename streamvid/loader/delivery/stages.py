@@ -102,7 +102,7 @@ class Stages:
 
     def set_run(self, run: int) -> None:
         """Tell the workers which run is the current one."""
-        GENERATION.pack_into(self._flight.clips.map, 0, run)
+        GENERATION.pack_into(self._flight.clips.view, 0, run)  # harmless if the arena is being closed
 
     def wake(self) -> None:
         """End the feeder's wait for memory, if its run is over."""

@@ -100,11 +100,14 @@ class Arena:
         self._released.put(None)
 
     def close(self) -> None:
-        """Let go of the memory; it stays mapped until the last array over it dies."""
+        """Let go of the memory; it stays mapped until the last array over it dies.
+
+        Another thread may be about to write its first page through `view`: what is written after the close is lost.
+        """
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        self.view = memoryview(b"")
+        self.view = memoryview(bytearray(ALIGN_BYTES))
         del self.map
 
     def _try_allocate(self, num_bytes: int) -> int | None:
