@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+
+class Report(Protocol):
+    """What a verb did, for the terminal and as JSON."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+AnyReport = TypeVar("AnyReport", bound=Report)
 _PLAIN_SECONDS = 5.0
 _PIPED_WIDTH = 10_000  # no line is wrapped or cut in a file or a pipe
 _NO_RULE = "    \n"
@@ -22,7 +30,7 @@ _RULES = _NO_RULE * 2 + " -  \n" + _NO_RULE * 5  # one line of dashes, below the
 class ProgressBar:
     """Progress of phases on standard error: a bar on a terminal, else a line every few seconds.
 
-    Call it with (phase, done, total). A phase ends with done == total.
+    Call it with (phase, done, total). A phase ends with done == total. On exit, what was drawn stays.
     """
 
     def __init__(self) -> None:
@@ -30,6 +38,13 @@ class ProgressBar:
         self._task: TaskID | None = None
         self._phase = ""
         self._shown_at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -44,12 +59,6 @@ class ProgressBar:
             self._bar = self._bar or _start_bar()
             self._task = self._bar.add_task(phase, total=total)
         self._bar.update(self._task, completed=done, total=total)
-
-    def close(self) -> None:
-        """Stop drawing; what was drawn stays."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
 
 def _start_bar() -> Progress:
@@ -103,6 +112,19 @@ def size(num_bytes: int) -> str:
     from rich.filesize import decimal
 
     return decimal(int(num_bytes))
+
+
+def run_and_print(
+    work: Callable[[ProgressBar], AnyReport], as_json: bool, print_text: Callable[[AnyReport], None]
+) -> AnyReport:
+    """Call `work` with a progress bar, print its report as JSON or by `print_text`, and return it."""
+    with ProgressBar() as progress:
+        report = work(progress)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_text(report)
+    return report
 
 
 def print_json(value: object) -> None:

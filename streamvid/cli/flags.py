@@ -27,78 +27,62 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
 
 
-class ByteSize(click.ParamType[int]):
-    """Number of bytes, with a unit or without: 512MB, 1GiB, 1000000."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function reads from text. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
 
-    name = "size"
+    def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
+        self.name = name
+        self._parse = parse
+        self._expected = expected
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
-        if match is None or match[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is not a size; write it as 512MB, 1GiB or a number of bytes", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-class Number(click.ParamType[float]):
-    """Number, an int where it is whole, because some codecs accept no others."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return int(number) if number.is_integer() else number
-
-
-class Rate(click.ParamType[Fraction]):
-    """Exact number, such as a frame rate or a ratio: 24, 23.976, 30000/1001."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Fraction:
-        try:
-            return Fraction(str(value))
-        except (ValueError, ZeroDivisionError):
-            self.fail(f"{value!r} is not a number; write it as 24, 0.5 or 30000/1001", param, ctx)
-
-
-class Words(click.ParamType[tuple[Any, ...]]):
-    """Comma-separated values of one type."""
-
-    name = "list"
-
-    def __init__(self, item: Callable[[str], Any] = str, example: str | None = None) -> None:
-        self._item = item
-        self._example = example or "a,b"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        if isinstance(value, tuple):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):  # click converts some values twice
             return value
-        words = [word.strip() for word in str(value).split(",") if word.strip()]
         try:
-            found = tuple(self._item(word) for word in words)
-        except ValueError:
-            found = ()
+            return self._parse(value)
+        except (ValueError, ZeroDivisionError):
+            self.fail(f"{value!r} is not {self._expected}", param, ctx)
+
+
+def _parse_size(text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _parse_number(text: str) -> float:
+    """Return an int where the number is whole, because some codecs accept no others."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _parse_pair(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name or not value:
+        raise ValueError
+    return name, value
+
+
+BYTE_SIZE = Parsed("size", _parse_size, "a size; write it as 512MB, 1GiB or a number of bytes")
+NUMBER = Parsed("number", _parse_number, "a number")
+RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
+"""Exact number, such as a frame rate or a ratio."""
+
+
+def _list_of(kind: Any, shown_default: str | None) -> Parsed:
+    """Return the type of comma-separated values of one kind."""
+    item = kind if kind in (int, float) else str
+
+    def parse(text: str) -> tuple[Any, ...]:
+        found = tuple(item(word.strip()) for word in text.split(",") if word.strip())
         if not found:
-            self.fail(f"{value!r} is not a list; write it as {self._example}, or leave it out", param, ctx)
+            raise ValueError
         return found
 
-
-class Pair(click.ParamType[tuple[str, str]]):
-    """A name and its value: NAME=VALUE."""
-
-    name = "name=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, _, text = str(value).partition("=")
-        if not name or not text:
-            shown = self.name.upper() if param is None or param.metavar is None else param.metavar
-            self.fail(f"{value!r} is not of the form {shown}", param, ctx)
-        return name, text
+    # Some defaults are lists, and others are sentences about them.
+    example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
+    return Parsed("list", parse, f"a list; write it as {example}, or leave it out")
 
 
 class Flag(click.Option):
@@ -238,14 +222,12 @@ def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequen
     if choices:
         return {"type": click.Choice(choices)}
     if any(isinstance(origin, type) and issubclass(origin, Mapping) for origin in origins):
-        return {"type": Pair(), "multiple": True, "callback": _pairs}
+        pair = Parsed("name=value", _parse_pair, f"of the form {info.metavar or 'NAME=VALUE'}")
+        return {"type": pair, "multiple": True, "callback": _pairs}
     if items is not None:
-        # A union with str is repeatable, because its words may contain commas.
-        return (
-            {"multiple": True, "callback": _one_or_more}
-            if str in kinds
-            else {"type": Words(items if items in (int, float) else str, info.shown_default)}
-        )
+        if str in kinds:  # repeatable, because its words may contain commas
+            return {"multiple": True, "callback": _one_or_more}
+        return {"type": _list_of(items, info.shown_default)}
     if kinds == [bool]:
         return {"is_flag": True}
     return {"type": _param_type(field.name, kinds)}
@@ -257,11 +239,11 @@ def _is_sequence(origin: Any) -> bool:
 
 def _param_type(name: str, kinds: Sequence[Any]) -> click.ParamType[Any]:
     if Fraction in kinds:
-        return Rate()
+        return RATE
     if float in kinds:
-        return Number() if int in kinds else click.FLOAT
+        return NUMBER if int in kinds else click.FLOAT
     if int in kinds:
-        return ByteSize() if name.endswith("_bytes") else click.INT
+        return BYTE_SIZE if name.endswith("_bytes") else click.INT
     return click.Path() if Path in kinds else click.STRING
 
 
@@ -283,7 +265,7 @@ def _shown_default(field: dataclasses.Field[Any], attributes: Mapping[str, Any])
     value = field.default
     if value is None or isinstance(value, bool) or value in (dataclasses.MISSING, "", ()):
         return ""
-    if isinstance(attributes.get("type"), ByteSize):
+    if attributes.get("type") is BYTE_SIZE:
         for unit, factor in _SHOWN_UNITS:
             if value % factor == 0:
                 return f"{value // factor}{unit}"

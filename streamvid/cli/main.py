@@ -21,10 +21,10 @@ EXIT_INTERRUPTED = 130
 
 _VERBS = {
     "annotate": "Put captions and columns into a sealed dataset.",
-    "bench": "Measure samples a second on this machine, and what limits them.",
-    "copy": "Copy a dataset between disks and buckets, each file proved.",
+    "bench": "Measure samples per second on this machine, and what limits them.",
+    "copy": "Copy a dataset between disks and buckets, with every checksum verified.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
-    "encode": "Run a model's encoders once over a dataset, into a sidecar.",
+    "encode": "Run a model's encoders once over a dataset and store the features.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
     "presets": "List bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",

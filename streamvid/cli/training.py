@@ -41,17 +41,13 @@ def run_encoding(config: TrainConfig, part: World | None = None, *, as_json: boo
 
     _prepare_logs()
     logging.getLogger("streamvid.loader").setLevel(logging.WARNING)  # it would log a plan per shard
-    progress = None
-    if not is_launched():
-        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows as much
-        progress = ProgressBar()
-    try:
-        result = encode(config, part, progress)
-    finally:
-        if progress is not None:
-            progress.close()
     if is_launched():
+        result = encode(config, part)
         end_processes()
+    else:
+        logging.getLogger("streamvid.modules.encode_dataset").setLevel(logging.WARNING)  # the bar shows as much
+        with ProgressBar() as progress:
+            result = encode(config, part, progress)
     if result.is_sealed and is_main():  # every rank has waited for that
         note_dataset(config)
     if is_main():

@@ -23,11 +23,10 @@ def test_a_piped_table_is_plain_text_of_any_width(
 
 
 def test_piped_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = ProgressBar()
-    for phase in ("probe", "build"):
-        for done in range(50):
-            progress(phase, done + 1, 50)
-    progress.close()
+    with ProgressBar() as progress:
+        for phase in ("probe", "build"):
+            for done in range(50):
+                progress(phase, done + 1, 50)
     assert capsys.readouterr().err.splitlines() == ["probe 1/50", "probe 50/50", "build 1/50", "build 50/50"]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import ProgressBar, print_json, printable, size
+from streamvid.cli.console import printable, run_and_print, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.shared_flags import storage_flags
 
@@ -34,7 +34,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return names
 
 
-@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Add captions and columns to a sealed dataset.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
@@ -51,15 +51,7 @@ def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:
     """Add the columns and captions of FILE to the sealed DATASET."""
     from streamvid.dataset.annotate.annotate import annotate
 
-    progress = ProgressBar()
-    try:
-        report = annotate(dataset, file, progress=progress, **options)
-    finally:
-        progress.close()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _print(report)
+    run_and_print(lambda progress: annotate(dataset, file, progress=progress, **options), as_json, _print)
 
 
 def _print(report: AnnotateReport) -> None:

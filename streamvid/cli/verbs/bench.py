@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamvid.bench.options import BenchOptions
-from streamvid.cli.console import ProgressBar, print_json, print_table, printable, size
+from streamvid.cli.console import print_table, printable, run_and_print, size
 from streamvid.cli.flags import GroupedCommand, option_flags
 from streamvid.cli.shared_flags import storage_flags
 from streamvid.cli.verbs.plan import parse_sizes
@@ -43,11 +43,7 @@ _LIMITS = {
 }
 
 
-@click.command(
-    cls=GroupedCommand,
-    epilog=_EXAMPLES,
-    short_help="Measure samples per second on this machine, and what limits them.",
-)
+@click.command(cls=GroupedCommand, epilog=_EXAMPLES)
 @click.argument("dataset", type=click.Path())
 @click.option(
     "--batch-size",
@@ -71,19 +67,13 @@ def command(
 
     if sizes:
         options = replace(options, batch_size=parse_sizes(sizes))
-    progress = ProgressBar()
-    try:
-        report = bench(open_dataset(dataset, storage=storage), options, progress)
-    finally:
-        progress.close()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _print(report)
-    if report.need is not None and report.need.obstacles:
+    opened = open_dataset(dataset, storage=storage)
+    report = run_and_print(lambda progress: bench(opened, options, progress), as_json, _print)
+    need = report.need
+    if need is not None and need.obstacles:
         raise LoaderError(
-            f"steps of {report.need.step_seconds:g} s cannot be fed here: {'; '.join(report.need.obstacles)}. Steps of "
-            f"{report.need.fastest_step_seconds:.3g} s can; for shorter ones: {'; '.join(report.verdict.advice)}"
+            f"steps of {need.step_seconds:g} s cannot be fed here: {'; '.join(need.obstacles)}. Steps of "
+            f"{need.fastest_step_seconds:.3g} s can; for shorter ones: {'; '.join(report.verdict.advice)}"
         )
 
 

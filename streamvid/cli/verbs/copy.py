@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import ProgressBar, print_json, size
+from streamvid.cli.console import run_and_print, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.shared_flags import storage_pair_flags
 
@@ -24,7 +24,7 @@ Every file's checksum is verified in transit, and manifest.json is written last,
 dataset. If interrupted, run the same command again: it resumes."""
 
 
-@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Copy a dataset between disks and buckets.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("source")
 @click.argument("dest")
 @click.option("--check-existing", is_flag=True, help="Read what is at DEST, and put again what differs.")
@@ -40,15 +40,7 @@ def command(source: str, dest: str, as_json: bool, **options: Any) -> None:
     """Copy the sealed dataset at SOURCE to DEST, or repair the same dataset there."""
     from streamvid.dataset.upkeep.copy import copy_dataset
 
-    progress = ProgressBar()
-    try:
-        report = copy_dataset(source, dest, progress=progress, **options)
-    finally:
-        progress.close()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _print(report)
+    run_and_print(lambda progress: copy_dataset(source, dest, progress=progress, **options), as_json, _print)
 
 
 def _print(report: CopyReport) -> None:

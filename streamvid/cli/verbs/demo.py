@@ -97,11 +97,8 @@ def _shard(corpus: Path, dataset: Path) -> None:
         val_fraction=0.15,  # the evaluation loss is that of clips outside the training split
         work=WorkOptions(overwrite=True),
     )
-    progress = ProgressBar()
-    try:
+    with ProgressBar() as progress:
         report = shard(corpus, dataset, options, progress)
-    finally:
-        progress.close()
     print_report(report, str(dataset))
 
 

@@ -37,7 +37,7 @@ def _part(ctx: click.Context, param: click.Parameter, value: str | None) -> Worl
     return World(int(number) - 1, int(count))
 
 
-@click.command(epilog=_EPILOG, short_help="Run a model's encoders once over a dataset and store the features.")
+@click.command(epilog=_EPILOG)
 @click.option("--config", type=click.Path(), metavar="FILE", help="YAML of a training run, or a preset: tiny.")
 @click.option("--set", "overrides", multiple=True, metavar="A.B=C", help="Set an option of the config; repeatable.")
 @click.option("--part", callback=_part, metavar="I/N", help="Encode part I of N; the last part to finish seals.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json
-from streamvid.cli.flags import GroupedCommand, Rate, add_flags, build, flags_of, take
+from streamvid.cli.flags import RATE, GroupedCommand, add_flags, build, flags_of, take
 from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, SourceError
@@ -64,7 +64,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 @click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
 @click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
-@click.option("--fps", type=Rate(), help="Metadata: frame rate of the clips; --fps-rule says how.")
+@click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; --fps-rule says how.")
 @click.option(
     "--fps-rule",
     type=click.Choice(["cap", "resample", "fix_frame_rate"]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from streamvid.cli.console import ProgressBar, print_json, printable
+from streamvid.cli.console import printable, run_and_print
 from streamvid.cli.flags import Flag, GroupedCommand, add_flags, build, flags_of, take
 from streamvid.cli.report import print_report
 from streamvid.cli.shared_flags import BUCKET_FLAGS, take_buckets
@@ -44,7 +44,7 @@ _GROUPS = ("", "Source", "Captions", "Buckets", "Clips", "Verification", "Work",
 _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.index(flag.group or ""))
 
 
-@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Turn a folder of videos into a sealed dataset.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("source", type=click.Path(), nargs=-1, required=True)
 @click.argument("dest", type=click.Path())
 @add_flags(_FLAGS)
@@ -60,15 +60,10 @@ def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as
     if abandon:
         _abandon(dest, options)
         return
-    progress = ProgressBar()
-    try:
-        report = (plan_only if dry_run else shard)(source, dest, options, progress)
-    finally:
-        progress.close()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        print_report(report, dest)
+    build_or_plan = plan_only if dry_run else shard
+    run_and_print(
+        lambda progress: build_or_plan(source, dest, options, progress), as_json, lambda done: print_report(done, dest)
+    )
 
 
 def _abandon(dest: str, options: ShardOptions) -> None:

@@ -78,11 +78,8 @@ def request_of(
 def _shard(source: str, options: ShardOptions) -> str:
     from streamvid.compat.dataset_cache import cached_dataset
 
-    progress = ProgressBar()
-    try:
+    with ProgressBar() as progress:
         folder, report = cached_dataset(source, options, progress, lambda text: click.echo(printable(text), err=True))
-    finally:
-        progress.close()
     if report is not None:
         _print_sharded(folder, report)
     return str(folder)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from streamvid.cli.console import ProgressBar, print_json, printable, size
+from streamvid.cli.console import printable, run_and_print, size
 from streamvid.cli.flags import GroupedCommand
 from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
     from streamvid.dataset.upkeep.verify import VerifyReport
-    from streamvid.storage import StorageOptions
 
 _MAX_SHOWN = 20
 
@@ -26,7 +25,7 @@ Without --deep, verify checks the manifest and the index by their checksums, and
 0 if all is right, and 1 if there are problems; then the last line says what to do. An interrupted --deep resumes."""
 
 
-@click.command(cls=GroupedCommand, epilog=_EPILOG, short_help="Check a dataset against its manifest.")
+@click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("url")
 @click.option("--deep", is_flag=True, help="Read every byte of shards, clips, captions and packets.")
 @click.option("--fresh", is_flag=True, help="With --deep, do not resume an interrupted run.")
@@ -35,19 +34,11 @@ Without --deep, verify checks the manifest and the index by their checksums, and
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
-def command(url: str, deep: bool, fresh: bool, workers: int, as_json: bool, storage: StorageOptions) -> int:
+def command(url: str, as_json: bool, **options: Any) -> int:
     """Check the dataset at URL without changing it."""
     from streamvid.dataset.upkeep.verify import verify_dataset
 
-    progress = ProgressBar()
-    try:
-        report = verify_dataset(url, deep=deep, storage=storage, workers=workers, fresh=fresh, progress=progress)
-    finally:
-        progress.close()
-    if as_json:
-        print_json(report.to_json())
-    else:
-        _print(report)
+    report = run_and_print(lambda progress: verify_dataset(url, progress=progress, **options), as_json, _print)
     return 0 if report.is_right else 1
 
 
