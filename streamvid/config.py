@@ -17,7 +17,8 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +34,7 @@ MAX_FILE_BYTES = 1 << 20
 # An alias may repeat a whole branch, so a small file can unfold into a huge tree.
 MAX_VALUES = 20_000
 MAX_DEPTH = 20
+_MAX_DIGITS = 40
 
 _SCALARS = {
     "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
@@ -195,9 +197,7 @@ def _unknown_keys(annotation: Any, value: Any, location: Location) -> Iterator[s
             if key in names:
                 yield from _unknown_keys(hints[key], child, (*location, key))
                 continue
-            nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"allowed: {', '.join(names)}"
-            yield f"{_dotted((*location, key))} is no field; {hint}"
+            yield f"{_dotted((*location, key))} is no field; {_known(key, names)}"
     elif origin in (typing.Union, types.UnionType):
         options = [a for a in arguments if dataclasses.is_dataclass(a)] or arguments
         found = [list(_unknown_keys(option, value, location)) for option in options]
@@ -208,6 +208,11 @@ def _unknown_keys(annotation: Any, value: Any, location: Location) -> Iterator[s
     elif isinstance(value, list) and isinstance(origin, type) and issubclass(origin, Sequence):
         for index, child in enumerate(value):
             yield from _unknown_keys(arguments[0], child, (*location, index))
+
+
+def _known(key: object, names: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"allowed: {', '.join(names)}"
 
 
 def _problems(error: ValueError, tree: dict[str, Any]) -> list[str]:
@@ -358,20 +363,49 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
     known = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
     for key in value or {}:
         if key not in known:  # the value may be a secret and is not shown
-            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"allowed: {', '.join(known)}"
-            raise ConfigError(f"{name} has no field {key!r}; {hint}")
+            raise ConfigError(f"{name} has no field {key!r}; {_known(key, known)}")
+    _refuse_missing(cls, value or {}, name)
     try:
         return cls(**(value or {}))
     except ConfigError as error:
         raise ConfigError(f"{name}.{error}") from None
 
 
+def from_fields(cls: type[T], value: object, name: str) -> T:
+    """Build a dataclass from an object of a JSON file, and ignore its unknown fields: a later version may have more.
+
+    Raises ConfigError, which calls the object `name`, for anything else.
+    """
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
+    _refuse_missing(cls, value, name)
+    known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return cls(**{name: value[name] for name in known if name in value})
+
+
+def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
+    required = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
+    if missing := [field for field in required if field not in value]:
+        raise ConfigError(f"{name} lacks {', '.join(missing)}")
+
+
+def exact(name: str, value: object) -> Fraction:
+    """Return the number as it is written: 0.33 is 33/100. ConfigError names the field for anything else."""
+    # Text has no exponent, which would make a number of any size.
+    is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
+        try:
+            return Fraction(str(value).replace(":", "/"))
+        except (ValueError, ZeroDivisionError):
+            pass  # inf and nan too
+    raise ConfigError(f"{name}={value!r}: expected a number, such as 0.5 or '9/16'")
+
+
 def check_options(instance: Any) -> None:
     """Check every field that `option` declares: its type, its choices and its bounds.
 
-    Nested options may be given as mappings and are built from them. Call it first in `__post_init__`.
-    Raises ConfigError that names the field, the value and what is allowed.
+    Nested options may be given as mappings and are built from them, and a Fraction as any number or as text. Call it
+    first in `__post_init__`. Raises ConfigError that names the field, the value and what is allowed.
     """
     members_of = option_types(type(instance))
     for field in dataclasses.fields(instance):
@@ -384,14 +418,24 @@ def check_options(instance: Any) -> None:
         if nested is not None and set(members) <= {nested, type(None)}:
             object.__setattr__(instance, field.name, options_of(nested, value, field.name))
             continue
+        if set(members) <= {Fraction, type(None)}:
+            value = exact(field.name, value)
+            object.__setattr__(instance, field.name, value)
         choices = allowed_choices(field, members)
         is_word = not choices or value in choices
         if not (is_word and _is_of_type(value, members) and _is_within(value, info)):
-            raise ConfigError(f"{field.name}={value!r}: must be {_allowed(info, members, choices)}")
+            shown = str(value) if isinstance(value, Fraction) else repr(value)
+            raise ConfigError(f"{field.name}={shown}: must be {_allowed(info, members, choices)}")
 
 
-_NUMBERS: dict[Any, str] = {int: "an integer", float: "a number"}
-_SIMPLE: dict[Any, str] = {**_NUMBERS, bool: "True or False", str: "text", type(None): "None"}
+_SIMPLE: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    Fraction: "a number",
+    bool: "True or False",
+    str: "text",
+    type(None): "None",
+}
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
@@ -406,7 +450,7 @@ def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
 
 
 def _is_within(value: Any, info: OptionInfo) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Fraction):
         return True
     is_large_enough = (info.minimum is None or value >= info.minimum) and (info.above is None or value > info.above)
     return is_large_enough and (info.maximum is None or value <= info.maximum)
@@ -443,13 +487,6 @@ def require_integer(
         allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise error(f"{name}={value!r}: must be an integer {allowed}")
     return value
-
-
-def require_at_least(instance: Any, least: int, *names: str) -> None:
-    """ConfigError for the first of these fields that is less; None is allowed."""
-    for name in names:
-        value = getattr(instance, name)
-        require(value is None or value >= least, name, value, f"{least} and up")
 
 
 def require_one_of(instance: Any, first: str, second: str) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from streamvid.buckets.bucket import Bucket, is_named_by, match_buckets
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 
 _MAX_BATCH_SIZE = 1 << 20
@@ -40,7 +41,8 @@ def batch_sizes(
         return _from_config(buckets, batch_size)
     if isinstance(batch_size, Mapping):
         return _from_mapping(buckets, batch_size)
-    return dict.fromkeys((bucket.id for bucket in buckets), _validated("batch_size", batch_size))
+    size = require_integer("batch_size", batch_size, 1, _MAX_BATCH_SIZE)
+    return dict.fromkeys((bucket.id for bucket in buckets), size)
 
 
 def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yuv420p"] = "rgb24") -> int:
@@ -54,8 +56,7 @@ def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
 
 
 def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | None) -> dict[str, int]:
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise ConfigError(f"max_tokens_per_batch={max_tokens!r}: allowed are integers of at least 1")
+    require_integer("max_tokens_per_batch", max_tokens, 1)
     for bucket in buckets:
         if bucket.is_text:
             raise ConfigError(
@@ -97,7 +98,7 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[s
     for key, size in sizes.items():
         if not isinstance(key, str):
             raise ConfigError(f"batch_size has the key {key!r}: expected a bucket id, WxH@F or glob, as text")
-        _validated(f"batch_size[{key!r}]", size)
+        require_integer(f"batch_size[{key!r}]", size, 1, _MAX_BATCH_SIZE)
         if not _is_glob(key):
             match_buckets(key, buckets)
     found = {}
@@ -133,9 +134,3 @@ def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None
                 f"bucket {bucket.id}; add {bucket.id!r} itself to settle which"
             )
     return globs[0]
-
-
-def _validated(name: str, size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_BATCH_SIZE:
-        raise ConfigError(f"{name}={size!r}: allowed are the integers 1 to {_MAX_BATCH_SIZE}")
-    return size

@@ -11,12 +11,14 @@ from typing import Any
 
 from streamvid.buckets.geometry import (
     DEFAULT_MULTIPLE,
+    MAX_MULTIPLE,
     MAX_SIDE,
     aspect_table,
+    check_multiple,
     ratio_fraction,
     resolution_pixels,
-    validate_multiple,
 )
+from streamvid.config import from_fields, require_integer
 from streamvid.errors import ConfigError
 
 MAX_NUM_FRAMES = 65536
@@ -45,20 +47,18 @@ class Bucket:
     def __post_init__(self) -> None:
         if self.is_text and self.resolution is None and self.aspect_ratio is None:
             return
-        limits = (
-            ("num_frames", self.num_frames, MAX_NUM_FRAMES),
-            ("height", self.height, MAX_SIDE),
-            ("width", self.width, MAX_SIDE),
-        )
-        for name, value, limit in limits:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
-                raise ConfigError(f"bucket {name}={value!r}: allowed are the integers 1 to {limit}")
+        require_integer("bucket num_frames", self.num_frames, 1, MAX_NUM_FRAMES)
+        require_integer("bucket height", self.height, 1, MAX_SIDE)
+        require_integer("bucket width", self.width, 1, MAX_SIDE)
         if (self.resolution is None) != (self.aspect_ratio is None):
             raise ConfigError(
                 f"bucket resolution={self.resolution!r} with aspect_ratio={self.aspect_ratio!r}: give both, "
                 "as '256px' with '16:9', or neither for an explicit size"
             )
         if self.resolution is not None and self.aspect_ratio is not None:
+            for name, value in (("resolution", self.resolution), ("aspect_ratio", self.aspect_ratio)):
+                if not isinstance(value, str):
+                    raise ConfigError(f"bucket {name}={value!r}: expected text")
             resolution_pixels(self.resolution)
             ratio_fraction(self.aspect_ratio)
 
@@ -115,15 +115,7 @@ class Bucket:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Bucket:
         """Build a bucket from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
-        if not isinstance(fields, Mapping):
-            raise ConfigError(f"bucket={fields!r}: expected an object with num_frames, height and width")
-        missing = [name for name in ("num_frames", "height", "width") if name not in fields]
-        if missing:
-            raise ConfigError(f"bucket {dict(fields)!r} lacks {', '.join(missing)}")
-        names = (fields.get("resolution"), fields.get("aspect_ratio"))
-        if not all(name is None or isinstance(name, str) for name in names):
-            raise ConfigError(f"bucket resolution={names[0]!r}, aspect_ratio={names[1]!r}: expected text")
-        return cls(fields["num_frames"], fields["height"], fields["width"], *names)
+        return from_fields(cls, fields, "bucket")
 
 
 TEXT_BUCKET = Bucket(0, 0, 0)
@@ -137,12 +129,12 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     ConfigError says what is wrong with the name.
     """
     text = text.strip()
-    validate_multiple(multiple)
+    require_integer("multiple", multiple, 1, MAX_MULTIPLE)
     match = _SIZE_AT_FRAMES.fullmatch(text) or _EXPLICIT_ID.fullmatch(text)
     if match is not None:
         width, height, num_frames = (int(group) for group in match.groups())
-        _validate_side(text, "width", width, multiple)
-        _validate_side(text, "height", height, multiple)
+        check_multiple(f"bucket {text!r}: width", width, multiple)
+        check_multiple(f"bucket {text!r}: height", height, multiple)
         return Bucket(num_frames, height, width)
     match = _NAMED_ID.fullmatch(text)
     if match is None:
@@ -216,10 +208,3 @@ def _refuse_triple(text: str, multiple: int) -> None:
     likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
     shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
     raise ConfigError(f"bucket {text!r} does not say which number is the frames; write it as {' or '.join(shown)}")
-
-
-def _validate_side(text: str, name: str, side: int, multiple: int) -> None:
-    if side % multiple:
-        below, above = side // multiple * multiple, -(-side // multiple) * multiple
-        allowed = f"{below} and {above}" if below else str(above)
-        raise ConfigError(f"bucket {text!r}: {name}={side} is not a multiple of {multiple}; nearest allowed: {allowed}")

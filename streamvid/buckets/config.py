@@ -27,13 +27,13 @@ from streamvid.buckets.classes import (
     walk,
 )
 from streamvid.buckets.frames import FrameRate, FrameRule
-from streamvid.buckets.geometry import MAX_SIDE, dynamic_size
+from streamvid.buckets.geometry import MAX_SIDE, check_multiple, dynamic_size
 from streamvid.buckets.model import ModelRule
 from streamvid.buckets.opensora import OpenSora, OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
 from streamvid.buckets.table import BucketTable, why_none
-from streamvid.config import check_options, option
+from streamvid.config import check_options, option, require_integer
 from streamvid.errors import ConfigError
 
 _DIFFSYNTH_RULE = FrameRule(4, 1)
@@ -125,8 +125,8 @@ class BucketConfig:
 
     def _take_text(self) -> None:
         """Parse what may be given as text, and make tuples of lists."""
-        if isinstance(self.frame_rule, str):
-            object.__setattr__(self, "frame_rule", FrameRule.parse(self.frame_rule))
+        if self.frame_rule is not None:
+            object.__setattr__(self, "frame_rule", FrameRule.of(self.frame_rule))
         given = [parse_bucket(b, self.multiple) if isinstance(b, str) else b for b in self.buckets]
         object.__setattr__(self, "buckets", tuple(given))
         for name in ("resolution", "num_frames"):
@@ -229,7 +229,7 @@ class BucketConfig:
         """Return the classes for a clip; none if it is smaller than any size may be."""
         if self.size.max_pixels is None:
             return self._classes
-        height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple, None, None)
+        height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)
         return (_one_size(height, width, self.counts),) if min(height, width) else ()
 
     @cached_property
@@ -352,15 +352,10 @@ def _check_counts(config: BucketConfig, form: str) -> None:
 
 def _check_numbers(config: BucketConfig) -> None:
     for count in config.num_frames:
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NUM_FRAMES:
-            raise ConfigError(f"num_frames={count!r}: must be an integer from 1 to {MAX_NUM_FRAMES}")
+        require_integer("num_frames", count, 1, MAX_NUM_FRAMES)
     for name, side in (("height", config.size.height), ("width", config.size.width)):
-        if side is not None and side % config.multiple:
-            low = side // config.multiple * config.multiple
-            raise ConfigError(
-                f"{name}={side} is not a multiple of {config.multiple}; nearest allowed: "
-                f"{f'{low} and ' if low else ''}{low + config.multiple}"
-            )
+        if side is not None:
+            check_multiple(name, side, config.multiple)
     if config.size.max_frames is not None:
         config.short_clip_rule.check(config.size.max_frames, "max_frames")
 

@@ -9,12 +9,12 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from streamvid.buckets.bucket import parse_bucket
+from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig, PresetInfo, SizeRule
 from streamvid.buckets.frames import FrameRate, FrameRule
 from streamvid.buckets.geometry import DEFAULT_MULTIPLE
@@ -22,13 +22,12 @@ from streamvid.buckets.model import ModelRule
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.buckets.policy import Policy
 from streamvid.buckets.ratios import Ratios
-from streamvid.config import load_config, read_yaml
+from streamvid.config import load_config, options_of, read_yaml
 from streamvid.errors import ConfigError
 from streamvid.shipped import shipped_config
 
-_SIZE = ("max_pixels", "height", "width", "max_frames")
-_ABOUT = ("name", "source", "notes", "own_choice")
-_RATIOS = ("multiple", "min_ar", "max_ar", "num_ar_buckets")
+Part = TypeVar("Part", SizeRule, Ratios, PresetInfo)
+
 DEFAULT_BUCKETS: Mapping[str, Any] = {"resolution": ("256px",), "num_frames": (1, 17, 33)}
 """Buckets where a user names none."""
 _RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
@@ -64,21 +63,24 @@ class Document:
 
     def to_config(self) -> BucketConfig:
         """Build the configuration. Raises ConfigError that names the field."""
-        ratios: dict[str, Any] = {name: getattr(self, name) for name in _RATIOS}
         return BucketConfig(
-            buckets=tuple(parse_bucket(text, self.multiple) for text in self.buckets),
+            buckets=self.buckets,  # type: ignore[arg-type]  # BucketConfig parses them
             opensora=self._opensora(),
             resolution=self.resolution,
             num_frames=self.num_frames,
-            size=SizeRule(**{name: getattr(self, name) for name in _SIZE}),
-            ratios=Ratios(tables=self.ratios, **ratios),
-            frame_rate=FrameRate.from_json(_known("frame_rate", self.frame_rate, ("rule", "fps"))),
-            frame_rule=None if self.frame_rule is None else FrameRule.parse(self.frame_rule),
-            model=_model(self.model),
-            policy=Policy.from_json(self.policy),
+            size=self._part(SizeRule),
+            ratios=replace(self._part(Ratios), tables=self.ratios),
+            frame_rate=options_of(FrameRate, self.frame_rate, "frame_rate"),
+            frame_rule=None if self.frame_rule is None else FrameRule.of(self.frame_rule),
+            model=None if self.model is None else options_of(ModelRule, {"name": "model", **self.model}, "model"),
+            policy=options_of(Policy, self.policy, "policy"),
             assign=self.assign,  # type: ignore[arg-type]  # BucketConfig checks it
-            about=PresetInfo(self.name, self.source, self.notes, tuple(self.own_choice)),
+            about=replace(self._part(PresetInfo), own_choice=tuple(self.own_choice)),
         )
+
+    def _part(self, cls: type[Part]) -> Part:
+        """Build a part of the configuration from the fields that have the names of its own."""
+        return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:
         form = {name: _by_frames(name, value) for name, value in self.bucket_config.items()}
@@ -93,8 +95,8 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
     overrides: `field=value` each, the value in YAML. Raises ConfigError that names every mistake.
     """
     if str(path).endswith(".py"):
-        document = Document(bucket_config=_python_form(Path(path)))
-        return document.to_config() if not overrides else _overridden(document, overrides)
+        form = {"bucket_config": _python_form(Path(path))}
+        return Document(**(form | _changed(load_config(Document, None, overrides)))).to_config()  # type: ignore[arg-type]
     place = shipped_config("buckets", path)
     try:
         return load_config(Document, *_form_alone(place, overrides)).to_config()
@@ -120,26 +122,21 @@ def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Seq
 
 def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
     """Return the fields of a file, without those at their defaults, in types that JSON has."""
-    opensora = config.opensora
-    document = Document(
-        **{name: getattr(config.about, name) for name in _ABOUT},
-        **{name: getattr(config.size, name) for name in _SIZE},
-        **{name: getattr(config.ratios, name) for name in _RATIOS},
-        ratios=config.ratios.tables,
-        buckets=tuple(bucket.id for bucket in config.buckets),
-        bucket_config={} if opensora is None else opensora.bucket_config,
-        probabilities=None if opensora is None else opensora.probabilities,
-        resolution=config.resolution,
-        num_frames=config.num_frames,
-        frame_rate=config.frame_rate.to_json() if config.frame_rate != FrameRate() else None,
-        frame_rule=None if config.frame_rule is None else str(config.frame_rule),
-        model=None if config.model is None else config.model.to_json(),
-        policy=config.policy.to_json(),
-        assign=config.assign,
-    )
-    default = Document()
-    values = {item.name: getattr(document, item.name) for item in fields(document)}
-    return {name: _plain(value) for name, value in values.items() if value != getattr(default, name)}
+    form = config.opensora or OpenSoraConfig({})
+    parts: tuple[Any, ...] = (config, config.about, config.size, config.ratios, form)
+    values = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
+    values["ratios"] = config.ratios.tables
+    values["policy"] = _changed(config.policy)
+    values["frame_rate"] = _changed(config.frame_rate) or None
+    document = Document(**{item.name: values[item.name] for item in fields(Document)})
+    return {name: _plain(value) for name, value in _changed(document).items()}
+
+
+def _changed(options: Policy | FrameRate | Document) -> dict[str, object]:
+    """Return the fields that differ from their defaults."""
+    default = type(options)()
+    values = {item.name: getattr(options, item.name) for item in fields(options)}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
 
 
 def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
@@ -166,33 +163,16 @@ def _count(name: str, frames: object) -> int:
     return frames
 
 
-def _model(values: Mapping[str, Any] | None) -> ModelRule | None:
-    if values is None:
-        return None
-    named = {"name": "model", **values}
-    return ModelRule.from_json(_known("model", named, tuple(ModelRule.__slots__)) or named)
-
-
-def _known(where: str, values: Mapping[str, Any] | None, names: tuple[str, ...]) -> Mapping[str, Any] | None:
-    for name in values or {}:
-        if name not in names:
-            raise ConfigError(f"{where} has no field {name!r}; it has {', '.join(names)}")
-    return values
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Fraction):
+    if isinstance(value, Fraction | FrameRule):
         return str(value)
+    if isinstance(value, Bucket):
+        return value.id
+    if isinstance(value, ModelRule):
+        return value.to_json()
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _overridden(document: Document, overrides: Sequence[str]) -> BucketConfig:
-    given = load_config(Document, None, overrides)
-    changed = {item.name for item in fields(given) if getattr(given, item.name) != getattr(Document(), item.name)}
-    own = {name: getattr(given, name) for name in changed}
-    return Document(**{"bucket_config": document.bucket_config, **own}).to_config()
 
 
 def _python_form(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias, get_args
 
+from streamvid.config import exact, from_fields, require_integer
 from streamvid.errors import ConfigError
 
 RateRule: TypeAlias = Literal["native", "cap", "resample", "fix_frame_rate"]
@@ -26,15 +27,16 @@ class FrameRule:
 
     def __post_init__(self) -> None:
         for name, value, least in (("factor", self.factor, 1), ("remainder", self.remainder, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1024:
-                raise ConfigError(f"frame rule {name}={value!r}: allowed are the integers {least} to 1024")
+            require_integer(f"frame rule {name}", value, least, 1024)
         if self.remainder > self.factor:
             raise ConfigError(f"frame rule {self}: the remainder must not be above the factor; write it as 4k+1")
 
     @classmethod
-    def parse(cls, text: str) -> FrameRule:
-        """Return the rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
-        match = _RULE.fullmatch(text.replace(" ", "").replace("*", ""))
+    def of(cls, text: FrameRule | str) -> FrameRule:
+        """Return a rule itself, or the rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
+        if isinstance(text, FrameRule):
+            return text
+        match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
             raise ConfigError(f"frame_rule={text!r} is no rule for frame counts; write it as '4k+1', '8k+1' or '1k'")
         return cls(int(match[1]), int(match[2] or 0))
@@ -77,18 +79,15 @@ class FrameRate:
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(RateRule):
-            raise ConfigError(f"frame rate rule {self.rule!r}: allowed are {', '.join(get_args(RateRule))}")
+            raise ConfigError(f"rule={self.rule!r}: allowed are {', '.join(get_args(RateRule))}")
         if (self.fps is None) != (self.rule == "native"):
             raise ConfigError(
-                f"frame rate rule {self.rule!r} with fps={self.fps!s}: native has none, every other rule needs one"
+                f"rule={self.rule!r} with fps={self.fps!s}: native has no fps, and every other rule needs one"
             )
         if self.fps is None:
             return
-        try:
-            rate = Fraction(self.fps).limit_denominator(_MAX_DENOMINATOR)
-        except (TypeError, ValueError, OverflowError):
-            rate = Fraction(0)
-        if isinstance(self.fps, bool) or not 0 < rate <= _MAX_FPS:
+        rate = exact("fps", self.fps).limit_denominator(_MAX_DENOMINATOR)
+        if not 0 < rate <= _MAX_FPS:
             raise ConfigError(f"fps={self.fps!s}: allowed is above 0 to {_MAX_FPS}, as 24 or 30000/1001")
         object.__setattr__(self, "fps", rate)
 
@@ -123,11 +122,5 @@ class FrameRate:
 
     @classmethod
     def from_json(cls, fields: Any) -> FrameRate:
-        """Build a FrameRate from what `to_json` gave, or of nothing; ConfigError for anything unfit."""
-        if fields is None:
-            return cls()
-        try:
-            rate = fields.get("fps")
-            return cls(fields["rule"], None if rate is None else Fraction(rate))
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise ConfigError(f"frame_rate={fields!r}: expected rule and fps ({error})") from error
+        """Build a FrameRate from what `to_json` gave, or of None; ConfigError for anything else."""
+        return cls() if fields is None else from_fields(cls, fields, "frame_rate")

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt, sqrt
 
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 
 MAX_SIDE = 16384
@@ -20,6 +21,7 @@ MAX_SIDE = 16384
 DEFAULT_MULTIPLE = 16
 """Spatial multiple of the 8x VAE with 2x2 patches that Wan and HunyuanVideo use."""
 
+MAX_MULTIPLE = 1024
 _LISTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
 _RESOLUTION = re.compile(r"([1-9][0-9]{0,4})(px|p)")
 _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?)")
@@ -49,18 +51,18 @@ def ratio_fraction(name: str) -> Fraction:
     return sides[0] / sides[1]
 
 
-def validate_multiple(multiple: int) -> None:
-    """Raise ConfigError unless `multiple` can be a spatial multiple."""
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 <= multiple <= 1024:
-        raise ConfigError(
-            f"multiple={multiple!r} is no spatial multiple; allowed are the integers 1 to 1024, usually 16 or 32"
-        )
+def check_multiple(where: str, side: int, multiple: int) -> None:
+    """Raise ConfigError, which calls the side `where` and names the nearest allowed, unless it is a multiple."""
+    if side % multiple:
+        below = side // multiple * multiple
+        nearest = f"{below} and {below + multiple}" if below else str(multiple)
+        raise ConfigError(f"{where}={side} is not a multiple of {multiple}; nearest allowed: {nearest}")
 
 
 @lru_cache(maxsize=256)
 def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]], ...]:
     pixels = resolution_pixels(name)
-    validate_multiple(multiple)
+    require_integer("multiple", multiple, 1, MAX_MULTIPLE)
     if pixels < multiple * multiple:
         raise ConfigError(
             f"resolution={name!r} is {pixels} pixels, under one block of multiple={multiple}; take a smaller one"
@@ -97,16 +99,11 @@ def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]
     return min((size for size in sizes if min(size) > 0), key=lambda size: abs(size[0] * size[1] - pixels))
 
 
-def dynamic_size(
-    height: int, width: int, max_pixels: int, multiple: int, fixed_height: int | None, fixed_width: int | None
-) -> tuple[int, int]:
+def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tuple[int, int]:
     """Return the (height, width) that DiffSynth-Studio gives a picture; a side below `multiple` becomes 0.
 
-    A fixed height and width are taken as they are. Where either is None the picture keeps its shape: scaled down to
-    `max_pixels` where it has more, then each side rounded down to the multiple, even where it has fewer.
+    A picture of more than `max_pixels` is scaled down to them. Then each side is rounded down to the multiple.
     """
-    if fixed_height is not None and fixed_width is not None:
-        return fixed_height, fixed_width
     if height * width > max_pixels:
         # In floats, like theirs: 1120x1120 at 921600 pixels is 959.99 and so 944, where exact numbers give 960. Square
         # roots and quotients of floats are the same on every machine.

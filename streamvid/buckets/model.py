@@ -9,10 +9,10 @@ from typing import Any
 
 from streamvid.buckets.bucket import MAX_NUM_FRAMES, Bucket
 from streamvid.buckets.frames import FrameRate, FrameRule
-from streamvid.buckets.geometry import validate_multiple
+from streamvid.buckets.geometry import MAX_MULTIPLE, check_multiple
+from streamvid.config import check_options, from_fields, option
 from streamvid.errors import ConfigError
 
-_FACTORS = ("vae_time", "vae_space", "patch_time", "patch_space")
 _MAX_FACTOR = 256
 
 
@@ -27,29 +27,22 @@ class ModelRule:
 
     name: str
     frame_rule: FrameRule
-    multiple: int = 16
+    multiple: int = option(16, minimum=1, maximum=MAX_MULTIPLE)
     fps: Fraction | None = None
     max_fps: Fraction | None = None
-    max_num_frames: int | None = None
-    vae_time: int = 4
-    vae_space: int = 8
-    patch_time: int = 1
-    patch_space: int = 2
+    max_num_frames: int | None = option(None, minimum=1, maximum=MAX_NUM_FRAMES)
+    vae_time: int = option(4, minimum=1, maximum=_MAX_FACTOR)
+    vae_space: int = option(8, minimum=1, maximum=_MAX_FACTOR)
+    patch_time: int = option(1, minimum=1, maximum=_MAX_FACTOR)
+    patch_space: int = option(2, minimum=1, maximum=_MAX_FACTOR)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"model name={self.name!r}: expected text, as 'wan2.1'")
-        if not isinstance(self.frame_rule, FrameRule):
-            raise ConfigError(f"model frame_rule={self.frame_rule!r}: expected FrameRule.parse('4k+1')")
-        validate_multiple(self.multiple)
-        limits = [(name, getattr(self, name), _MAX_FACTOR) for name in _FACTORS]
-        if self.max_num_frames is not None:
-            limits.append(("max_num_frames", self.max_num_frames, MAX_NUM_FRAMES))
-        for name, value, most in limits:
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(f"model {name}={value!r}: allowed are the integers 1 to {most}")
+            raise ConfigError(f"name={self.name!r}: expected the name of a model, such as 'wan2.1'")
+        object.__setattr__(self, "frame_rule", FrameRule.of(self.frame_rule))
+        check_options(self)
         if self.fps is not None and self.max_fps is not None:
-            raise ConfigError(f"model fps={self.fps!s} with max_fps={self.max_fps!s}: give one of them")
+            raise ConfigError(f"fps={self.fps!s} with max_fps={self.max_fps!s}: give one of them")
         for name in ("fps", "max_fps"):
             rate = getattr(self, name)
             if rate is not None:  # as exact as FrameRate makes it, since the two are compared
@@ -68,12 +61,7 @@ class ModelRule:
         if self.max_num_frames is not None and bucket.num_frames > self.max_num_frames:
             raise ConfigError(f"{where}: {bucket.num_frames} frames; at most {self.max_num_frames} are allowed")
         for name, side in (("width", bucket.width), ("height", bucket.height)):
-            if side % self.multiple:
-                below, above = side // self.multiple * self.multiple, -(-side // self.multiple) * self.multiple
-                allowed = f"{below} and {above}" if below else str(above)
-                raise ConfigError(
-                    f"{where}: {name}={side} is not a multiple of {self.multiple}; nearest allowed: {allowed}"
-                )
+            check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_rate(self, rate: FrameRate) -> None:
         """ConfigError, naming what is allowed, for clips that are read at a rate that the model does not take.
@@ -122,15 +110,7 @@ class ModelRule:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ModelRule:
         """Build a rule from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
-        try:
-            known = {name: fields[name] for name in cls.__slots__ if name in fields}
-            rule = FrameRule.parse(known["frame_rule"])
-            rates = {name: None if known.get(name) is None else Fraction(known[name]) for name in ("fps", "max_fps")}
-            return cls(**{**known, "frame_rule": rule, **rates})
-        except KeyError as error:
-            raise ConfigError(f"model={fields!r}: expected the field {error} too") from error
-        except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise ConfigError(f"model={fields!r}: {error}") from error
+        return from_fields(cls, fields, "model")
 
 
 def _rate_name(rate: FrameRate) -> str:

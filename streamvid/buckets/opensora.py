@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Keep, Sharing, SizeClass, by_area, size_class
 from streamvid.buckets.geometry import ratio_fraction
-from streamvid.buckets.policy import exact
 from streamvid.buckets.ratios import Ratios, RatioTable
+from streamvid.config import exact, require_integer
 from streamvid.errors import ConfigError
 
 Meaning: TypeAlias = Literal["opensora-v2", "opensora-v1.2"]
@@ -128,8 +128,8 @@ def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
         )
     if batch_size in (None, "None"):
         batch_size = None
-    elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or not 1 <= batch_size <= 1 << 20:
-        raise ConfigError(f"{where}: batch size {batch_size!r}: allowed are the integers 1 to {1 << 20}, or null")
+    else:
+        require_integer(f"{where}: batch size", batch_size, 1, 1 << 20)
     return Entry(_keep(where, probability, meaning, is_image=frames == 1), batch_size)
 
 

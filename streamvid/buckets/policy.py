@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from streamvid.config import option
-from streamvid.errors import ConfigError
+from streamvid.config import check_options, option
 
 RatioPolicy = Literal["nominal", "log"]
 FramesPolicy = Literal["resolution-first", "longest"]
@@ -24,16 +22,6 @@ def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fra
     """Return the share of a picture's area outside the other size's shape, scaled to cover it: 0 to below 1."""
     ours, theirs = height * to_width, width * to_height
     return 1 - Fraction(min(ours, theirs), max(ours, theirs))
-
-
-def exact(name: str, value: object) -> Fraction:
-    """Return the number as it is written: 0.33 is 33/100. ConfigError names the field for anything else."""
-    if isinstance(value, int | float | Fraction) and not isinstance(value, bool):
-        try:
-            return Fraction(str(value))
-        except ValueError:
-            pass  # inf and nan
-    raise ConfigError(f"{name}={value!r}: expected a number, as 0.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,50 +49,18 @@ class Policy:
         help="Prefer the largest resolution that a clip has, or the most frames.",
         flag="--frames-policy",
     )
-    max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X")
-    max_crop: Fraction | None = option(None, help="Maximum share of the picture that is cropped.", metavar="SHARE")
+    max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X", above=0, maximum=1000)
+    max_crop: Fraction | None = option(
+        None, help="Maximum share of the picture that is cropped.", metavar="SHARE", minimum=0, maximum=1
+    )
     min_area: Fraction | None = option(
-        None, help="Share of a resolution's area that a clip must have.", metavar="SHARE", shown_default="0.8"
+        None,
+        help="Share of a resolution's area that a clip must have.",
+        metavar="SHARE",
+        shown_default="0.8",
+        minimum=0,
+        maximum=1,
     )
 
     def __post_init__(self) -> None:
-        for name, allowed in (("ratio", get_args(RatioPolicy)), ("frames", get_args(FramesPolicy))):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"policy {name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
-        limits = (("max_upscale", 0, 1000, "1.2"), ("max_crop", 0, 1, "0.25"), ("min_area", 0, 1, "0.8"))
-        for name, least, most, example in limits:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            number = exact(f"policy {name}", value)
-            if not least <= number <= most or (name == "max_upscale" and not number):
-                raise ConfigError(f"policy {name}={value!s}: allowed is {least} to {most}, as {example}")
-            object.__setattr__(self, name, number)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields that differ from the defaults, as plain JSON; `from_json` reads them back."""
-        given = {item.name: getattr(self, item.name) for item in fields(self)}
-        default = Policy()
-        return {
-            name: str(value) if isinstance(value, Fraction) else value
-            for name, value in given.items()
-            if value != getattr(default, name)
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Policy:
-        """Build a policy from what `to_json` returned, or from a file's numbers; ConfigError for anything else."""
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise ConfigError(f"policy has no field {name!r}; it has {', '.join(known)}")
-        return cls(**{name: _number(name, value) for name, value in values.items()})
-
-
-def _number(name: str, value: Any) -> Any:
-    if not isinstance(value, str) or name in ("ratio", "frames"):
-        return value
-    try:
-        return Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"policy {name}={value!r}: expected a number, as 0.5") from None
+        check_options(self)

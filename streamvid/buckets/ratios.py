@@ -10,21 +10,20 @@ from typing import TypeAlias
 
 from streamvid.buckets.geometry import (
     DEFAULT_MULTIPLE,
+    MAX_MULTIPLE,
     MAX_SIDE,
     aspect_table,
+    check_multiple,
     nearest_size,
     ratio_fraction,
     resolution_pixels,
-    validate_multiple,
 )
-from streamvid.buckets.policy import exact
-from streamvid.config import option
+from streamvid.config import check_options, option, require_integer
 from streamvid.errors import ConfigError
 
 RatioTable: TypeAlias = dict[str, tuple[int, int]]
 """Ratio ``"w:h"`` → (height, width), in the order in which ties are broken."""
 
-MAX_RATIOS = 1000
 _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 
 
@@ -38,30 +37,30 @@ class Ratios:
         (0.5 and 2 where not given), each the same factor above the one before, in place of the listed ones.
     """
 
-    multiple: int = option(DEFAULT_MULTIPLE, help="Multiple of every width and height.", metavar="PX")
+    multiple: int = option(
+        DEFAULT_MULTIPLE, help="Multiple of every width and height.", metavar="PX", minimum=1, maximum=MAX_MULTIPLE
+    )
     tables: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
-    min_ar: Fraction | None = option(None, help="Minimum aspect ratio, width / height.", metavar="R")
-    max_ar: Fraction | None = option(None, help="Maximum aspect ratio, width / height.", metavar="R")
+    min_ar: Fraction | None = option(
+        None, help="Minimum aspect ratio, width / height.", metavar="R", minimum=0.01, maximum=100
+    )
+    max_ar: Fraction | None = option(
+        None, help="Maximum aspect ratio, width / height.", metavar="R", minimum=0.01, maximum=100
+    )
     num_ar_buckets: int | None = option(
-        None, help="Use N aspect ratios between --min-ar and --max-ar in place of the listed ones.", metavar="N"
+        None,
+        help="Use N aspect ratios between --min-ar and --max-ar in place of the listed ones.",
+        metavar="N",
+        minimum=1,
+        maximum=99,
     )
 
     def __post_init__(self) -> None:
-        validate_multiple(self.multiple)
-        for name in ("min_ar", "max_ar"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, _exact_ratio(name, getattr(self, name)))
-        for name in ("min_ar", "max_ar"):
-            value = getattr(self, name)
-            if value is not None and not Fraction(1, 100) <= value <= 100:
-                raise ConfigError(f"{name}={float(value):g}: a ratio is width / height, allowed is 0.01 to 100, as 0.5")
+        check_options(self)
         low, high = self.bounds
         if low > high:
             raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: exchange them")
-        count = self.num_ar_buckets
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 99):
-            raise ConfigError(f"num_ar_buckets={count!r}: allowed are the integers 1 to 99, as 7")
-        if count == 1 and low != high:
+        if self.num_ar_buckets == 1 and low != high:
             raise ConfigError("num_ar_buckets=1 leaves no room between min_ar and max_ar: give both the same value")
         for name in self.tables:
             self.of(name)
@@ -75,12 +74,10 @@ class Ratios:
 
     def area(self, resolution: str) -> int:
         """Return pixels that a resolution's name stands for."""
-        area = self.tables.get(resolution, {}).get("area", None)
+        area = self.tables.get(resolution, {}).get("area")
         if area is None:
             return resolution_pixels(resolution)
-        if isinstance(area, bool) or not isinstance(area, int) or not 1 <= area <= MAX_SIDE * MAX_SIDE:
-            raise ConfigError(f"ratios[{resolution!r}] area={area!r}: allowed are the integers 1 to {MAX_SIDE**2}")
-        return area
+        return require_integer(f"ratios[{resolution!r}] area", area, 1, MAX_SIDE**2)
 
     def of(self, resolution: str) -> RatioTable:
         """Return the resolution's table, within the bounds. ConfigError where nothing is."""
@@ -114,13 +111,8 @@ class Ratios:
             if match is None:
                 raise ConfigError(f"{where}={size!r} is not a size; write it as width x height, such as '832x480'")
             width, height = int(match[1]), int(match[2])
-            for side, value in (("width", width), ("height", height)):
-                if value % self.multiple:
-                    raise ConfigError(
-                        f"{where}={size!r}: {side}={value} is not a multiple of {self.multiple}; nearest allowed: "
-                        f"{value // self.multiple * self.multiple or self.multiple} and "
-                        f"{-(-value // self.multiple) * self.multiple}, or set multiple"
-                    )
+            check_multiple(f"{where}={size!r}: width", width, self.multiple)
+            check_multiple(f"{where}={size!r}: height", height, self.multiple)
             table[name] = (height, width)
         if not table:
             raise ConfigError(f"ratios[{resolution!r}] is empty; give at least one, as '16:9': '832x480'")
@@ -137,13 +129,3 @@ class Ratios:
             name = f"{ratio:.4f}".rstrip("0").rstrip(".") + ":1"
             table[name] = nearest_size(pixels, ratio_fraction(name), self.multiple)
         return table
-
-
-def _exact_ratio(name: str, value: object) -> Fraction:
-    """Return a ratio as it is written: 0.5, "0.5" or "9:16"."""
-    if not isinstance(value, str):
-        return exact(name, value)
-    try:
-        return Fraction(value.replace(":", "/"))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{name}={value!r}: expected width / height, as 0.5 or '9:16'") from None

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Shape, SizeClass, broken_limit, candidates, classes_of, is_large_enough
-from streamvid.buckets.geometry import DEFAULT_MULTIPLE, aspect_table
 from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cropped_share
 from streamvid.errors import ConfigError, NoBucketError
 
@@ -44,18 +42,6 @@ class BucketTable:
         object.__setattr__(self, "candidates", listed)
         object.__setattr__(self, "classes", classes_of([bucket for bucket in listed if not bucket.is_text]))
 
-    @classmethod
-    def from_resolutions(
-        cls, resolutions: Sequence[str], num_frames: Sequence[int], multiple: int = DEFAULT_MULTIPLE
-    ) -> BucketTable:
-        """Make every ratio of every resolution with every frame count; a count of 1 makes buckets for images."""
-        return cls(
-            Bucket(frames, height, width, resolution, ratio)
-            for resolution in resolutions
-            for ratio, (height, width) in aspect_table(resolution, multiple).items()
-            for frames in num_frames
-        )
-
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The distinct buckets, in the order given."""
@@ -63,15 +49,6 @@ class BucketTable:
         for bucket in self.candidates:
             first.setdefault((bucket.resolution, bucket.shape), bucket)
         return tuple(first.values())
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return a plain list of all candidates, from which `from_json` makes an equal table."""
-        return [bucket.to_json() for bucket in self.candidates]
-
-    @classmethod
-    def from_json(cls, rows: Iterable[dict[str, Any]]) -> BucketTable:
-        """Build a table from what `to_json` returned; ConfigError for anything else."""
-        return cls(Bucket.from_json(row) for row in rows)
 
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
         """Return the bucket for a clip of `num_frames` (at the target fps) of height x width pixels (after rotation).

@@ -122,7 +122,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
             media=media,
             captions=CaptionOptions("prompt" if "prompt" in columns else None),
         )
-        buckets = BucketConfig(size=SizeRule(**sizes), frame_rule=FrameRule.parse(FRAME_RULE))
+        buckets = BucketConfig(size=SizeRule(**sizes), frame_rule=FrameRule.of(FRAME_RULE))
         return ShardOptions(source=source, buckets=buckets, storage=storage)
     except ConfigError as error:
         raise ConfigError(str(error).replace("max_frames", "num_frames")) from error

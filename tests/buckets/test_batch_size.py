@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.buckets import Bucket, BucketTable, batch_sizes, parse_buckets
+from streamvid.buckets import Bucket, batch_sizes, parse_buckets
+from streamvid.buckets.config import BucketConfig
 from streamvid.errors import ConfigError
 
 BUCKETS = parse_buckets("832x480@81,480x832@81,256px-16f-16x9")
@@ -23,7 +24,7 @@ def test_an_exact_name_beats_a_glob() -> None:
 
 @given(max_tokens=st.integers(1, 200_000))
 def test_derived_from_tokens(max_tokens: int) -> None:
-    buckets = BucketTable.from_resolutions(["256px"], [1, 33, 129]).buckets
+    buckets = BucketConfig(resolution=("256px",), num_frames=(1, 33, 129)).table.buckets
     largest = max(bucket.tokens for bucket in buckets)
     if max_tokens < largest:
         with pytest.raises(ConfigError, match=r"one sample of bucket 256px-\d+f-\S+ is \d+ tokens; raise it"):

@@ -67,14 +67,14 @@ def test_the_rate_must_be_the_models() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": ""}, "model name=''"),
-        ({"frame_rule": "4k+1"}, "model frame_rule='4k"),
+        ({"name": ""}, "name=''"),
+        ({"frame_rule": "4k!"}, "frame_rule='4k!' is no rule"),
         ({"multiple": 0}, "multiple=0"),
-        ({"vae_time": 0}, "model vae_time=0: allowed are the integers 1 to 256"),
-        ({"patch_space": True}, "model patch_space=True"),
-        ({"max_num_frames": 0}, "model max_num_frames=0"),
+        ({"vae_time": 0}, "vae_time=0: must be an integer from 1 to 256"),
+        ({"patch_space": True}, "patch_space=True"),
+        ({"max_num_frames": 0}, "max_num_frames=0"),
         ({"fps": Fraction(0)}, "fps=0: allowed is above 0"),
-        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "model fps=16 with max_fps=24: give one"),
+        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: give one"),
     ],
 )
 def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message: str) -> None:
@@ -85,7 +85,7 @@ def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message:
 @pytest.mark.parametrize("model", [WAN, OPENSORA, MOCHI])
 def test_a_rule_survives_json(model: ModelRule) -> None:
     assert ModelRule.from_json({**model.to_json(), "of a later version": 1}) == model
-    with pytest.raises(ConfigError, match=r"model=\{'name': 'x'\}"):
+    with pytest.raises(ConfigError, match="model lacks frame_rule"):
         ModelRule.from_json({"name": "x"})
 
 

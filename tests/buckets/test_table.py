@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets import Bucket, BucketTable, aspect_table, parse_buckets, resolution_pixels
+from streamvid.buckets.config import BucketConfig
+from streamvid.buckets.ratios import Ratios
 from streamvid.errors import ConfigError, NoBucketError
 
 OPENSORA = json.loads((Path(__file__).parents[1] / "data" / "opensora_assign.json").read_text())
 SIZES = st.integers(16, 4096)
 FRAMES = st.integers(1, 400)
+
+
+def table_of(resolutions: list[str], num_frames: list[int], multiple: int = 16) -> BucketTable:
+    return BucketConfig(resolution=tuple(resolutions), num_frames=tuple(num_frames), ratios=Ratios(multiple)).table
 
 
 def assign_or_none(table: BucketTable, *clip: int, is_image: bool = False) -> Bucket | None:
@@ -29,7 +35,7 @@ def test_assignment_equals_opensora() -> None:
     table = BucketTable(
         bucket
         for resolution in OPENSORA["image_resolutions"]
-        for bucket in BucketTable.from_resolutions(
+        for bucket in table_of(
             [resolution], OPENSORA["num_frames"] if resolution in OPENSORA["resolutions"] else [1]
         ).buckets
     )
@@ -67,7 +73,7 @@ def h_over_w(name: str) -> Fraction:
 @given(num_frames=FRAMES, height=SIZES, width=SIZES)
 def test_full_grids_follow_opensora_order(num_frames: int, height: int, width: int) -> None:
     resolutions, frame_counts = ["256px", "480p", "720p"], [17, 33, 65, 129]
-    table = BucketTable.from_resolutions(resolutions, frame_counts)
+    table = table_of(resolutions, frame_counts)
     bucket = assign_or_none(table, num_frames, height, width)
     got = bucket and (bucket.resolution, *bucket.shape)
     assert got == opensora_order(resolutions, frame_counts, (num_frames, height, width))
@@ -76,8 +82,9 @@ def test_full_grids_follow_opensora_order(num_frames: int, height: int, width: i
 @cache
 def tables() -> tuple[BucketTable, BucketTable]:
     """A table, and what becomes of it on its way through JSON."""
-    table = BucketTable.from_resolutions(["144p", "480p"], [1, 17, 81], multiple=32)
-    return table, BucketTable.from_json(json.loads(json.dumps(table.to_json())))
+    table = table_of(["144p", "480p"], [1, 17, 81], multiple=32)
+    rows = json.loads(json.dumps([bucket.to_json() for bucket in table.candidates]))
+    return table, BucketTable(map(Bucket.from_json, rows))
 
 
 @given(num_frames=FRAMES, height=SIZES, width=SIZES, is_image=st.booleans())
@@ -146,7 +153,7 @@ def test_a_source_of_exactly_four_fifths_is_taken() -> None:
 
 def test_ratios_of_one_size_share_a_bucket() -> None:
     """At multiple 32, 144p has 128x288 for 2.39:1 and for 16:9: one bucket, chosen for clips near either ratio."""
-    table = BucketTable.from_resolutions(["144p"], [17], multiple=32)
+    table = table_of(["144p"], [17], multiple=32)
     shapes = [bucket.shape for bucket in table.buckets]
     assert len(shapes) == len(set(shapes)) < len(table.candidates)
     wide, cinema = table.assign(17, 1080, 1920), table.assign(17, 1000, 2390)

@@ -90,7 +90,7 @@ def test_sharded_once_by_diffsynths_rules(whole: Path) -> None:
     dataset = open_dataset(whole)
     found = {(bucket.num_frames, bucket.height, bucket.width) for bucket in dataset.manifest.buckets}
     expected = {
-        (min(NUM_FRAMES, FrameRule(4).floor(count)), *dynamic_size(height, width, MAX_PIXELS, 16, None, None))
+        (min(NUM_FRAMES, FrameRule(4).floor(count)), *dynamic_size(height, width, MAX_PIXELS, 16))
         for width, height, count in CLIPS.values()
     }
     assert found == expected
