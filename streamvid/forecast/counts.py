@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import get_args
 
 from streamvid.errors import PlanError
 from streamvid.plan.epoch import EpochPlan
-from streamvid.plan.options import PlanOptions, Sync, Tail
-from streamvid.plan.tail import BucketReport
+from streamvid.plan.options import PlanOptions, Sync
+from streamvid.plan.span import BucketReport
+from streamvid.plan.tail import TAIL_RULES, Tail
 
 _SUMMED = ("num_steps", "num_delivered", "num_dropped", "num_repeated")
 
@@ -63,7 +63,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
     plan_of: returns the plan of epoch 0 under options that differ from `options` in their tail only.
     """
-    tails: list[Tail] = [tail for tail in get_args(Tail) if tail != "uneven" or options.accumulate == 1]
+    tails = [tail for tail, rule in TAIL_RULES.items() if rule.is_equal or options.accumulate == 1]
     plans = {tail: plan_of(replace(options, tail=tail)) for tail in tails}
     epochs = {tail: _epochs(plan, num_epochs) for tail, plan in plans.items()}
     buckets = {tail: _totals(reports) for tail, (_, reports) in epochs.items()}
@@ -134,7 +134,7 @@ def _starved(report: BucketReport, options: PlanOptions, num_ranks: int, num_epo
         remedies.append(f"batch size {samples // num_ranks}")
     if options.sync == "bucket" and samples >= report.batch_size:
         remedies.append(f"{samples // report.batch_size} rank(s)")
-    if options.sync == "bucket" and samples and options.tail == "carry":
+    if options.sync == "bucket" and samples and options.tail_rule.carries:
         remedies.append(f"{-(-report.global_batch // samples)} epochs")
     if samples:
         remedies.append("--tail pad or shrink")

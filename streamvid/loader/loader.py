@@ -29,8 +29,9 @@ from streamvid.loader.stats import LoaderStats, StatsMeter
 from streamvid.loader.stores import store_stats
 from streamvid.loader.view.view import ViewOptions
 from streamvid.plan import BucketReport, Cursor, PlanOptions, World
-from streamvid.plan.options import Shuffle, Sync, Tail
+from streamvid.plan.options import Shuffle, Sync
 from streamvid.plan.position import MAX_EPOCH
+from streamvid.plan.tail import Tail
 from streamvid.storage import StorageOptions
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class VideoLoader:
 
     def __len__(self) -> int:
         """Batches of the whole current epoch: the same on every rank, but for tail="uneven"."""
-        if self.options.tail != "uneven":
+        if self.options.tail_rule.is_equal:
             return self._plan.num_steps
         return self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
 

@@ -66,7 +66,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
             plan.cursor.epoch,
             plan.options.tail,
         )
-    if plan.options.tail == "uneven":
+    if not plan.options.tail_rule.is_equal:
         short = [rank for rank in (0, plan.num_ranks - 1) if plan.num_batches_left(rank) != plan.num_steps_left]
         _log.info(
             "each sample comes once: last batches of buckets are smaller%s",

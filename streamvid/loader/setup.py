@@ -34,7 +34,8 @@ from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers, detect_world
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import default_costs
-from streamvid.plan.options import Shuffle, Sync, Tail
+from streamvid.plan.options import Shuffle, Sync
+from streamvid.plan.tail import Tail
 from streamvid.video.picture import PictureFormat, Pixels
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from streamvid.plan.hashing import hash64, hash_below, hash_text, uniform
 from streamvid.plan.mix import PlanSource
 from streamvid.plan.options import PLAN_VERSION, PlanOptions
 from streamvid.plan.position import Cursor, World
+from streamvid.plan.span import BucketReport
 from streamvid.plan.step import Step
-from streamvid.plan.tail import BucketReport
 
 __all__ = [
     "PLAN_VERSION",

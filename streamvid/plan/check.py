@@ -12,8 +12,8 @@ from streamvid.errors import ConfigError, PlanError, StateError
 from streamvid.plan.mix import MAX_BLOCK_SAMPLES, MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.position import MAX_POSITION, Cursor
+from streamvid.plan.span import BucketSpan
 from streamvid.plan.step import FILL_GROUP, FILLER_VISITS
-from streamvid.plan.tail import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -76,8 +76,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
     """Raise unless positions stay exact in int64 and float64, and a repeat's visit (step.py) stays in its range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
-    repeats = span.tail in ("pad", "shrink") and span.length > 0
-    if repeats and (span.global_batch // span.length + 2) * passes >= most:
+    if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
             f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch, "
             f"{passes} passes over {num_samples}, too often; lower batch_size or num_repeats, or use tail='drop' or "

@@ -20,6 +20,7 @@ from streamvid.plan.mix import MixedStream, PlanSource
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.order import EpochOrder
 from streamvid.plan.position import MAX_EPOCH, MAX_NUM_RANKS, Cursor
+from streamvid.plan.span import BucketReport, BucketSpan
 from streamvid.plan.step import (
     FILL_GROUP,
     FILLER_VISITS,
@@ -30,7 +31,6 @@ from streamvid.plan.step import (
     draft_final,
     draft_lane,
 )
-from streamvid.plan.tail import BucketReport, BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -95,13 +95,13 @@ class EpochPlan:
         self._lanes = tuple(lane for lane in every if lane.num_steps)
 
     def _span(self, name: str) -> BucketSpan:
-        stream, epoch, tail = self._streams[name], self.cursor.epoch, self.options.tail
+        stream, epoch, tail = self._streams[name], self.cursor.epoch, self.options.tail_rule
         start, end = stream.boundary(epoch), stream.boundary(epoch + 1)
         size, position = self._batch_sizes[name], self.cursor.positions.get(name)
         if position is None:
             grid = size * (1 if self.options.sync == "cost" else self.num_ranks)
-            position = start // grid * grid if tail == "carry" else start
-        elif tail != "carry":
+            position = start // grid * grid if tail.carries else start
+        elif not tail.carries:
             position = max(position, start)
         return BucketSpan(name, stream.num_samples, size, self.num_ranks, tail, epoch, start, end, position)
 
@@ -116,12 +116,12 @@ class EpochPlan:
     def num_steps_left(self) -> int:
         """Steps from the cursor to the end of the epoch; ranks that have no batch in a step count it too."""
         natural = self._num_mixed + len(self._finals)
-        if self.options.tail not in ("carry", "drop"):
+        if self.options.tail_rule.delivers_all:
             return natural
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the batches that a rank receives after `num_steps_done`; fewer than steps only for tail="uneven"."""
+        """Return the batches that a rank receives after `num_steps_done`; fewer than steps only if the tail is unequal."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
@@ -129,14 +129,14 @@ class EpochPlan:
     def num_steps_through(self, num_epochs: int) -> int:
         """Return the steps of the first `num_epochs` epochs together, with these batch sizes and ranks."""
         require_integer("num_epochs", num_epochs, 0, MAX_EPOCH)
-        if self.options.tail == "carry":
+        if self.options.tail_rule.carries:
             return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
         period = 1
         for stream in self._streams.values():
             period = stream.period(period)
         if any(stream.is_drawn for stream in self._streams.values()):
             period = max(1, num_epochs)
-        if self.options.tail in ("shrink", "uneven") and any(len(x.spans) > 1 for x in (*self._lanes, *self._idle)):
+        if self.options.tail_rule.has_final_step and any(len(x.spans) > 1 for x in (*self._lanes, *self._idle)):
             # The order of each epoch decides which buckets have a remainder, and so a final step.
             period = max(1, num_epochs)
         counts = [self.at(Cursor(epoch)).num_steps_left for epoch in range(min(period, num_epochs))]
@@ -198,7 +198,7 @@ class EpochPlan:
 
     def _num_epochs_to_a_step(self) -> int | None:
         """Return epochs, including this one, until carried samples make a step; None: never."""
-        if self.options.tail != "carry":
+        if not self.options.tail_rule.carries:
             return None  # other tails make the same steps in every epoch: none
         positions = {span.bucket_id: span.position for span in self._spans}
         low, high = self.cursor.epoch, MAX_EPOCH
@@ -270,7 +270,7 @@ class EpochPlan:
     def next_epoch(self) -> Cursor:
         """Return the cursor that opens the next epoch once all steps of this one are done."""
         positions = dict(self.cursor_after(self.num_steps_left).positions)
-        if self.options.tail != "carry":
+        if not self.options.tail_rule.carries:
             positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
         return Cursor(self.cursor.epoch + 1, positions)
 
@@ -308,22 +308,22 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Steps after all others: remainders of "shrink" and "uneven", then fillers of a group of `accumulate`."""
-        finals = []
-        if self.options.tail in ("shrink", "uneven"):
+        """Steps after all others: remainders of buckets, then repeats that fill a group of `accumulate`."""
+        finals, tail = [], self.options.tail_rule
+        if tail.has_final_step:
             units, _ = self._taken(self._num_mixed)
             for span in self._spans:
                 position = span.position_after(units[span.bucket_id])
                 rest = max(0, span.end - position)
-                if self.options.tail == "shrink":
+                if tail.is_equal:
                     rest = -(-rest // self.num_ranks) * self.num_ranks
                 if rest:
                     finals.append(FinalStep(span, position, rest))
-        if self.options.tail in ("pad", "shrink"):
+        if tail.repeats:
             missing = -(self._num_mixed + len(finals) + self.cursor.phase) % self.options.accumulate
             if any(span.length for span in self._spans):
                 largest = max(self._spans, key=lambda span: span.length)
-                size = self.num_ranks * (largest.batch_size if self.options.tail == "pad" else 1)
+                size = self.num_ranks * (largest.batch_size if tail.pads else 1)
                 # Counted from the last, so that a run which begins between two of them continues with the others.
                 for number in range(missing - 1, -1, -1):
                     position = largest.end + number * size % largest.length
@@ -341,8 +341,8 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
         global_batch=span.global_batch,
         num_steps=-(-delivered // span.global_batch),
         num_delivered=delivered,
-        num_carried=rest if span.tail == "carry" else 0,
-        num_dropped=rest if span.tail != "carry" else 0,
+        num_carried=rest if span.tail.carries else 0,
+        num_dropped=0 if span.tail.carries else rest,
         num_repeated=delivered - real,
     )
 

@@ -1,6 +1,6 @@
 """Buckets whose batches make up steps together: one bucket, or with sync="cost" a class of about equal cost.
 
-A lane's batches (units, see tail.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one
+A lane's batches (units, see span.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one
 per rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
 
 A lane of several buckets has no position of its own: its steps are known by the units that are left, counted from the
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from streamvid.plan.hashing import hash_text
 from streamvid.plan.options import PlanOptions
 from streamvid.plan.order import EpochOrder, Track
-from streamvid.plan.tail import BucketSpan
+from streamvid.plan.span import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,18 +42,18 @@ class Lane:
 
     @property
     def num_units(self) -> int:
-        """Units that the buckets have left, without those that "pad" adds to fill the last step."""
+        """Units that the buckets have left, without those that a tail adds to fill the last step."""
         return sum(span.num_units for span in self.spans)
 
     @property
     def num_steps(self) -> int:
         """Steps of all ranks that the lane makes."""
         units = self.num_units
-        return -(-units // self.num_ranks) if self.options.tail == "pad" else units // self.num_ranks
+        return -(-units // self.num_ranks) if self.options.tail_rule.pads else units // self.num_ranks
 
     @property
     def filler(self) -> int:
-        """Number of the bucket whose repeats fill the last step of "pad": the one with most samples."""
+        """Number of the bucket whose repeats fill the last step if the tail pads: the one with most samples."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:

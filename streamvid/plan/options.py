@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
+from streamvid.plan.tail import EQUAL_TAILS, TAIL_RULES, Tail, TailRule
 
 PLAN_VERSION = 1
 """Grows whenever the same inputs would give another order."""
 
-Tail: TypeAlias = Literal["carry", "drop", "pad", "shrink", "uneven"]
 Shuffle: TypeAlias = Literal["none", "shards", "window"]
 Sync: TypeAlias = Literal["bucket", "cost"]
 Order: TypeAlias = Literal["mixed", "largest-first"]
@@ -50,11 +50,17 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.tail == "uneven" and self.accumulate > 1:
+        if self.accumulate > 1 and not self.tail_rule.is_equal:
+            *first, last = map(repr, EQUAL_TAILS)
             raise ConfigError(
-                f"accumulate={self.accumulate} cannot be combined with tail='uneven', where some ranks have no batch "
-                "in some steps; use tail='carry', 'drop', 'pad' or 'shrink', or accumulate=1"
+                f"accumulate={self.accumulate} cannot be combined with tail={self.tail!r}, where some ranks have no "
+                f"batch in some steps; use tail={', '.join(first)} or {last}, or accumulate=1"
             )
+
+    @property
+    def tail_rule(self) -> TailRule:
+        """Properties of the tail policy."""
+        return TAIL_RULES[self.tail]
 
     def order_key(self) -> dict[str, Any]:
         """Return, as plain JSON, what the meaning of a position depends on; a state belongs to plans of equal keys."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from streamvid.errors import ConfigError
 from streamvid.plan.lane import Lane
 from streamvid.plan.mix import MixedStream, resolve
-from streamvid.plan.tail import BucketSpan
+from streamvid.plan.span import BucketSpan
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]

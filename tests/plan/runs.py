@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from hypothesis import strategies as st
 
 from streamvid.plan import BucketReport, Cursor, EpochPlan, PlanOptions, PlanSource, Step
+from streamvid.plan.tail import TAIL_RULES, Tail
 
 BUCKET_IDS = ("256px-16f-16x9", "256px-1f-1x1", "480x832-81f", "832x480-81f")
 Dataset = dict[str, list[int]]
@@ -113,13 +114,13 @@ def cases(draw: st.DrawFn) -> Case:
     sets = draw(st.lists(datasets(), min_size=1, max_size=3))
     simple = st.sampled_from([Fraction(1), Fraction(2), Fraction(1, 2)])
     repeats = draw(st.lists(simple | st.fractions(Fraction(1, 9), 3, max_denominator=9), min_size=3, max_size=3))
-    tail = draw(st.sampled_from(["carry", "drop", "pad", "shrink", "uneven"]))
+    tail = draw(st.sampled_from(get_args(Tail)))
     chosen = replace(
         draw(options(tail="carry")),
         tail=tail,
         sync=draw(st.sampled_from(["bucket", "cost"])),
         order=draw(st.sampled_from(["mixed", "largest-first"])),
-        accumulate=1 if tail == "uneven" else draw(st.sampled_from([1, 1, 2, 3, 4])),
+        accumulate=draw(st.sampled_from([1, 1, 2, 3, 4])) if TAIL_RULES[tail].is_equal else 1,
     )
     costs = draw(st.fixed_dictionaries({name: st.sampled_from([100, 105, 108, 300]) for name in BUCKET_IDS}))
     return Case(tuple(sets), tuple(repeats[: len(sets)]), chosen, costs)
