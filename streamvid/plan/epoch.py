@@ -121,7 +121,7 @@ class EpochPlan:
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the batches that a rank receives after `num_steps_done`; fewer than steps only if the tail is unequal."""
+        """Return a rank's batches after `num_steps_done`: fewer than steps only if the tail is unequal."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
