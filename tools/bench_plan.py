@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 from streamvid.buckets import Bucket
 from streamvid.plan import Cursor, EpochPlan, PlanOptions
 from streamvid.plan.cost import default_costs
-from streamvid.plan.options import Shuffle, Sync, Tail
+from streamvid.plan.options import Shuffle, Sync
+from streamvid.plan.tail import Tail
 from tools.shuffle_quality import shuffle_quality
 
 ROOT = Path(__file__).resolve().parent.parent
