@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
 from streamvid.dataset.draws import StoredSet, sets_from_json, sets_to_json
 from streamvid.errors import DatasetError, IntegrityError, StreamvidError
-from streamvid.storage import Store, check_relative
+from streamvid.storage import Store, WrongReads, check_relative
+
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 FORMAT = "streamvid"
@@ -374,7 +376,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 def read_manifest(store: Store) -> Manifest:
     """Return the manifest of the dataset in `store`. Raise DatasetError if there is none."""
     remedy = f"Build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
-    return manifest_from_json(read_sealed(store, f"no dataset at {store.url}", remedy), f"{store.url}/{MANIFEST}")
+    return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
 
 
 # JSON with a checksum of its own, for the manifests of datasets and of features.
@@ -429,11 +431,22 @@ def naming(where: str) -> Iterator[None]:
         raise DatasetError(f"{where} is damaged ({said}); copy it again or rebuild the dataset") from error
 
 
-def read_sealed(store: Store, nothing: str, remedy: str) -> bytes:
-    """Return the bytes of a manifest. Raise DatasetError, which starts with `nothing`, if there is none."""
+def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
+    """Return what `parse` makes of the bytes and the name of a manifest; wrong bytes are read again (FETCH-1).
+
+    Raises the DatasetError of `parse`, or one that starts with `nothing` if there is no manifest.
+    """
     size = store.size(MANIFEST)
     if size is None:
         raise DatasetError(f"{nothing}: {MANIFEST} is missing. {remedy}")
     if size > MAX_MANIFEST_BYTES:
         raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; {MAX_MANIFEST_BYTES} are allowed")
-    return store.read(MANIFEST)
+    wrong = WrongReads()
+    while True:
+        data = store.read(MANIFEST)
+        try:
+            return parse(data, f"{store.url}/{MANIFEST}")
+        except DatasetError:
+            if wrong.judge(hashlib.sha256(data).digest()) != "again":
+                raise
+        store.forget(MANIFEST)

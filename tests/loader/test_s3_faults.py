@@ -173,6 +173,19 @@ def test_an_index_that_goes_wrong_on_its_way_is_read_until_it_is_right(
     assert proxy.counts().faults["flipped"] >= 20
 
 
+def test_a_manifest_that_goes_wrong_on_its_way_is_read_again(sources: dict[str, Source], proxy: FaultProxy) -> None:
+    """FETCH-1: other wrong bytes each time come from the network; a manifest that is damaged where it is stored raises."""
+    expected = streamvid.open_dataset(sources["plain"].root).manifest
+    for num_wrong in (1, 4):
+        proxy.reset_counts()
+        proxy.set(faults=("flipped",), path="manifest.json", methods=("GET",), first_n=num_wrong)
+        assert streamvid.open_dataset(sources["plain"].url).manifest == expected
+        assert proxy.counts().faults["flipped"] == num_wrong
+    proxy.set(faults=("flipped",), path="manifest.json", methods=("GET",), fault_rate=1.0)
+    with pytest.raises(StorageError, match="5 reads gave other bytes each time"):
+        streamvid.open_dataset(sources["plain"].url)
+
+
 # A store that is not there.
 
 

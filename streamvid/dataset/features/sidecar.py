@@ -20,7 +20,6 @@ from streamvid.dataset.features.tables import MemberTable, SidecarShard, Sidecar
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, check_name, decode_tensors
 from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import (
-    MANIFEST,
     FileInfo,
     ShardInfo,
     naming,
@@ -263,8 +262,7 @@ def _shown(value: Any, absent: object = None) -> str:
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
     """Return the manifest of the features in `store`. Raise DatasetError if there are none."""
     remedy = "Make them with `streamvid encode`, or run an interrupted `streamvid encode` again"
-    data = read_sealed(store, f"no sealed features at {store.url}", remedy)
-    return SidecarManifest.from_json(data, f"{store.url}/{MANIFEST}")
+    return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
 
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
