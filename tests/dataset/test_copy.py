@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import streamvid
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.upkeep.copy import copy_dataset, copy_store
+from streamvid.dataset.upkeep.copy import copy_dataset
 from streamvid.dataset.upkeep.copy_file import SCRATCH
 from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
@@ -71,7 +71,7 @@ def test_the_manifest_is_last_and_no_reader_sees_half_a_dataset(tmp_path: Path) 
             open_dataset(tmp_path / "dest")
 
     dest.before_put = looked_at
-    copy_store(LocalStore(tmp_path / "source"), dest, journal=tmp_path / "journal")
+    copy_dataset(LocalStore(tmp_path / "source"), dest, journal=tmp_path / "journal")
     assert dest.puts[-1] == "manifest.json" and len(set(dest.puts)) == len(tree_of(tmp_path / "source"))
 
 
@@ -104,7 +104,7 @@ def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> No
             buffer[len(buffer) // 2] ^= 1
 
     source.after_read = flipped
-    copy_store(source, LocalStore(tmp_path / "dest"), journal=tmp_path / "journal")
+    copy_dataset(source, LocalStore(tmp_path / "dest"), journal=tmp_path / "journal")
     assert tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
     assert seen >= set(tars(tmp_path / "source"))
 
@@ -186,12 +186,12 @@ def test_an_error_leaves_nothing_but_what_the_next_run_goes_on_from(tmp_path: Pa
 
     dest.before_put = full
     with pytest.raises(StorageError, match="no space left"):
-        copy_store(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
+        copy_dataset(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
     assert not (tmp_path / "dest" / SCRATCH).exists() and not (tmp_path / "dest" / "manifest.json").exists()
     dest.before_put = lambda path: None
     before = set(dest.puts)
     dest.puts = []
-    report = copy_store(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
+    report = copy_dataset(LocalStore(tmp_path / "source"), dest, workers=1, journal=tmp_path / "journal")
     assert tree_of(tmp_path / "dest") == tree_of(tmp_path / "source")
     assert report.num_kept == len(before) and not before & set(dest.puts)
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.reader import open_dataset
-from streamvid.dataset.upkeep.verify import MAX_PROBLEMS, VerifyReport, verify_dataset, verify_store
+from streamvid.dataset.upkeep.verify import MAX_PROBLEMS, VerifyReport, verify_dataset
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
 from tests.clips import ROOT
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_read_is_a_finding_and_a_store_that_is_away_an_err
             raise StorageError("cannot read it: Input/output error")
 
     store.after_read = bad_sector
-    report = verify_store(store, deep=True, journal=tmp_path)
+    report = verify_dataset(store, deep=True, journal=tmp_path)
     assert [(problem.path, problem.what) for problem in report.problems] == [(first, "unreadable")]
     assert report.problems[0].num_keys == 3
 
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_read_is_a_finding_and_a_store_that_is_away_an_err
 
     store.before_read = away
     with pytest.raises(StorageError, match="is away"):
-        verify_store(store, deep=True, journal=tmp_path)
+        verify_dataset(store, deep=True, journal=tmp_path)
 
 
 def stopping_at(number: int) -> Callable[[str, int, int], None]:
@@ -222,15 +222,15 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     paths = tars(root)
     for stop in (3, 7):
         with pytest.raises(KeyboardInterrupt):
-            verify_store(LocalStore(root), deep=True, workers=1, journal=journal, progress=stopping_at(stop))
+            verify_dataset(LocalStore(root), deep=True, workers=1, journal=journal, progress=stopping_at(stop))
     flip(root / paths[1], 700)  # read by now
     store = Watched(LocalStore(root))
-    report = verify_store(store, deep=True, workers=1, journal=journal)
+    report = verify_dataset(store, deep=True, workers=1, journal=journal)
     assert named(report) == {paths[1]}
     assert report.num_shards_resumed >= 6
     assert [path for path in paths if path in store.bytes_read] == [paths[1], *paths[report.num_shards_resumed + 1 :]]
     assert not list(journal.iterdir())
-    again = verify_store(LocalStore(root), deep=True, journal=journal)
+    again = verify_dataset(LocalStore(root), deep=True, journal=journal)
     assert again.num_shards_resumed == 0 and named(again) == {paths[1]}
 
 
@@ -279,7 +279,7 @@ def test_reads_are_small_and_each_byte_is_read_once(tmp_path: Path) -> None:
     root = tmp_path / "dataset"
     seal_whole(root, 1, clip_bytes=12 * 2**20)
     store = Watched(LocalStore(root))
-    assert verify_store(store, deep=True, journal=tmp_path / "journal").is_right
+    assert verify_dataset(store, deep=True, journal=tmp_path / "journal").is_right
     (tar,) = tars(root)
     assert store.largest_read <= 16 * 2**20
     assert store.bytes_read[tar] == (root / tar).stat().st_size > 36 * 2**20
@@ -299,7 +299,7 @@ def test_bytes_that_went_wrong_on_their_way_are_read_again(tmp_path: Path) -> No
             buffer[len(buffer) // 3] ^= 64
 
     store.after_read = flipped
-    assert verify_store(store, deep=True, journal=tmp_path / "journal").is_right
+    assert verify_dataset(store, deep=True, journal=tmp_path / "journal").is_right
     assert seen > set(tars(tmp_path / "dataset"))
 
 

@@ -53,9 +53,9 @@ class AnnotateReport:
     num_bytes: int
     content_fingerprint: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain values."""
-        return {**asdict(self), "unmatched": list(self.unmatched), "columns": list(self.columns)}
+        return asdict(self)
 
 
 def annotate(

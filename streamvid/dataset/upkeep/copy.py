@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, Manifest, manifest_from_json
+from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, manifest_from_json
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
@@ -22,12 +22,11 @@ from streamvid.dataset.passes import (
     no_progress,
 )
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, has_right_bytes, scratch_folder
+from streamvid.dataset.upkeep.copy_file import SCRATCH, FileCopier, scratch_folder
 from streamvid.dataset.upkeep.finished import FinishedFiles
+from streamvid.dataset.upkeep.verify_shard import check_file
 from streamvid.errors import ConfigError, DatasetError, SealedError, StorageError, StreamvidError
 from streamvid.storage import FileState, LocalStore, StorageOptions, Store, WrongReads, open_store
-
-_JOURNALS = "copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,14 @@ class CopyReport:
     num_kept: int
     num_uploads_aborted: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain values."""
         return asdict(self)
 
 
 def copy_dataset(
-    source: str | Path,
-    dest: str | Path,
+    source: str | Path | Store,
+    dest: str | Path | Store,
     *,
     storage: StorageOptions | Mapping[str, Any] | None = None,
     source_storage: StorageOptions | Mapping[str, Any] | None = None,
@@ -67,7 +66,7 @@ def copy_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """Copy the sealed dataset at `source` to `dest`; idempotent. `dest` gets its manifest after all other files.
+    """Copy the sealed dataset at `source` to `dest`, URLs or open stores; idempotent. The manifest is put last.
 
     The SHA-256 of every file is verified in transit. An interrupted copy resumes: a journal in the folder `journal`
     (None: the user's cache) lists the files that are done. If the same dataset is at `dest`, files that are missing or
@@ -80,29 +79,11 @@ def copy_dataset(
     Raise DatasetError (no dataset at `source`; other files or another process at `dest`), SealedError (another dataset
     at `dest`), IntegrityError (the source is damaged), StorageError.
     """
-    return copy_store(
-        open_store(source, StorageOptions.of(storage if source_storage is None else source_storage)),
-        open_store(dest, StorageOptions.of(storage if dest_storage is None else dest_storage)),
-        check_existing=check_existing,
-        workers=workers,
-        temp_dir=temp_dir,
-        journal=journal,
-        progress=progress,
-    )
-
-
-def copy_store(
-    source: Store,
-    dest: Store,
-    *,
-    check_existing: bool = False,
-    workers: int = DEFAULT_WORKERS,
-    temp_dir: str | Path | None = None,
-    journal: str | Path | None = None,
-    progress: Progress | None = None,
-) -> CopyReport:
-    """Copy a dataset between open stores; see `copy_dataset`."""
     check_workers(workers)
+    if isinstance(source, str | Path):
+        source = open_store(source, StorageOptions.of(storage if source_storage is None else source_storage))
+    if isinstance(dest, str | Path):
+        dest = open_store(dest, StorageOptions.of(storage if dest_storage is None else dest_storage))
     _check_places(source, dest)
     dataset = Dataset(source)
     manifest = _read_twice(source, MANIFEST)
@@ -110,7 +91,7 @@ def copy_store(
         raise DatasetError(f"{source.url}: {MANIFEST} has just been replaced; run the same command again")
     files = [[file.path, file.sha256] for file in dataset.manifest.files]  # these determine all others
     about = {"dest": dest.url, "content": dataset.manifest.fingerprints.content, "files": files}
-    with FinishedFiles(journal, _JOURNALS, about) as done:
+    with FinishedFiles(journal, "copy", about) as done:
         return _Copy(dataset, manifest, dest, done, check_existing, workers, progress or no_progress).run(temp_dir)
 
 
@@ -212,11 +193,12 @@ class _Copy:
             manifest = manifest_from_json(data)
         except StreamvidError:
             return None  # damaged: the names of its files tell which dataset it belongs to
-        mine = self.dataset.manifest
-        if _base(manifest) != _base(mine):
+        mine, theirs = self.dataset.manifest, manifest.fingerprints
+        # `content` may differ by columns that were added later.
+        if (theirs.plan, theirs.base) != (mine.fingerprints.plan, mine.fingerprints.base):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
-                f"{manifest.fingerprints.content[:16]}…, not {mine.fingerprints.content[:16]}…); give another dest"
+                f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); give another dest"
             )
         # Columns added at the source since then are copied. Columns added only at dest must not be lost silently.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
@@ -267,12 +249,7 @@ class _Copy:
             return True
         if not self.check_existing:
             return is_sealed
-        if not has_right_bytes(self.dest, file, state, stop):
+        if check_file(self.dest, file, stop, known=state) is not None:
             return False
         self.journal.add(file.path, state)
         return True
-
-
-def _base(manifest: Manifest) -> tuple[str, str]:
-    """Return what identifies a dataset, whatever columns were added later."""
-    return manifest.fingerprints.plan, manifest.fingerprints.base

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import shutil
@@ -19,9 +18,7 @@ from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import FileInfo
 from streamvid.dataset.passes import BLOCK_BYTES, read_blocks
 from streamvid.errors import IntegrityError, StorageError
-from streamvid.storage import FileState, LocalStore, Store
-
-_log = logging.getLogger(__name__)
+from streamvid.storage import LocalStore, Store
 
 SCRATCH = ".copying"
 """Scratch folder of a local destination, from which files are renamed into place on the same file system."""
@@ -85,18 +82,6 @@ class FileCopier:
 
     def _local(self, path: str) -> Path:
         return self.folder / hashlib.sha256(path.encode()).hexdigest()[:32]
-
-
-def has_right_bytes(store: Store, file: FileInfo, state: FileState, stop: threading.Event) -> bool:
-    """Return whether a file of the right size has the right bytes; False if they cannot be read."""
-    digest = hashlib.sha256()
-    try:
-        for block in read_blocks(store, file.path, file.num_bytes, stop, state.version):
-            digest.update(block)
-    except StorageError as error:
-        _log.warning("%s: %s cannot be read (%s); it is put again", store.url, file.path, error)
-        return False
-    return digest.hexdigest() == file.sha256
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamvid.dataset.manifest import MANIFEST, FileInfo, ShardInfo
+from streamvid.dataset.manifest import MANIFEST, ShardInfo
 from streamvid.dataset.passes import (
     DEFAULT_WORKERS,
     Progress,
@@ -38,7 +38,6 @@ from streamvid.storage import StorageOptions, Store, open_store
 
 MAX_PROBLEMS = 1000
 MAX_EXTRA = 1000
-_JOURNALS = "verify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +87,13 @@ class VerifyReport:
         check = "" if whats <= {MISSING, SIZE} else " --check-existing"
         return f"copy the wrong files again, from a dataset that is right: streamvid copy SRC {self.url}{check}"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain values, with `is_right` and `remedy`."""
         return {**asdict(self), "is_right": self.is_right, "remedy": self.remedy}
 
 
-class Findings:
-    """Count of all problems, and the first of them."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-        self.num_problems = 0
-        self.paths: set[str] = set()
-
-    def add(self, problems: Iterable[Problem]) -> None:
-        for problem in problems:
-            self.num_problems += 1
-            self.paths.add(problem.path)
-            if len(self.problems) < MAX_PROBLEMS:
-                self.problems.append(problem)
-
-
 def verify_dataset(
-    url: str | Path,
+    url: str | Path | Store,
     *,
     deep: bool = False,
     storage: StorageOptions | Mapping[str, Any] | None = None,
@@ -119,7 +102,7 @@ def verify_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Verify the sealed dataset at `url` without changing it.
+    """Verify the sealed dataset at `url`, or in an open store, without changing it.
 
     Manifest and index are verified by their checksums, shards by their sizes; with `deep` also every byte of every
     shard, clip, caption and packet table. workers: files read at a time, each with 16 MiB of memory. An interrupted
@@ -128,21 +111,8 @@ def verify_dataset(
 
     Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. The report lists damage.
     """
-    store = open_store(url, StorageOptions.of(storage))
-    return verify_store(store, deep=deep, workers=workers, fresh=fresh, journal=journal, progress=progress)
-
-
-def verify_store(
-    store: Store,
-    *,
-    deep: bool = False,
-    workers: int = DEFAULT_WORKERS,
-    fresh: bool = False,
-    journal: str | Path | None = None,
-    progress: Progress | None = None,
-) -> VerifyReport:
-    """Verify the dataset in an open store; see `verify_dataset`."""
     check_workers(workers)
+    store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
     try:
         dataset = Dataset(store)
     except StorageError:
@@ -155,50 +125,70 @@ def verify_store(
     check = _Check(dataset, deep, workers, progress or no_progress)
     if not deep:
         return check.run(None)
-    about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": _identity(dataset)}
-    with FinishedFiles(journal, _JOURNALS, about) as done:
+    # These files decide whether a shard is right.
+    files = [[file.path, file.num_bytes, file.sha256] for file in dataset.manifest.files]
+    about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": files}
+    with FinishedFiles(journal, "verify", about) as done:
         if fresh:
             done.forget()
         return check.run(done)
 
 
-def _identity(dataset: Dataset) -> list[list[str | int]]:
-    """Return the part of the manifest that decides whether a shard is right."""
-    return [[file.path, file.num_bytes, file.sha256] for file in dataset.manifest.files]
-
-
 @dataclass
 class _Check:
-    """One check of a dataset, and its findings so far."""
+    """One check of a dataset, and its findings so far: all are counted, and the first are kept."""
 
     dataset: Dataset
     is_deep: bool
     workers: int
     progress: Progress
-    findings: Findings = field(default_factory=Findings)
+    problems: list[Problem] = field(default_factory=list)
+    num_problems: int = 0
+    wrong_paths: set[str] = field(default_factory=set)
     num_bytes_read: int = 0
     num_resumed: int = 0
 
     def run(self, journal: FinishedFiles | None) -> VerifyReport:
-        problems = self._check_files()
-        report = VerifyReport(self.dataset.url, self.is_deep)
-        shard_paths = {file.path for file in self.dataset.manifest.files.shards}
-        if shard_paths & {problem.path for problem in problems}:
-            self.findings.add(problems)
-            return self._counted(report)
+        found = self._check_files()
+        is_complete = self._has_shards(found)
+        self._add(map(self._with_samples, found) if is_complete else found)
+        totals, num_extra, extra = DatasetTotals(), None, tuple[str, ...]()
+        if is_complete:
+            self._check_shards(journal)
+            totals, (num_extra, extra) = self._totals(), self._extra()
+        return VerifyReport(
+            url=self.dataset.url,
+            is_deep=self.is_deep,
+            is_complete=is_complete,
+            totals=totals,
+            num_bytes_read=self.num_bytes_read,
+            num_shards_resumed=self.num_resumed,
+            num_problems=self.num_problems,
+            num_files_wrong=len(self.wrong_paths),
+            problems=tuple(self.problems),
+            num_extra=num_extra,
+            extra=extra,
+        )
+
+    def _add(self, problems: Iterable[Problem]) -> None:
+        for problem in problems:
+            self.num_problems += 1
+            self.wrong_paths.add(problem.path)
+            if len(self.problems) < MAX_PROBLEMS:
+                self.problems.append(problem)
+
+    def _has_shards(self, found: list[Problem]) -> bool:
+        """Return whether the shard table can be used; add a problem if it does not match the manifest."""
+        if {file.path for file in self.dataset.manifest.files.shards} & {problem.path for problem in found}:
+            return False
         try:
             _ = self.dataset.shards
         except StorageError:
             raise
         except StreamvidError as error:
-            self.findings.add(problems)
-            self.findings.add([Problem(MANIFEST, CHECKSUM, "a manifest that matches its shard table", str(error))])
-            return self._counted(report)
-        self.findings.add(map(self._with_samples, problems))
-        self._check_shards(journal)
-        num_extra, extra = self._extra()
-        totals = self._totals()
-        return self._counted(replace(report, is_complete=True, totals=totals, num_extra=num_extra, extra=extra))
+            found.append(Problem(MANIFEST, CHECKSUM, "a manifest that matches its shard table", str(error)))
+            return False
+        return True
 
     def _totals(self) -> DatasetTotals:
         shards, files = self.dataset.shards, self.dataset.manifest.files
@@ -210,21 +200,11 @@ class _Check:
             num_bytes=num_shard_bytes + sum(file.num_bytes for file in files),
         )
 
-    def _counted(self, report: VerifyReport) -> VerifyReport:
-        return replace(
-            report,
-            num_bytes_read=self.num_bytes_read,
-            num_shards_resumed=self.num_resumed,
-            num_problems=self.findings.num_problems,
-            num_files_wrong=len(self.findings.paths),
-            problems=tuple(self.findings.problems),
-        )
-
     def _check_files(self) -> list[Problem]:
         """Verify the files that the manifest names."""
         files = tuple(self.dataset.manifest.files)
-        job = partial(_check_named, self.dataset.store)
         found: list[Problem] = []
+        job = partial(check_file, self.dataset.store)
         with contextlib.closing(in_parallel(job, files, self.workers)) as results:
             for number, (file, problem) in enumerate(zip(files, results, strict=True), 1):
                 self.num_bytes_read += file.num_bytes
@@ -248,10 +228,10 @@ class _Check:
 
     def _check_shards(self, journal: FinishedFiles | None) -> None:
         shards = self.dataset.shards
-        job = partial(_check_shard, self.dataset, journal, frozenset(self.findings.paths))
+        job = partial(_check_shard, self.dataset, journal, frozenset(self.wrong_paths))
         with contextlib.closing(in_parallel(job, iter(shards), self.workers)) as results:
             for number, (found, is_resumed) in enumerate(results, 1):
-                self.findings.add(found.problems)
+                self._add(found.problems)
                 self.num_bytes_read += found.num_bytes_read
                 self.num_resumed += is_resumed
                 self.progress("shards", number, len(shards))
@@ -268,10 +248,6 @@ class _Check:
         except StorageError:
             return None, ()
         return count, tuple(first)
-
-
-def _check_named(store: Store, file: FileInfo, stop: threading.Event) -> Problem | None:
-    return check_file(store, file, stop)
 
 
 def _check_shard(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from streamvid.dataset.integrity import until_right
 from streamvid.dataset.manifest import FileInfo, ShardInfo
@@ -62,17 +63,13 @@ class ShardFindings:
     states: tuple[FileState, ...] = ()
     num_bytes_read: int = 0
 
-    def add(self, path: str, what: str, expected: object, found: object, keys: Sequence[str] = ()) -> None:
-        """Add a problem that affects these samples."""
-        self._add(path, what, str(expected), str(found), keys, len(keys))
-
-    def add_lost(self, path: str, what: str, expected: object, found: object, keys: Sequence[str]) -> None:
-        """Add a problem that affects all samples, even if their keys cannot be read."""
-        self._add(path, what, str(expected), str(found), keys, self.shard.num_samples)
-
-    def _add(self, path: str, what: str, expected: str, found: str, keys: Sequence[str], num_keys: int) -> None:
-        bucket_id, shard = self.shard.bucket_id, self.shard.path
-        self.problems.append(Problem(path, what, expected, found, bucket_id, shard, tuple(keys[:MAX_KEYS]), num_keys))
+    def add(self, problem: Problem, keys: Sequence[str] = (), *, is_lost: bool = False) -> None:
+        """Add a problem that affects these samples, or with `is_lost` all, even if their keys cannot be read."""
+        shard, num_keys = self.shard, self.shard.num_samples if is_lost else len(keys)
+        shown = tuple(keys[:MAX_KEYS])
+        self.problems.append(
+            replace(problem, bucket_id=shard.bucket_id, shard=shard.path, keys=shown, num_keys=num_keys)
+        )
 
 
 def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> ShardFindings:
@@ -84,11 +81,9 @@ def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> Sh
         problem = problem_of_state(file, state)
         if state is not None and problem is None:
             states.append(state)
-        elif problem is not None and file.path == shard.path:
-            keys = _keys(dataset, shard) if is_index_right else ()
-            findings.add_lost(file.path, problem.what, problem.expected, problem.found, keys)
         elif problem is not None:
-            findings.add(file.path, problem.what, problem.expected, problem.found)
+            is_tar = file.path == shard.path
+            findings.add(problem, _keys(dataset, shard) if is_tar and is_index_right else (), is_lost=is_tar)
     findings.states = tuple(states) if len(states) == 2 else ()
     return findings
 
@@ -105,16 +100,14 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
         clips = ClipChecksums(rows, file.num_bytes) if file.path == shard.path else None
         problem = check_file(dataset.store, file, stop, clips, known.get(file.path))
         findings.num_bytes_read += file.num_bytes
-        if problem is None:
-            bad = clips.wrong() if clips else []
-            if bad:
-                findings.add(file.path, CONTENT, "the clips that the index describes", "others at their places", bad)
-        elif problem.what == CHECKSUM and clips is not None and rows:
-            findings.add(file.path, problem.what, problem.expected, problem.found, clips.wrong())
-        elif file.path == shard.path:  # no way to tell which samples
-            findings.add_lost(file.path, problem.what, problem.expected, problem.found, [row.key for row in rows])
-        else:
-            findings.add(file.path, problem.what, problem.expected, problem.found)
+        wrong = clips.wrong() if clips else []
+        if problem is None and wrong:
+            problem = Problem(file.path, CONTENT, "the clips that the index describes", "others at their places")
+            findings.add(problem, wrong)
+        elif problem is not None and clips is not None and not (problem.what == CHECKSUM and rows):
+            findings.add(problem, [row.key for row in rows], is_lost=True)  # no way to tell which samples
+        elif problem is not None:
+            findings.add(problem, wrong)
 
 
 def check_file(
@@ -229,18 +222,19 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
     except StorageError:
         raise
     except (StreamvidError, KeyError) as error:
-        findings.add_lost(shard.index_path, CONTENT, f"{shard.num_samples} rows for {shard.path}", error, ())
+        expected = f"{shard.num_samples} rows for {shard.path}"
+        findings.add(Problem(shard.index_path, CONTENT, expected, str(error)), is_lost=True)
         return []
     rows = [IndexedClip(*values) for values in zip(*(table.column(n).to_pylist() for n in _COLUMNS), strict=True)]
     wrong = [row.key for row in rows if hashlib.sha256((row.text or "").encode()).digest() != row.text_sha256]
     if wrong:
-        findings.add(shard.index_path, CONTENT, "captions with the checksums of the index", "others", wrong)
+        findings.add(Problem(shard.index_path, CONTENT, "captions with the checksums of the index", "others"), wrong)
     keys = [row.key for row in rows]
     _check_columns(dataset, findings, keys)
     if dataset.manifest.files.packets:
-        offset, num_bytes, sha256 = (table.column(name)[0].as_py() for name in _PACKETS)
-        if (offset, num_bytes, sha256) != (None, None, None):
-            _check_packets(dataset, findings, keys, offset, num_bytes, sha256)
+        place = [table.column(name)[0].as_py() for name in _PACKETS]
+        if place != [None, None, None]:
+            _check_packets(dataset, findings, keys, place)
     return rows
 
 
@@ -252,39 +246,34 @@ def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -
         except StorageError:
             continue  # a missing or short file is a problem of the file
         except (StreamvidError, KeyError) as error:
-            findings.add_lost(path, CONTENT, f"{len(keys)} rows for {findings.shard.path}", error, keys)
+            expected = f"{len(keys)} rows for {findings.shard.path}"
+            findings.add(Problem(path, CONTENT, expected, str(error)), keys, is_lost=True)
             continue
         wrong = [key for key, other in zip(keys, found, strict=True) if key != other]
         if wrong:
-            findings.add(path, CONTENT, "the keys of the samples index", "others", wrong)
+            findings.add(Problem(path, CONTENT, "the keys of the samples index", "others"), wrong)
 
 
-def _check_packets(
-    dataset: Dataset,
-    findings: ShardFindings,
-    keys: list[str],
-    offset: int | None,
-    num_bytes: int | None,
-    sha256: bytes | None,
-) -> None:
+def _check_packets(dataset: Dataset, findings: ShardFindings, keys: list[str], place: list[Any]) -> None:
     file = dataset.manifest.files.packets_of(findings.shard.index_path)
     assert file is not None, "packets files were there"
-    wrong, problem = [], ""
+    wrong, first = [], ""
     try:
-        tables = dataset.packets(findings.shard, offset, num_bytes, sha256)
+        tables = dataset.packets(findings.shard, *place)
     except StorageError:
         return  # a missing or short file is a problem of the file
     except IntegrityError as error:
-        findings.add_lost(file.path, CHECKSUM, "the packet table of its checksum", error, keys)
+        problem = Problem(file.path, CHECKSUM, "the packet table of its checksum", str(error))
+        findings.add(problem, keys, is_lost=True)
         return
     for number, key in enumerate(keys):
         try:
             tables.clip(number)
         except IntegrityError as error:
             wrong.append(key)
-            problem = problem or str(error)
+            first = first or str(error)
     if wrong:
-        findings.add(file.path, CONTENT, "an index of each clip's packets", problem, wrong)
+        findings.add(Problem(file.path, CONTENT, "an index of each clip's packets", first), wrong)
 
 
 def _keys(dataset: Dataset, shard: ShardInfo) -> list[str]:
