@@ -44,7 +44,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
         digest = hashlib.sha256()
         for start in range(0, file.num_bytes, max(1, size)):
             block = buffer[: min(size, file.num_bytes - start)]
-            store.read_into(file.path, start, block)
+            store.read_ranges(file.path, [(start, block)])
             digest.update(block)
             if (first := max(start, end_start)) < start + len(block):
                 end[first - end_start : start + len(block) - end_start] = block[first - start :]
@@ -61,16 +61,12 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
     return digest
 
 
-def read_packets(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Return the bytes of a packet table. PacketTables verifies their checksum."""
-    return _read_until_right(store, path, offset, num_bytes, sha256)
-
-
-def _read_until_right(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
+def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
+    """Return a range of a file. If its bytes are wrong, they remain so: the caller verifies them."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
-        store.read_into(path, offset, memoryview(data))
+        store.read_ranges(path, [(offset, memoryview(data))])
         return hashlib.sha256(data).digest()
 
     until_right(store, path, sha256, read)
@@ -176,7 +172,7 @@ class StoreFile(io.RawIOBase):
     def read_near(self, start: int, end: int) -> None:
         """Read these bytes now, with one request; later reads within them need no request."""
         data = bytearray(end - start)
-        self._store.read_into(self._path, start, memoryview(data))
+        self._store.read_ranges(self._path, [(start, memoryview(data))])
         self._start, self._near = start, bytes(data)
 
     def readable(self) -> bool:
@@ -200,7 +196,7 @@ class StoreFile(io.RawIOBase):
         if first >= 0 and first + count <= len(self._near):
             view[:count] = self._near[first : first + count]
         elif count:
-            self._store.read_into(self._path, self._position, view[:count])
+            self._store.read_ranges(self._path, [(self._position, view[:count])])
         self._position += count
         return count
 
@@ -275,11 +271,11 @@ class SamplesFile:
         store, file = self._store, self._file
         if self._tail is not None:
             size, sha256 = self._tail
-            return _read_until_right(store, file.path, file.num_bytes - size, size, sha256)
+            return read_range(store, file.path, file.num_bytes - size, size, sha256)
         _check_size(store, file)
         end = bytearray(min(_FOOTER_END_BYTES, file.num_bytes))
         if end:
-            store.read_into(file.path, file.num_bytes - len(end), memoryview(end))
+            store.read_ranges(file.path, [(file.num_bytes - len(end), memoryview(end))])
         tail = end
         for _ in range(2):  # the size of the footer can be wrong itself until it is verified
             tail = bytearray(min(file.num_bytes, int.from_bytes(end[:4], "little") + _FOOTER_END_BYTES))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from streamvid.buckets.bucket import Bucket
@@ -233,39 +234,46 @@ class Fingerprints:
         draws: Sequence[StoredSet] = (),
     ) -> Fingerprints:
         """Return the fingerprints of a dataset without later columns."""
-        plan_lines = (f"shard {s.bucket_id} {s.number} {s.split} {s.num_samples}\n".encode() for s in shards)
-        base = base_digest((f"{shard.path} {shard.sha256}\n".encode() for shard in shards), sample_files)
+        plan_lines = (plan_line(s.bucket_id, s.number, s.split, s.num_samples) for s in shards)
+        base = base_digest((content_line(shard.path, shard.sha256) for shard in shards), sample_files)
         return Fingerprints(plan_digest(buckets, plan_lines, draws), base, base)
+
+
+def plan_line(bucket_id: str, number: int, split: str, num_samples: int) -> bytes:
+    """Return what `Fingerprints.plan` covers of a shard."""
+    return f"shard {bucket_id} {number} {split} {num_samples}\n".encode()
+
+
+def content_line(path: str, sha256: str) -> bytes:
+    """Return what `Fingerprints.base` covers of a file."""
+    return f"{path} {sha256}\n".encode()
 
 
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
     """Return `Fingerprints.plan` of shards whose lines are given, any number of them at a time."""
-    digest = hashlib.sha256()
-    for bucket in buckets:
-        digest.update(f"bucket {bucket.id} {bucket.shape}\n".encode())
-    for lines in shard_lines:
-        digest.update(lines)
-    if draws:
-        digest.update(f"draws {json.dumps(sets_to_json(draws), sort_keys=True, separators=(',', ':'))}\n".encode())
-    return digest.hexdigest()
+    of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
+    of_draws = f"draws {json.dumps(sets_to_json(draws), sort_keys=True, separators=(',', ':'))}\n".encode()
+    return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
 
 
 def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
     """Return `Fingerprints.base` of shards whose lines are given, any number of them at a time."""
-    digest = hashlib.sha256()
-    for lines in shard_lines:
-        digest.update(lines)
-    for file in sample_files:
-        digest.update(f"{file.path} {file.sha256}\n".encode())
-    return digest.hexdigest()
+    return _digest(chain(shard_lines, (content_line(file.path, file.sha256) for file in sample_files)))
 
 
 def content_digest(base: str, groups: Sequence[ColumnGroup]) -> str:
     """Return `Fingerprints.content` of a dataset with these groups of later columns."""
     if not groups:
         return base
-    lines = [f"{file.path} {file.sha256}\n" for group in groups for file in group.files]
-    return hashlib.sha256("".join([f"{base}\n", *lines]).encode()).hexdigest()
+    lines = [content_line(file.path, file.sha256) for group in groups for file in group.files]
+    return _digest([f"{base}\n".encode(), *lines])
+
+
+def _digest(lines: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for some in lines:
+        digest.update(some)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamvid.dataset.column_groups import ColumnGroups, join, nearest
 from streamvid.dataset.draws import stored_clips
 from streamvid.dataset.index import USER_PREFIX
-from streamvid.dataset.integrity import SamplesFile, read_packets, read_shards, read_tables
+from streamvid.dataset.integrity import SamplesFile, read_range, read_shards, read_tables
 from streamvid.dataset.manifest import Manifest, ShardInfo, base_digest, plan_digest, read_manifest
 from streamvid.dataset.packets import MAX_TABLE_BYTES, PacketTables
 from streamvid.dataset.shard_table import ShardTable, check_sets, exact_sum
@@ -162,7 +162,7 @@ class Dataset:
     ) -> PacketTables:
         """Return the packet index of one shard's clips; offset, bytes and checksum are those of the samples index."""
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
-        data = read_packets(self.store, path, offset, num_bytes, sha256)
+        data = read_range(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
         return PacketTables(data, sha256, shard.num_samples, where)
 

@@ -7,17 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamvid.storage.store import FileState
-from streamvid.storage.transport import Body, RequestError
+from streamvid.storage.transport import Body, RequestError, Transport
 
 
-class FsspecTransport:
-    """Requests to `fsspec.filesystem(protocol)`.
+class FsspecTransport(Transport):
+    """Requests to `fsspec.filesystem(protocol)`, which splits uploads as it likes.
 
     A requested version is compared after the read. Answers carry no version, so that parts of one large read may be of
     two versions.
     """
-
-    part_bytes = 2**62  # the package splits uploads as it likes
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol
@@ -99,21 +97,6 @@ class FsspecTransport:
         with self._lock:
             if self._protocol != "memory":
                 self._made = None
-
-    def begin_parts(self, key: str) -> str:
-        raise NotImplementedError
-
-    def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
-        raise NotImplementedError
-
-    def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
-        raise NotImplementedError
-
-    def abort_parts(self, key: str, upload: str) -> None:
-        raise NotImplementedError
-
-    def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        return []
 
 
 def _version(found: Mapping[str, object]) -> str:

@@ -19,43 +19,34 @@ class LocalStore:
     """A folder on this machine. Writes are atomic: to a temporary name in the same folder, synced, then renamed."""
 
     root: Path
+    is_local = True
 
     @property
     def url(self) -> str:
         return str(self.root)
-
-    @property
-    def is_local(self) -> bool:
-        return True
 
     def path(self, path: str) -> Path:
         """Return the local file of a store path."""
         return self.root / check_relative(path)
 
     def state(self, path: str) -> FileState | None:
-        try:
-            status = self.path(path).stat()
+        with self._naming("look at", path):
+            try:
+                status = self.path(path).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
             return _state(path, status) if stat.S_ISREG(status.st_mode) else None
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise self._error("look at", path, error) from error
 
     def size(self, path: str) -> int | None:
         state = self.state(path)
         return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
-        try:
+        with self._naming("read", path):
             return self.path(path).read_bytes()
-        except OSError as error:
-            raise self._error("read", path, error) from error
-
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.read_ranges(path, [(offset, buffer)])
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        try:
+        with self._naming("read", path):
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for offset, buffer in ranges:
@@ -64,8 +55,6 @@ class LocalStore:
                     raise StorageError(f"{self.url}: {path} has changed since its version was read")
             finally:
                 os.close(descriptor)
-        except OSError as error:
-            raise self._error("read", path, error) from error
 
     def _fill(self, descriptor: int, path: str, offset: int, buffer: memoryview) -> None:
         done = 0
@@ -83,10 +72,8 @@ class LocalStore:
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
-        try:
+        with self._naming("list", folder):
             names = [found.relative_to(self.root).as_posix() for found in root.rglob("*") if found.is_file()]
-        except OSError as error:
-            raise self._error("list", folder, error) from error
         for name in sorted(names):
             state = self.state(name)
             if state is not None:
@@ -95,43 +82,39 @@ class LocalStore:
     def put(self, path: str, data: bytes | Path) -> None:
         target = self.path(path)
         temporary = target.with_name(f".{target.name}.tmp")
-        try:
+        with self._naming("write", path):
             target.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(data, Path):
                 with data.open("rb") as file:
                     os.fsync(file.fileno())
                 data.replace(target)
             else:
-                _write(temporary, data)
-                temporary.replace(target)
+                try:
+                    _write(temporary, data)
+                    temporary.replace(target)
+                except OSError:
+                    temporary.unlink(missing_ok=True)
+                    raise
             _sync_folder(target.parent)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise self._error("write", path, error) from error
 
     def create(self, path: str, data: bytes) -> bool:
         target = self.path(path)
         temporary = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-        try:
+        with self._naming("write", path):
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(temporary, data)
-            target.hardlink_to(temporary)  # a rename would replace an existing file
+            try:
+                _write(temporary, data)
+                target.hardlink_to(temporary)  # a rename would replace an existing file
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
             _sync_folder(target.parent)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise self._error("write", path, error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         return True
 
     def remove(self, path: str) -> None:
-        try:
+        with self._naming("remove", path):
             self.path(path).unlink(missing_ok=True)
-        except OSError as error:
-            raise self._error("remove", path, error) from error
 
     def abort_uploads(self, folder: str = "") -> int:
         return 0  # a rename has no parts
@@ -139,8 +122,13 @@ class LocalStore:
     def stats(self) -> StoreStats:
         return StoreStats()
 
-    def _error(self, verb: str, path: str, error: OSError) -> StorageError:
-        return StorageError(f"{self.url}: cannot {verb} {path}: {error.strerror or error}")
+    @contextlib.contextmanager
+    def _naming(self, verb: str, path: str) -> Iterator[None]:
+        """Turn errors of the file system into StorageErrors that name store and path."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"{self.url}: cannot {verb} {path}: {error.strerror or error}") from error
 
 
 def _state(path: str, status: os.stat_result) -> FileState:

@@ -119,9 +119,6 @@ class RemoteStore:
             self.read_ranges(path, [(0, memoryview(data))], version)
         return bytes(data)
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.read_ranges(path, [(offset, buffer)])
-
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         key, requests = self._key(path), join_ranges(ranges)
         since = time.monotonic()

@@ -76,12 +76,11 @@ class Store(Protocol):
         """Read a whole file."""
         ...
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`. A file that ends too early is an error, never a short read."""
-        ...
-
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill all buffers, near ones with one request. With `version`, raise StorageError for any other version."""
+        """Fill all buffers, near ones with one request. A file that ends too early is an error, never a short read.
+
+        With `version`, raise StorageError for any other version.
+        """
         ...
 
     def forget(self, path: str) -> None:

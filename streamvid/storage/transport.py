@@ -80,29 +80,27 @@ class Transport(Protocol):
         """Look for keys again."""
         ...
 
-    # Large objects, in parts.
+    # Large objects, in parts, where a store offers that.
 
-    @property
-    def part_bytes(self) -> int:
-        """Size of a part; smaller objects are put at once."""
-        ...
+    part_bytes: int = 2**62
+    """Size of a part; smaller objects are put at once."""
 
     def begin_parts(self, key: str) -> str:
         """Begin an upload and return its id."""
-        ...
+        raise NotImplementedError
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
         """Upload a part, numbered from 1, and return its tag."""
-        ...
+        raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
         """Make the object out of all parts."""
-        ...
+        raise NotImplementedError
 
     def abort_parts(self, key: str, upload: str) -> None:
         """Abort an upload."""
-        ...
+        raise NotImplementedError
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
         """List (key, id) of unfinished uploads."""
-        ...
+        return []

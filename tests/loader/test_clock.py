@@ -23,7 +23,7 @@ from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.options import LimitOptions
-from streamvid.storage import LocalStore
+from streamvid.storage import LocalStore, Ranges
 from tests.clips import encode
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.test_bad import damaged, part_of
@@ -152,10 +152,10 @@ class BlockingStore(LocalStore):
     blocks: str = "nothing"
     go_on: threading.Event = field(default_factory=threading.Event)
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if self.blocks in path:
             self.go_on.wait(50)
-        super().read_into(path, offset, buffer)
+        super().read_ranges(path, ranges, version)
 
 
 def test_an_index_that_hangs(tmp_path: Path) -> None:

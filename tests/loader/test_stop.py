@@ -17,7 +17,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import LoaderError, WorkerError
-from streamvid.storage import LocalStore
+from streamvid.storage import LocalStore, Ranges
 from tests.loader.test_kill import is_alive
 
 SCRIPT = """
@@ -264,9 +264,9 @@ def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
 class CollectingStore(LocalStore):
     """Where a garbage collection happens to run in a thread that reads: any may be the one that collects a loader."""
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+    def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         gc.collect()
-        super().read_into(path, offset, buffer)
+        super().read_ranges(path, ranges, version)
 
 
 @pytest.mark.parametrize(

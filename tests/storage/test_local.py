@@ -19,7 +19,7 @@ def test_put_read_and_remove(tmp_path: Path) -> None:
     assert store.size("a/b.bin") == 10
     assert store.read("a/b.bin") == b"abcdefghij"
     buffer = bytearray(4)
-    store.read_into("a/b.bin", 3, memoryview(buffer))
+    store.read_ranges("a/b.bin", [(3, memoryview(buffer))])
     assert buffer == b"defg"
     store.remove("a/b.bin")
     store.remove("a/b.bin")
@@ -53,7 +53,7 @@ def test_a_short_read_is_an_error(tmp_path: Path) -> None:
     store.put("x", b"0123456789")
     for offset in (7, 10, 1000):
         with pytest.raises(StorageError, match="ends at byte"):
-            store.read_into("x", offset, memoryview(bytearray(4)))
+            store.read_ranges("x", [(offset, memoryview(bytearray(4)))])
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot read index/x: No such file"):
         store.read("index/x")
     with pytest.raises(StorageError, match="No such file"):
-        store.read_into("x", 0, memoryview(bytearray(1)))
+        store.read_ranges("x", [(0, memoryview(bytearray(1)))])
     with pytest.raises(StorageError, match="Is a directory"):
         os.mkdir(tmp_path / "folder")  # noqa: PTH102
         store.read("folder")

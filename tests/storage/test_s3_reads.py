@@ -27,7 +27,7 @@ def num_sent(proxy: FaultProxy) -> int:
 
 def read_part(store: Store, path: str, offset: int, num_bytes: int) -> bytes:
     buffer = bytearray(num_bytes)
-    store.read_into(path, offset, memoryview(buffer))
+    store.read_ranges(path, [(offset, memoryview(buffer))])
     return bytes(buffer)
 
 
@@ -184,7 +184,7 @@ def test_what_will_not_pass_is_asked_once(rgw: Rgw, s3_env: S3Env, fault_proxy: 
 def calls_of(store: Store) -> dict[str, Callable[[], object]]:
     return {
         "read": lambda: store.read("x"),
-        "read_into": lambda: read_part(store, "x", 0, 10),
+        "read_ranges": lambda: read_part(store, "x", 0, 10),
         "state": lambda: store.state("x"),
         "files": lambda: list(store.files()),
         "put": lambda: store.put("x", b"small"),

@@ -57,7 +57,7 @@ def listed(store: Store, folder: str = "") -> dict[str, int]:
 
 def part(store: Store, path: str, offset: int, num_bytes: int) -> bytes:
     buffer = bytearray(num_bytes)
-    store.read_into(path, offset, memoryview(buffer))
+    store.read_ranges(path, [(offset, memoryview(buffer))])
     return bytes(buffer)
 
 

@@ -128,12 +128,12 @@ class ClipReader:
         return self._stores[url]
 
     def _table(self, slot: ReadSlot, place: PacketsPlace) -> PacketTables:
-        from streamvid.dataset.integrity import read_packets
+        from streamvid.dataset.integrity import read_range
         from streamvid.dataset.packets import PacketTables
 
         def make() -> PacketTables:
             sha256 = bytes.fromhex(place.sha256)
-            data = read_packets(self._store(slot.tar.url), place.path, place.offset, place.num_bytes, sha256)
+            data = read_range(self._store(slot.tar.url), place.path, place.offset, place.num_bytes, sha256)
             where = f"{slot.tar.url}: the packets of {slot.tar.path} in {place.path}"
             return PacketTables(data, sha256, place.num_clips, where)
 

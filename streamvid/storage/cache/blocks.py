@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Literal
 
 from streamvid.errors import ConfigError, StorageError
-from streamvid.storage.cache.files import CacheFolder, Claim
+from streamvid.storage.cache.files import Block, CacheFolder
+from streamvid.storage.store import Ranges
 from streamvid.storage.wanted import CANCELLED, is_wanted
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ _PAUSE_SECONDS = 60.0  # without the cache, after the disk refused
 _NAME = re.compile("[0-9a-f]{64}")
 _COUNTS = ("hits", "misses", "bytes_from_cache", "bytes_fetched", "evicted")
 
-Ranges = Sequence[tuple[int, memoryview]]
 Fetch = Callable[[Ranges], None]
 
 
@@ -55,23 +55,6 @@ class CacheStats:
     evicted: int
     num_bytes: int
     max_bytes: int
-
-
-@dataclass(slots=True)
-class _Block:
-    """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer)."""
-
-    offset: int
-    path: str
-    claim: Claim
-    pieces: list[tuple[int, memoryview]] = field(default_factory=list)
-
-    def whole(self) -> memoryview:
-        """Return memory for the whole block: the caller's buffer, if it asked for the whole block."""
-        for start, buffer in self.pieces:
-            if start == 0 and len(buffer) == self.claim.size:
-                return buffer
-        return memoryview(bytearray(self.claim.size))
 
 
 @dataclass(slots=True)
@@ -171,9 +154,9 @@ class BlockCache:
             except OSError as error:
                 self._give_up(error)
 
-    def _blocks(self, name: str, num_bytes: int, ranges: Ranges) -> list[_Block]:
+    def _blocks(self, name: str, num_bytes: int, ranges: Ranges) -> list[Block]:
         _check_name(name)
-        found: dict[int, _Block] = {}
+        found: dict[int, Block] = {}
         for offset, buffer in ranges:
             end = offset + len(buffer)
             if offset < 0 or end > num_bytes:
@@ -184,17 +167,17 @@ class BlockCache:
             at = offset
             while at < end:
                 number, start = divmod(at, BLOCK_BYTES)
-                block = found.get(number)
-                if block is None:
-                    path, first = self._folder.path(name, number), number * BLOCK_BYTES
-                    block = _Block(first, path, Claim(path, min(BLOCK_BYTES, num_bytes - first)))
-                    found[number] = block
+                if number not in found:
+                    first = number * BLOCK_BYTES
+                    size = min(BLOCK_BYTES, num_bytes - first)
+                    found[number] = Block(self._folder.path(name, number), first, size)
+                block = found[number]
                 stop = min(end, block.offset + BLOCK_BYTES)
                 block.pieces.append((start, buffer[at - offset : stop - offset]))
                 at = stop
         return [found[number] for number in sorted(found)]
 
-    def _read(self, block: _Block) -> bool:
+    def _read(self, block: Block) -> bool:
         """Fill a block's pieces from its file; False if there is no complete one."""
         process = self._process()
         if block.path in process.wrong:
@@ -207,7 +190,7 @@ class BlockCache:
             return self._give_up(error)
         try:
             status = os.fstat(descriptor)
-            if status.st_size != block.claim.size or not stat.S_ISREG(status.st_mode):
+            if status.st_size != block.size or not stat.S_ISREG(status.st_mode):
                 return False
             if not all(_fill(descriptor, start, buffer) for start, buffer in block.pieces):
                 return False
@@ -219,33 +202,32 @@ class BlockCache:
         finally:
             os.close(descriptor)
         with process.lock:
-            num_bytes = sum(len(buffer) for _, buffer in block.pieces)
             process.counts["hits"] += 1
-            process.counts["bytes_from_cache"] += num_bytes
-            self._count(num_bytes, 0)
+            process.counts["bytes_from_cache"] += block.num_bytes_wanted
+            self._count(block.num_bytes_wanted, 0)
         return True
 
-    def _try(self, block: _Block) -> bool | None:
+    def _try(self, block: Block) -> bool | None:
         """Read the block, or claim it if possible and return False; None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
-            if not self._folder.claim(block.claim):
+            if not self._folder.claim(block):
                 return None
         except OSError as error:
             return self._give_up(error)
         if not self._read(block):
             return False
-        self._folder.release([block.claim])
+        self._folder.release([block])
         return True
 
-    def _is_wasted(self, block: _Block) -> bool:
+    def _is_wasted(self, block: Block) -> bool:
         """Return whether fetching all of a block for a part of it would cost more than it saves.
 
         In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
         """
         process = self._process()
-        if not process.counts["evicted"] or sum(len(buffer) for _, buffer in block.pieces) >= block.claim.size:
+        if not process.counts["evicted"] or block.num_bytes_wanted >= block.size:
             return False
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
@@ -258,7 +240,7 @@ class BlockCache:
             process.recently_wanted /= 2
             process.recently_fetched /= 2
 
-    def _wait(self, block: _Block, deadline: float) -> bool:
+    def _wait(self, block: Block, deadline: float) -> bool:
         """Like `_try`, but wait for another reader until the deadline, and then return False."""
         delay = 0.001
         while not self._read(block):
@@ -273,13 +255,13 @@ class BlockCache:
             delay = min(delay * 1.5, 0.02)
         return True
 
-    def _bring(self, blocks: list[_Block], fetch: Fetch, get: Callable[[_Block], bool | None]) -> list[_Block]:
+    def _bring(self, blocks: list[Block], fetch: Fetch, get: Callable[[Block], bool | None]) -> list[Block]:
         """Get each block, or fetch it; return those that other readers are fetching.
 
         Locks cannot deadlock: the first round never waits, and the second takes its locks by rising numbers.
         """
-        missing: list[_Block] = []
-        busy: list[_Block] = []
+        missing: list[Block] = []
+        busy: list[Block] = []
         try:
             for block in blocks:
                 got = get(block)
@@ -288,33 +270,31 @@ class BlockCache:
                 elif not got:
                     missing.append(block)
             if missing:
-                self._fetch(missing, self._reserve(missing), fetch)
+                self._reserve([block for block in missing if block.lock is not None])
+                self._fetch(missing, fetch)
         finally:
-            self._folder.release([block.claim for block in blocks])
+            self._folder.release(blocks)
         return busy
 
-    def _reserve(self, missing: list[_Block]) -> set[str]:
-        """Return the paths of the claimed blocks that there is room for, and release the other claims."""
-        process = self._process()
-        claims = [block.claim for block in missing if block.claim.lock is not None]
-        kept: list[Claim] = []
-        if claims:
+    def _reserve(self, claimed: list[Block]) -> None:
+        """Make room for the claimed blocks, and release the claims of those that there is none for."""
+        process, without_room = self._process(), claimed
+        if claimed:
             try:
-                kept, evicted = self._folder.reserve(claims)
+                without_room, evicted = self._folder.reserve(claimed)
                 with process.lock:
                     process.counts["evicted"] += evicted
             except OSError as error:
                 self._give_up(error)
-        paths = {claim.path for claim in kept}
-        self._folder.release([claim for claim in claims if claim.path not in paths])
-        return paths
+        self._folder.release(without_room)
 
-    def _fetch(self, missing: list[_Block], kept: set[str], fetch: Fetch) -> None:
+    def _fetch(self, missing: list[Block], fetch: Fetch) -> None:
+        """Fetch the blocks that are claimed, and the wanted bytes of the others."""
         process = self._process()
         asked: list[tuple[int, memoryview]] = []
-        whole: list[tuple[_Block, memoryview]] = []
+        whole: list[tuple[Block, memoryview]] = []
         for block in missing:
-            if block.path in kept:
+            if block.lock is not None:
                 whole.append((block, block.whole()))
                 asked.append((block.offset, whole[-1][1]))
             else:
@@ -324,7 +304,7 @@ class BlockCache:
             process.counts["misses"] += len(missing)
             num_fetched = sum(len(buffer) for _, buffer in asked)
             process.counts["bytes_fetched"] += num_fetched
-            self._count(sum(len(buffer) for block in missing for _, buffer in block.pieces), num_fetched)
+            self._count(sum(block.num_bytes_wanted for block in missing), num_fetched)
         for block, memory in whole:
             for start, buffer in block.pieces:
                 if buffer is not memory:
@@ -332,13 +312,13 @@ class BlockCache:
         if whole:
             self._keep(whole)
 
-    def _keep(self, whole: list[tuple[_Block, memoryview]]) -> None:
+    def _keep(self, whole: list[tuple[Block, memoryview]]) -> None:
         try:
             for block, memory in whole:
                 done = 0
                 while done < len(memory):
-                    done += os.pwrite(block.claim.descriptor, memory[done:], done)
-            self._folder.commit([block.claim for block, _ in whole])
+                    done += os.pwrite(block.descriptor, memory[done:], done)
+            self._folder.commit([block for block, _ in whole])
         except OSError as error:
             self._give_up(error)
         else:

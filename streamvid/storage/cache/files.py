@@ -22,7 +22,8 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from streamvid.errors import ConfigError
@@ -42,24 +43,41 @@ _FUTURE_SECONDS = 60.0
 _SLACK = 16  # a full cache frees this part of itself beyond the need, so that files are rarely listed
 
 
-@dataclass(slots=True)
-class Claim:
-    """The right to write one block: the locked `.part` file, which becomes the block."""
+@dataclass(slots=True, eq=False)
+class Block:
+    """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer).
+
+    lock: a claim, the right to write the block; the locked `.part` file becomes the block.
+    """
 
     path: str
+    offset: int
     size: int
+    pieces: list[tuple[int, memoryview]] = field(default_factory=list)
     lock: FileLock | None = None
 
-    def release(self) -> None:
-        lock, self.lock = self.lock, None
-        if lock is not None:
-            lock.release()
+    @property
+    def num_bytes_wanted(self) -> int:
+        return sum(len(buffer) for _, buffer in self.pieces)
 
     @property
     def descriptor(self) -> int:
-        """The open file of a claim that is held."""
+        """The open file of a block that is claimed."""
         assert self.lock is not None
         return self.lock.descriptor
+
+    def whole(self) -> memoryview:
+        """Return memory for the whole block: the caller's buffer, if it asked for the whole block."""
+        for start, buffer in self.pieces:
+            if start == 0 and len(buffer) == self.size:
+                return buffer
+        return memoryview(bytearray(self.size))
+
+    def release(self) -> None:
+        """Give up the claim, if there is one."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            lock.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,61 +125,62 @@ class CacheFolder:
             "Nothing in it was changed. Choose another cache_dir, or move that folder away"
         )
 
-    def claim(self, claim: Claim) -> bool:
+    def claim(self, block: Block) -> bool:
         """Claim a block; False if another reader has claimed it. Call `release` in any case."""
-        part = claim.path + _PART
+        part = block.path + _PART
         _check_folder(part)
         try:
-            claim.lock = try_lock(part, _FILE_MODE)
+            block.lock = try_lock(part, _FILE_MODE)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.dirname(part), 0o700)  # noqa: PTH102, PTH120
-            claim.lock = try_lock(part, _FILE_MODE)
-        return claim.lock is not None
+            block.lock = try_lock(part, _FILE_MODE)
+        return block.lock is not None
 
-    def reserve(self, claims: Sequence[Claim]) -> tuple[list[Claim], int]:
-        """Return the claims that there is room for, which count from now on, and how many blocks were evicted."""
-        with_room, evicted = [], 0
+    def reserve(self, blocks: Sequence[Block]) -> tuple[list[Block], int]:
+        """Count claimed blocks from now on; return those without room, and how many others were evicted."""
+        without_room, evicted = [], 0
         with self._ledger() as ledger:
-            needs = [claim.size - os.fstat(claim.descriptor).st_size for claim in claims]
+            needs = [block.size - os.fstat(block.descriptor).st_size for block in blocks]
             if ledger.total + sum(needs) > self.max_bytes:
                 evicted = self._make_room(ledger, min(sum(needs), self.max_bytes))
-            for claim, need in zip(claims, needs, strict=True):
+            for block, need in zip(blocks, needs, strict=True):
                 if ledger.total + need <= self.max_bytes:
                     ledger.add(max(need, 0))
-                    os.ftruncate(claim.descriptor, claim.size)
+                    os.ftruncate(block.descriptor, block.size)
                     ledger.add(min(need, 0))
-                    with_room.append(claim)
-        return with_room, evicted
+                else:
+                    without_room.append(block)
+        return without_room, evicted
 
-    def commit(self, claims: Sequence[Claim]) -> None:
+    def commit(self, blocks: Sequence[Block]) -> None:
         """Make blocks of the written parts."""
         with self._ledger() as ledger:
-            for claim in claims:
-                replaced = _size(claim.path)
-                os.rename(claim.path + _PART, claim.path)  # noqa: PTH104
+            for block in blocks:
+                replaced = _size(block.path)
+                os.rename(block.path + _PART, block.path)  # noqa: PTH104
                 ledger.add(-replaced)
-                claim.release()
+                block.release()
 
-    def release(self, claims: Sequence[Claim]) -> None:
+    def release(self, blocks: Sequence[Block]) -> None:
         """Release claims that were not committed. Never raises OSError: what is left is removed later."""
-        held = [claim for claim in claims if claim.lock is not None]
+        held = [block for block in blocks if block.lock is not None]
         if not held:
             return
         try:
             with contextlib.suppress(OSError):
-                # After an interrupted `commit`, a claim's file may have its final name already.
-                left = [claim for claim in held if claim.lock and claim.lock.is_at(claim.path + _PART)]
-                if not any(os.fstat(claim.descriptor).st_size for claim in left):
-                    for claim in left:
-                        os.unlink(claim.path + _PART)  # noqa: PTH108
+                # After an interrupted `commit`, a claimed file may have its final name already.
+                left = [block for block in held if block.lock and block.lock.is_at(block.path + _PART)]
+                if not any(os.fstat(block.descriptor).st_size for block in left):
+                    for block in left:
+                        os.unlink(block.path + _PART)  # noqa: PTH108
                 else:
                     with self._ledger() as ledger:
-                        for claim in left:
-                            self._remove(ledger, claim.path + _PART)
+                        for block in left:
+                            self._remove(ledger, block.path + _PART)
         finally:
-            for claim in held:
-                claim.release()
+            for block in held:
+                block.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
         """Remove blocks, and return those that cannot be removed."""
@@ -285,16 +304,12 @@ def _record(total: int, counted_at: float) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body, _boot()))
 
 
-_boots: list[int] = []
-
-
+@cache
 def _boot() -> int:
-    if not _boots:
-        try:
-            _boots.append(zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
-        except OSError:
-            _boots.append(0)
-    return _boots[0]
+    try:
+        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    except OSError:
+        return 0
 
 
 def _check_folder(path: str) -> None:

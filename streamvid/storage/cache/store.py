@@ -57,9 +57,6 @@ class CachedStore:
         self.read_ranges(path, [(0, memoryview(data))])
         return bytes(data)
 
-    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
-        self.read_ranges(path, [(offset, buffer)])
-
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
         if version or path not in self._known:
             self._store.read_ranges(path, ranges, version)
