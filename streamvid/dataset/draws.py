@@ -42,11 +42,6 @@ class StoredSet:
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
 
-def sets_to_json(sets: Sequence[StoredSet]) -> list[dict[str, Any]]:
-    """Return the manifest's field `draws`."""
-    return [{"buckets": [list(bucket) for bucket in one.buckets], "num_shards": one.num_shards} for one in sets]
-
-
 def sets_from_json(value: Sequence[Mapping[str, Any]]) -> tuple[StoredSet, ...]:
     """Return the draw sets of the manifest's field `draws`. Raise DatasetError if they cannot be."""
     try:

@@ -19,7 +19,7 @@ from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
 from streamvid.errors import IntegrityError, StreamvidError
-from streamvid.storage import MAX_READS, Store, WrongReads, is_wanted
+from streamvid.storage import MAX_READS, Store, WrongReads, is_wanted, read_content
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,8 +78,9 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = _read_verified(store, file)
-    with _named(f"{store.url}: {file.path}"):
+    check_size(store, file)
+    data = read_verified(store, file)
+    with naming_arrow_errors(f"{store.url}: {file.path}"):
         # From a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter exits.
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         table.validate(full=True)
@@ -91,7 +92,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]
-    with _named(f"{store.url}: {', '.join(file.path for file in files) or 'a table without files'}"):
+    with naming_arrow_errors(f"{store.url}: {', '.join(file.path for file in files) or 'a table without files'}"):
         return pa.concat_tables(tables)
 
 
@@ -103,8 +104,9 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
     builder = ShardTableBuilder()
     for file in files:
         where = f"{store.url}: {file.path}"
-        data = _read_verified(store, file)
-        with _named(where):
+        check_size(store, file)
+        data = read_verified(store, file)
+        with naming_arrow_errors(where):
             parquet = pq.ParquetFile(pa.BufferReader(data))
             # Before the rows, so that a file without rows is checked too.
             _add_shards(builder, pa.Table.from_batches([], schema=parquet.schema_arrow), where)
@@ -115,7 +117,7 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
 
 
 def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None:
-    with _named(where):
+    with naming_arrow_errors(where):
         table.validate(full=True)
         rows = table.select(_SHARD_COLUMNS).cast(schema({name: SHARD_TYPES[name] for name in _SHARD_COLUMNS}))
         if missing := [name for name in _SHARD_COLUMNS if rows.column(name).null_count]:
@@ -124,31 +126,35 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
             builder.add(batch, where)
 
 
-def _read_verified(store: Store, file: FileInfo) -> bytes:
-    _check_size(store, file)
-    data = b""
+def read_verified(store: Store, file: FileInfo) -> memoryview:
+    """Return the bytes of a file whose size the caller has checked. Raise IntegrityError for other bytes."""
+    data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:
-        nonlocal data
-        data = store.read(file.path)
+        nonlocal is_again
+        ranges = [(0, memoryview(data))] if data else []
+        read_content(store, file.path, (file.sha256, file.num_bytes), ranges, is_again=is_again)
+        is_again = True
         return hashlib.sha256(data).digest()
 
     _check_digest(store, file, until_right(store, file.path, bytes.fromhex(file.sha256), read))
-    return data
+    return memoryview(data)
 
 
-def _check_size(store: Store, file: FileInfo) -> None:
+def check_size(store: Store, file: FileInfo) -> None:
+    """Raise IntegrityError unless a file has its size: the memory for it is taken before it is read."""
     if store.size(file.path) != file.num_bytes:
-        raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy the dataset again")
+        raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy it again")
 
 
 def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
     if digest.hex() != file.sha256:
-        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy the dataset again")
+        raise IntegrityError(f"{store.url}: {file.path}: checksum mismatch; copy it again")
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
+def naming_arrow_errors(where: str) -> Iterator[None]:
+    """Turn errors of parsing a table into IntegrityErrors that name the file."""
     import pyarrow as pa
 
     try:
@@ -218,7 +224,7 @@ class SamplesFile:
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
         """Return one row group with one small read. Columns that the file does not have are left out."""
-        with _named(f"{self._where}, row group {row_group}"):
+        with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
                 raise ValueError(f"the file has {footer.num_row_groups} row groups")
@@ -233,7 +239,7 @@ class SamplesFile:
         raise AssertionError
 
     def _rows(self, footer: Any, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        with _named(f"{self._where}, row group {row_group}"):
+        with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             near = None if self._store.is_local else _extent(footer.row_group(row_group), columns)
             table = self._open(footer, near).read_row_group(row_group, columns=columns, use_threads=False)
             table.validate(full=True)
@@ -241,7 +247,7 @@ class SamplesFile:
 
     def arrow_schema(self) -> pa.Schema:
         """Return the file's columns and their types."""
-        with _named(self._where):
+        with naming_arrow_errors(self._where):
             return self._get_footer().schema.to_arrow_schema()
 
     def forget(self) -> None:
@@ -272,7 +278,7 @@ class SamplesFile:
         if self._tail is not None:
             size, sha256 = self._tail
             return read_range(store, file.path, file.num_bytes - size, size, sha256)
-        _check_size(store, file)
+        check_size(store, file)
         end = bytearray(min(_FOOTER_END_BYTES, file.num_bytes))
         if end:
             store.read_ranges(file.path, [(file.num_bytes - len(end), memoryview(end))])

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
-from streamvid.dataset.draws import StoredSet, sets_from_json, sets_to_json
+from streamvid.dataset.draws import StoredSet, sets_from_json
 from streamvid.errors import DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import Store, WrongReads, check_relative
 
@@ -112,10 +112,9 @@ class ColumnGroup:
     columns: Mapping[str, str]
     source_sha256: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON; `ManifestFiles.other` describes the files."""
-        paths = [file.path for file in self.files]
-        return {"columns": dict(self.columns), "files": paths, "source_sha256": self.source_sha256}
+        return {**asdict(self), "files": [file.path for file in self.files]}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
@@ -174,6 +173,13 @@ class ManifestFiles:
     packets: tuple[FileInfo, ...] = ()
     other: tuple[FileInfo, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(self.packets) not in (0, len(self.samples)):
+            raise DatasetError(
+                f"files.packets names {len(self.packets)} files and files.samples {len(self.samples)}; there must be "
+                "one for each or none; copy the dataset again"
+            )
+
     def __iter__(self) -> Iterator[FileInfo]:
         for group in fields(self):
             yield from getattr(self, group.name)
@@ -187,20 +193,11 @@ class ManifestFiles:
             return None
         return self.packets[[file.path for file in self.samples].index(samples_path)]
 
-    def to_json(self) -> dict[str, Any]:
-        return {group.name: [asdict(file) for file in getattr(self, group.name)] for group in fields(self)}
-
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ManifestFiles:
-        """Return the files that a manifest names. Raise DatasetError if samples and packets do not match."""
+        """Return the files that a manifest names."""
         groups = [group.name for group in fields(ManifestFiles)]
-        files = ManifestFiles(**{name: tuple(map(FileInfo.from_json, value[name])) for name in groups})
-        if len(files.packets) not in (0, len(files.samples)):
-            raise DatasetError(
-                f"files.packets names {len(files.packets)} files and files.samples {len(files.samples)}; there must "
-                "be one for each or none; copy the dataset again"
-            )
-        return files
+        return ManifestFiles(**{name: tuple(map(FileInfo.from_json, value[name])) for name in groups})
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +249,7 @@ def content_line(path: str, sha256: str) -> bytes:
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
     """Return `Fingerprints.plan` of shards whose lines are given, any number of them at a time."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
-    of_draws = f"draws {json.dumps(sets_to_json(draws), sort_keys=True, separators=(',', ':'))}\n".encode()
+    of_draws = f"draws {json.dumps(list(map(asdict, draws)), sort_keys=True, separators=(',', ':'))}\n".encode()
     return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
 
 
@@ -338,14 +335,14 @@ def manifest_to_json(manifest: Manifest) -> bytes:
             "buckets": [bucket.to_json() for bucket in manifest.buckets],
             "clips": manifest.clips,
             "counts": asdict(manifest.counts),
-            "files": manifest.files.to_json(),
+            "files": asdict(manifest.files),
             "fingerprints": asdict(manifest.fingerprints),
             "build": dict(manifest.build),
             "native": None if native is None else asdict(native),
             "frame_rate": manifest.frame_rate.to_json(),
             "model": None if manifest.model is None else manifest.model.to_json(),
             "media": {name: asdict(info) for name, info in manifest.media.items()},
-            "draws": sets_to_json(manifest.draws),
+            "draws": list(map(asdict, manifest.draws)),
             "columns": [group.to_json() for group in manifest.columns],
         }
     )

@@ -129,8 +129,8 @@ class ShardTable(Sequence[ShardInfo]):
         if not rows:
             raise KeyError(shard.path)
         columns = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
-        names = {name: Names((getattr(shard, name),), np.zeros(1, np.int32)) for name in _NAMES}
-        return ShardTable(**columns, **names)
+        columns |= {name: Names((getattr(shard, name),), np.zeros(1, np.int32)) for name in _NAMES}
+        return ShardTable(**columns)
 
     def plan_lines(self) -> Iterator[bytes]:
         """Yield the lines that `plan_digest` hashes, some thousands at a time."""

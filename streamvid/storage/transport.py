@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from streamvid.storage.store import FileState
 
@@ -44,7 +44,7 @@ class Body:
     version: str = ""
 
 
-class Transport(Protocol):
+class Transport:
     """Requests to one bucket or its like. `key` names an object from the root of the bucket.
 
     Methods raise RequestError. Any thread of the process that made the transport may call them.
@@ -52,33 +52,33 @@ class Transport(Protocol):
 
     def state(self, key: str) -> FileState:
         """Return size and version of an object."""
-        ...
+        raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
         """Read a range, whole or not at all, of the given version if it is not "".
 
         A read that is no longer wanted may end with any error.
         """
-        ...
+        raise NotImplementedError
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         """Write an object; with `if_absent` only where there is none."""
-        ...
+        raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         """List a page of the objects whose keys begin with `prefix`, in order; `path` is the whole key.
 
         The text is `following` of the next page, "" after the last one.
         """
-        ...
+        raise NotImplementedError
 
     def remove(self, key: str) -> None:
         """Delete an object, if there is one."""
-        ...
+        raise NotImplementedError
 
     def renew(self) -> None:
         """Look for keys again."""
-        ...
+        raise NotImplementedError
 
     # Large objects, in parts, where a store offers that.
 

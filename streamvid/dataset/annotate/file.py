@@ -26,7 +26,6 @@ from streamvid.errors import ConfigError, Rejected, SourceError
 
 KEY_COLUMNS = ("key", "record_key", "source")
 _SOURCE_NAMES = ("source", "path", "video", "file_name")
-_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -167,6 +166,4 @@ def _checked(texts: pa.Array, path: Path, what: str, most: int = MAX_TEXT_BYTES)
 def _sha256(path: Path, taken: object) -> str:
     digest = hashlib.sha256(json.dumps(taken).encode())
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()

@@ -6,7 +6,6 @@ manifest says which dataset and which encoder they belong to, so that readers re
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ import numpy as np
 
 from streamvid.dataset.features.tables import MemberTable, SidecarShard, SidecarShards, most_index_bytes
 from streamvid.dataset.features.tensors import DTYPES, RawTensor, check_name, decode_tensors
-from streamvid.dataset.integrity import until_right
+from streamvid.dataset.integrity import check_size, read_verified
 from streamvid.dataset.manifest import (
     FileInfo,
     ShardInfo,
@@ -29,14 +28,14 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store, read_content
+from streamvid.storage import BlockCache, CachedStore, StorageOptions, Store, open_store
 
 FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = 1
 NULL_FILE = "null.safetensors"
 MAX_NULL_BYTES = 2**30
 REMEDY = "make them again with `streamvid encode`, or give the features that belong to it"
-_MAX_VISITS = 1 << 20
+MAX_VISITS = 1 << 20
 _KEPT_SHARDS = 256
 
 
@@ -94,8 +93,8 @@ class SidecarManifest:
         with naming(where):
             value = unsealed_json(data, FORMAT, FORMAT_VERSION)
             num_visits, null = value["num_visits"], value["null"]
-            if type(num_visits) is not int or not 1 <= num_visits <= _MAX_VISITS:
-                raise DatasetError(f"num_visits={num_visits!r}: must be from 1 to {_MAX_VISITS}; copy the file again")
+            if type(num_visits) is not int or not 1 <= num_visits <= MAX_VISITS:
+                raise DatasetError(f"num_visits={num_visits!r}: must be from 1 to {MAX_VISITS}; copy the file again")
             return SidecarManifest(
                 base_plan=str(value["base"]["plan"]),
                 base_content=str(value["base"]["content"]),
@@ -145,25 +144,8 @@ class Sidecar:
     @cached_property
     def _shards(self) -> SidecarShards:
         file = self.manifest.shard_file
-        where = f"{self.url}: {file.path}"
-        if self.store.size(file.path) != file.num_bytes:
-            raise IntegrityError(f"{where} is missing or has the wrong size; copy it again")
-        return SidecarShards.read(self._verified(file), where)
-
-    def _verified(self, file: FileInfo) -> bytes:
-        """Return the bytes of a file of plausible size, with its checksum verified."""
-        data, is_again = bytearray(file.num_bytes), False
-
-        def read() -> bytes:
-            nonlocal is_again
-            ranges = [(0, memoryview(data))] if data else []
-            read_content(self.store, file.path, (file.sha256, file.num_bytes), ranges, is_again=is_again)
-            is_again = True
-            return hashlib.sha256(data).digest()
-
-        if until_right(self.store, file.path, bytes.fromhex(file.sha256), read).hex() != file.sha256:
-            raise IntegrityError(f"{self.url}: {file.path}: checksum mismatch; copy the features again")
-        return bytes(data)
+        check_size(self.store, file)
+        return SidecarShards.read(read_verified(self.store, file), f"{self.url}: {file.path}")
 
     @property
     def max_member_bytes(self) -> int:
@@ -194,7 +176,9 @@ class Sidecar:
             raise IntegrityError(
                 f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the features again"
             )
-        return MemberTable.read(self._verified(file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}")
+        return MemberTable.read(
+            read_verified(self.store, file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}"
+        )
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
         """Return the tensors of a member as views of its bytes. Raise IntegrityError unless they match the manifest."""
@@ -209,9 +193,10 @@ class Sidecar:
         if file is None:
             return {}
         where = f"{self.url}: {file.path}"
-        if file.num_bytes > MAX_NULL_BYTES or self.store.size(file.path) != file.num_bytes:
-            raise IntegrityError(f"{where} is missing or has the wrong size; copy it again")
-        found = decode_tensors(self._verified(file), where)
+        if file.num_bytes > MAX_NULL_BYTES:
+            raise IntegrityError(f"{where} has {file.num_bytes} bytes, {MAX_NULL_BYTES} are allowed; copy it again")
+        check_size(self.store, file)
+        found = decode_tensors(read_verified(self.store, file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
         return found
 

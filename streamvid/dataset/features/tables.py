@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from streamvid.dataset.arrow import numbers_of
 from streamvid.dataset.index import encode_table, schema
+from streamvid.dataset.integrity import naming_arrow_errors
 from streamvid.dataset.manifest import FileInfo, ShardInfo, shard_path
 from streamvid.dataset.tar import BLOCK_BYTES
-from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.errors import IntegrityError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,13 +76,9 @@ def index_path(bucket_id: str, number: int) -> str:
 
 def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
     """Return the Parquet bytes of the table of shards, which are in the dataset's order."""
-
-    def value(shard: SidecarShard, name: str, kind: str) -> Any:
-        found = getattr(shard, name)
-        return bytes.fromhex(found) if kind == "sha256" else found
-
-    columns = {name: [value(one, name, kind) for one in shards] for name, kind in _SHARD_TYPES.items()}
-    return encode_table(columns, _SHARD_TYPES)
+    columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in shards] for name in _SHARD_TYPES}
+    digests = {name: list(map(bytes.fromhex, columns[name])) for name, kind in _SHARD_TYPES.items() if kind == "sha256"}
+    return encode_table(columns | digests, _SHARD_TYPES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ class SidecarShards:
     """Bucket id → row of its first shard; the shards of a bucket are consecutive."""
 
     @staticmethod
-    def read(data: bytes, where: str) -> SidecarShards:
+    def read(data: bytes | memoryview, where: str) -> SidecarShards:
         """Read a table of shards. Raise IntegrityError, naming `where`, for anything else."""
         # Checksums do not compress: a small file that claims many rows would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
@@ -112,12 +109,10 @@ class SidecarShards:
         row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
         if not 0 <= row < len(self):
             return None
-        found = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
-        values: dict[str, Any] = {k: v.hex() if isinstance(v, bytes) else v for k, v in found.items()}
-        one = SidecarShard(**values)
-        return (
-            one if (one.bucket_id, one.number, one.base_sha256) == (base.bucket_id, base.number, base.sha256) else None
-        )
+        values = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
+        one = SidecarShard(**{name: v.hex() if isinstance(v, bytes) else v for name, v in values.items()})
+        is_right = (one.bucket_id, one.number, one.base_sha256) == (base.bucket_id, base.number, base.sha256)
+        return one if is_right else None
 
     @property
     def max_member_bytes(self) -> int:
@@ -143,7 +138,9 @@ class MemberTable:
     sha256: npt.NDArray[np.uint8]
 
     @staticmethod
-    def read(data: bytes, shard: SidecarShard, num_samples: int, num_visits: int, where: str) -> MemberTable:
+    def read(
+        data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
+    ) -> MemberTable:
         """Read the table of a shard with `num_samples` samples. Raise IntegrityError naming `where`."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
@@ -187,19 +184,18 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
     )
 
 
-def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
+def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
     """Read columns of these types with `num_rows` (least, most); texts as dictionaries. Raise IntegrityError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     texts = [name for name, kind in types.items() if kind == "string"]
     may_miss = {"offset", "num_bytes", "sha256"} if "visit" in types else set[str]()
-    try:
+    with naming_arrow_errors(where):
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
             raise ValueError(f"{file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} are possible")
-        wanted = schema(types)
-        for field in wanted:
+        for field in schema(types):
             found = file.schema_arrow.field(field.name).type
             kind = pa.dictionary(pa.int32(), field.type) if field.name in texts else field.type
             if found != kind:
@@ -209,12 +205,6 @@ def _read(data: bytes, types: dict[str, str], num_rows: tuple[int, int], where: 
         if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:
             raise ValueError(f"no value in {', '.join(holes)}")
         return table
-    except StreamvidError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, MemoryError) as error:
-        raise IntegrityError(
-            f"{where} cannot be read ({type(error).__name__}: {error}); copy the features again"
-        ) from error
 
 
 def _array(table: pa.Table, name: str) -> pa.Array:

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from streamvid.config import require_integer
 from streamvid.dataset.features.sidecar import (
+    MAX_VISITS,
     NULL_FILE,
     SidecarManifest,
     TensorInfo,
@@ -30,13 +32,12 @@ from streamvid.dataset.features.tensors import RawTensor, check_name, encode_ten
 from streamvid.dataset.manifest import LARGE_FOLDERS, MANIFEST, FileInfo, ShardInfo
 from streamvid.dataset.passes import DEFAULT_WORKERS, in_parallel
 from streamvid.dataset.reader import Dataset
-from streamvid.dataset.tar import Member, scan_tar, write_shard
+from streamvid.dataset.tar import scan_tar, write_shard
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore, StorageOptions, open_store
 
 STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
-_BLOCK_BYTES = 2**20
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
 """The tensors of a sample for each visit; None for a visit that could not be made: readers deliver another sample."""
@@ -151,16 +152,16 @@ class SidecarWriter:
         num_visits: int = 1,
         storage: StorageOptions | Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(num_visits, bool) or not isinstance(num_visits, int) or not 1 <= num_visits <= 1 << 20:
-            raise ConfigError(f"num_visits={num_visits!r}: must be an integer from 1 to {1 << 20}")
+        require_integer("num_visits", num_visits, 1, MAX_VISITS)
         try:
-            self._made_with: dict[str, Any] = json.loads(json.dumps(made_with, allow_nan=False))
+            self._made_with = json.loads(json.dumps(made_with, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"made_with must be JSON: {error}") from error
         self._dataset, self._num_visits = dataset, num_visits
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
-        self._sealed = self._begin()
+        self.sealed = self._begin()
+        """The manifest, if an earlier run has sealed the features; then only `seal` is left to call."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url
@@ -183,11 +184,6 @@ class SidecarWriter:
         if found := differences(stored, self._facts):
             raise ConfigError(f"other {what}: {'; '.join(found)}; give another place, or remove them")
 
-    @property
-    def sealed(self) -> SidecarManifest | None:
-        """The manifest, if an earlier run has sealed the features; then only `seal` is left to call."""
-        return self._sealed
-
     # Shards.
 
     @cached_property
@@ -197,7 +193,7 @@ class SidecarWriter:
 
     def is_done(self, shard: ShardInfo) -> bool:
         """Return whether an earlier run has finished a shard."""
-        return self._sealed is not None or _record_path(shard) in self._done
+        return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
         """Write the shard for all samples of `shard`, in its order: (key, the tensors of each visit).
@@ -205,15 +201,18 @@ class SidecarWriter:
         A finished shard is written again. Raise ConfigError for tensors that cannot be stored, DatasetError for samples
         other than the dataset's, StorageError.
         """
-        if self._sealed is not None:
+        if self.sealed is not None:
             raise DatasetError(f"the features at {self._store.url} are sealed; give another place")
         kinds, checksums = TensorKinds(), dict[str, bytes]()
         with self._temporary() as folder:
             path = folder / "shard.tar"
             with path.open("w+b") as file:
                 write_shard(file, self._members(shard, samples, kinds, checksums))
-                places = {one.name: (one.offset, one.num_bytes) for one in _scan(file)}
-                num_bytes, sha256 = _measure(file)
+                file.flush()
+                places = {one.name: (one.offset, one.num_bytes) for one in scan_tar(file)}
+                file.seek(0)
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            num_bytes = path.stat().st_size
             keys = self._keys(shard)
             index = self._index(keys, places, checksums)
             self._store.put(shard.path, path)
@@ -289,8 +288,8 @@ class SidecarWriter:
 
         Raise DatasetError if a shard is missing, or if shards have different tensors.
         """
-        if self._sealed is None:
-            self._sealed = self._seal(null)
+        if self.sealed is None:
+            self.sealed = self._seal(null)
         if isinstance(self._store, LocalStore):
             shutil.rmtree(self._store.root / STAGING, ignore_errors=True)
         else:
@@ -298,7 +297,7 @@ class SidecarWriter:
                 self._store.abort_uploads(folder)  # left by killed writers
             for file in list(self._store.files(STAGING)):
                 self._store.remove(file.path)
-        return self._sealed
+        return self.sealed
 
     def _seal(self, null: Mapping[str, RawTensor] | None) -> SidecarManifest:
         records = self._records()
@@ -331,11 +330,12 @@ class SidecarWriter:
                 f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished, first {missing[0]}; "
                 "run the same command again"
             )
-        return list(in_parallel(lambda shard, _: self._record(shard), shards, DEFAULT_WORKERS))
 
-    def _record(self, shard: ShardInfo) -> FinishedShard:
-        path = _record_path(shard)
-        return FinishedShard.from_json(self._store.read(path), f"{self._store.url}: {path}")
+        def record(shard: ShardInfo, _: object) -> FinishedShard:
+            path = _record_path(shard)
+            return FinishedShard.from_json(self._store.read(path), f"{self._store.url}: {path}")
+
+        return list(in_parallel(record, shards, DEFAULT_WORKERS))
 
     def _put_null(self, null: Mapping[str, RawTensor] | None, records: Sequence[FinishedShard]) -> FileInfo | None:
         if null is None:
@@ -354,18 +354,3 @@ def _extension(visit: int) -> str:
 
 def _record_path(shard: ShardInfo) -> str:
     return f"{STAGING}/{shard.bucket_id}-{shard.number:06d}.json"
-
-
-def _scan(file: BinaryIO) -> Iterator[Member]:
-    file.flush()
-    return scan_tar(file)
-
-
-def _measure(file: BinaryIO) -> tuple[int, str]:
-    """Return the size and SHA-256 of a file."""
-    file.seek(0)
-    digest, num_bytes = hashlib.sha256(), 0
-    while block := file.read(_BLOCK_BYTES):
-        digest.update(block)
-        num_bytes += len(block)
-    return num_bytes, digest.hexdigest()

@@ -32,7 +32,6 @@ MAX_CHARACTERS = 65536
 MAX_DEPTH = 30
 MAX_NODES = 10000
 _SHOWN = 120
-_MAX_BRACKETS = 150  # Python's parser takes 200
 _CANONICAL = 3  # factor by which a canonical text may exceed the limits on a user's text
 
 _TOKEN = re.compile(
@@ -98,7 +97,7 @@ class _Compiler:
 
     def _as_python(self) -> str:
         """Return the text with each backquoted name replaced by one letter and spaces, which keeps all positions."""
-        parts, depth, letters = [], 0, (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
+        parts, letters = [], (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
         for match in _TOKEN.finditer(self._text):
             part, kind, place = match[0], match.lastgroup, match.start()
             if kind == "name":
@@ -115,12 +114,6 @@ class _Compiler:
                 self._fail(place, f"Python normalizes the name {part!r}; write it in backquotes: `{part}`")
             elif kind == "space":
                 part = " " * len(part)
-            elif part in "([{":
-                depth += 1
-                if depth > _MAX_BRACKETS:
-                    self._fail(place, f"brackets are nested more than {_MAX_BRACKETS} deep")
-            elif part in ")]}":
-                depth -= 1
             elif part in "`#;:":
                 self._fail(place, f"{part!r} is not allowed here; put backquotes on both sides of a name")
             parts.append(part)

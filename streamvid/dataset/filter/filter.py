@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,9 +20,10 @@ from streamvid.dataset.filter.nodes import Node, kind_of
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import rows_of
-from streamvid.errors import ConfigError, DatasetError, IntegrityError
+from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError
 from streamvid.host.lock import wait_for_lock
 from streamvid.host.resources import user_cache
+from streamvid.storage import LocalStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,18 +199,10 @@ class CountCache:
     def write(self, counts: npt.NDArray[np.int64]) -> None:
         """Store the counts, completely or not at all."""
         body = self.header + counts.astype("<i8").tobytes()
-        temporary: str | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(body + hashlib.sha256(body).digest())
-            Path(temporary).replace(self.path)
-        except OSError as error:
-            _log.warning("cannot store the filter's counts in %s (%s); the next run scans again", self.path, error)
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    Path(temporary).unlink()
+            LocalStore(self.path.parent).put(self.path.name, body + hashlib.sha256(body).digest())
+        except StorageError as error:
+            _log.warning("cannot store the filter's counts (%s); the next run scans again", error)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -253,9 +253,10 @@ def _csv_block(rows: Iterator[Sequence[str] | BrokenRow], num_fields: int, taken
     num_rows = 0
     # A few rows at a time: the garbage collector would visit long lists of rows again and again.
     while num_rows < BLOCK_ROWS and (batch := list(islice(rows, _CSV_ROWS))):
-        broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}
-        good = [("",) * num_fields if isinstance(row, BrokenRow) else row for row in batch]
-        columns = list(zip(*good, strict=True))
+        if BrokenRow in map(type, batch):
+            broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}
+            batch = [("",) * num_fields if isinstance(row, BrokenRow) else row for row in batch]
+        columns = list(zip(*batch, strict=True))
         for name, place in taken.items():
             cells[name] += columns[place]
         num_rows += len(batch)

@@ -92,10 +92,10 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
     """Verify every byte of a shard and its rows of the index, and add to the findings of `check_states`."""
     shard = findings.shard
     rows = _check_rows(dataset, findings) if is_index_right else []
-    wrong = {problem.path for problem in findings.problems}
+    found = {problem.path for problem in findings.problems}
     known = {state.path: state for state in findings.states}
     for file in shard_files(shard):
-        if file.path in wrong:
+        if file.path in found:
             continue
         clips = ClipChecksums(rows, file.num_bytes) if file.path == shard.path else None
         problem = check_file(dataset.store, file, stop, clips, known.get(file.path))

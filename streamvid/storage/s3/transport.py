@@ -20,7 +20,7 @@ from streamvid.storage.options import StorageOptions
 from streamvid.storage.s3.errors import connection_error, error_of_body, error_of_client
 from streamvid.storage.s3.http import Connections
 from streamvid.storage.store import FileState
-from streamvid.storage.transport import Body, RequestError
+from streamvid.storage.transport import Body, RequestError, Transport
 
 _PART_BYTES = 32 * 2**20
 _SIGNATURE_SECONDS = 300.0  # a server accepts one for 15 minutes, by its own clock
@@ -29,7 +29,7 @@ _RENEWED_SECONDS = 1.0
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
-class S3Transport:
+class S3Transport(Transport):
     """Requests to one bucket. Made in the process that uses it; nothing is connected before the first request."""
 
     part_bytes = _PART_BYTES
