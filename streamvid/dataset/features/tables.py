@@ -109,8 +109,9 @@ class SidecarShards:
         row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
         if not 0 <= row < len(self):
             return None
-        values = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
-        one = SidecarShard(**{name: v.hex() if isinstance(v, bytes) else v for name, v in values.items()})
+        found = {name: self.table.column(name)[row].as_py() for name in _SHARD_TYPES}
+        values: Mapping[str, Any] = {k: v.hex() if isinstance(v, bytes) else v for k, v in found.items()}
+        one = SidecarShard(**values)
         is_right = (one.bucket_id, one.number, one.base_sha256) == (base.bucket_id, base.number, base.sha256)
         return one if is_right else None
 
