@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from streamvid.errors import ConfigError, StorageError
-from streamvid.storage.cache.files import Block, CacheFolder
+from streamvid.storage.cache.files import CacheBlock, CacheFolder
 from streamvid.storage.store import Ranges
 from streamvid.storage.wanted import CANCELLED, is_wanted
 
@@ -154,9 +154,9 @@ class BlockCache:
             except OSError as error:
                 self._give_up(error)
 
-    def _blocks(self, name: str, num_bytes: int, ranges: Ranges) -> list[Block]:
+    def _blocks(self, name: str, num_bytes: int, ranges: Ranges) -> list[CacheBlock]:
         _check_name(name)
-        found: dict[int, Block] = {}
+        found: dict[int, CacheBlock] = {}
         for offset, buffer in ranges:
             end = offset + len(buffer)
             if offset < 0 or end > num_bytes:
@@ -170,14 +170,14 @@ class BlockCache:
                 if number not in found:
                     first = number * BLOCK_BYTES
                     size = min(BLOCK_BYTES, num_bytes - first)
-                    found[number] = Block(self._folder.path(name, number), first, size)
+                    found[number] = CacheBlock(self._folder.path(name, number), first, size)
                 block = found[number]
                 stop = min(end, block.offset + BLOCK_BYTES)
                 block.pieces.append((start, buffer[at - offset : stop - offset]))
                 at = stop
         return [found[number] for number in sorted(found)]
 
-    def _read(self, block: Block) -> bool:
+    def _read(self, block: CacheBlock) -> bool:
         """Fill a block's pieces from its file; False if there is no complete one."""
         process = self._process()
         if block.path in process.wrong:
@@ -207,7 +207,7 @@ class BlockCache:
             self._count(block.num_bytes_wanted, 0)
         return True
 
-    def _try(self, block: Block) -> bool | None:
+    def _try(self, block: CacheBlock) -> bool | None:
         """Read the block, or claim it if possible and return False; None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
@@ -221,7 +221,7 @@ class BlockCache:
         self._folder.release([block])
         return True
 
-    def _is_wasted(self, block: Block) -> bool:
+    def _is_wasted(self, block: CacheBlock) -> bool:
         """Return whether fetching all of a block for a part of it would cost more than it saves.
 
         In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
@@ -240,7 +240,7 @@ class BlockCache:
             process.recently_wanted /= 2
             process.recently_fetched /= 2
 
-    def _wait(self, block: Block, deadline: float) -> bool:
+    def _wait(self, block: CacheBlock, deadline: float) -> bool:
         """Like `_try`, but wait for another reader until the deadline, and then return False."""
         delay = 0.001
         while not self._read(block):
@@ -255,13 +255,15 @@ class BlockCache:
             delay = min(delay * 1.5, 0.02)
         return True
 
-    def _bring(self, blocks: list[Block], fetch: Fetch, get: Callable[[Block], bool | None]) -> list[Block]:
+    def _bring(
+        self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
+    ) -> list[CacheBlock]:
         """Get each block, or fetch it; return those that other readers are fetching.
 
         Locks cannot deadlock: the first round never waits, and the second takes its locks by rising numbers.
         """
-        missing: list[Block] = []
-        busy: list[Block] = []
+        missing: list[CacheBlock] = []
+        busy: list[CacheBlock] = []
         try:
             for block in blocks:
                 got = get(block)
@@ -276,7 +278,7 @@ class BlockCache:
             self._folder.release(blocks)
         return busy
 
-    def _reserve(self, claimed: list[Block]) -> None:
+    def _reserve(self, claimed: list[CacheBlock]) -> None:
         """Make room for the claimed blocks, and release the claims of those that there is none for."""
         process, without_room = self._process(), claimed
         if claimed:
@@ -288,11 +290,11 @@ class BlockCache:
                 self._give_up(error)
         self._folder.release(without_room)
 
-    def _fetch(self, missing: list[Block], fetch: Fetch) -> None:
+    def _fetch(self, missing: list[CacheBlock], fetch: Fetch) -> None:
         """Fetch the blocks that are claimed, and the wanted bytes of the others."""
         process = self._process()
         asked: list[tuple[int, memoryview]] = []
-        whole: list[tuple[Block, memoryview]] = []
+        whole: list[tuple[CacheBlock, memoryview]] = []
         for block in missing:
             if block.lock is not None:
                 whole.append((block, block.whole()))
@@ -312,7 +314,7 @@ class BlockCache:
         if whole:
             self._keep(whole)
 
-    def _keep(self, whole: list[tuple[Block, memoryview]]) -> None:
+    def _keep(self, whole: list[tuple[CacheBlock, memoryview]]) -> None:
         try:
             for block, memory in whole:
                 done = 0

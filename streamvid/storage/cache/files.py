@@ -44,7 +44,7 @@ _SLACK = 16  # a full cache frees this part of itself beyond the need, so that f
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class CacheBlock:
     """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer).
 
     lock: a claim, the right to write the block; the locked `.part` file becomes the block.
@@ -125,7 +125,7 @@ class CacheFolder:
             "Nothing in it was changed. Choose another cache_dir, or move that folder away"
         )
 
-    def claim(self, block: Block) -> bool:
+    def claim(self, block: CacheBlock) -> bool:
         """Claim a block; False if another reader has claimed it. Call `release` in any case."""
         part = block.path + _PART
         _check_folder(part)
@@ -137,7 +137,7 @@ class CacheFolder:
             block.lock = try_lock(part, _FILE_MODE)
         return block.lock is not None
 
-    def reserve(self, blocks: Sequence[Block]) -> tuple[list[Block], int]:
+    def reserve(self, blocks: Sequence[CacheBlock]) -> tuple[list[CacheBlock], int]:
         """Count claimed blocks from now on; return those without room, and how many others were evicted."""
         without_room, evicted = [], 0
         with self._ledger() as ledger:
@@ -153,7 +153,7 @@ class CacheFolder:
                     without_room.append(block)
         return without_room, evicted
 
-    def commit(self, blocks: Sequence[Block]) -> None:
+    def commit(self, blocks: Sequence[CacheBlock]) -> None:
         """Make blocks of the written parts."""
         with self._ledger() as ledger:
             for block in blocks:
@@ -162,7 +162,7 @@ class CacheFolder:
                 ledger.add(-replaced)
                 block.release()
 
-    def release(self, blocks: Sequence[Block]) -> None:
+    def release(self, blocks: Sequence[CacheBlock]) -> None:
         """Release claims that were not committed. Never raises OSError: what is left is removed later."""
         held = [block for block in blocks if block.lock is not None]
         if not held:
