@@ -48,11 +48,11 @@ _SCALARS = {
 }
 
 
-def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str] = ()) -> T:
+def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str | tuple[str, object]] = ()) -> T:
     """Build the frozen dataclass `cls` from a YAML file and dotted overrides.
 
     path: a YAML file of at most 1 MiB; None starts from the defaults.
-    overrides: `a.b=c` each, the value in YAML; a later one wins.
+    overrides: `a.b=c` each, the value in YAML, or a pair of `a.b` and its value; a later one wins.
     Raises ConfigError with every unknown key (and the nearest known one), wrong type and refused value at once.
     """
     source = "overrides" if path is None else str(path)
@@ -129,7 +129,8 @@ def _loader() -> Any:
     return _use_yaml_1_2(Loader)
 
 
-def _parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value that a YAML text holds; ConfigError, which says `where` it is, for anything else."""
     import yaml
 
     try:
@@ -150,7 +151,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the config {path} is not UTF-8 text; give the path of a YAML file") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes, which no config needs")
-    tree = _parse_yaml(text, str(path))
+    tree = parse_yaml(text, str(path))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -158,11 +159,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    name, equals, text = override.partition("=")
+def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) -> None:
+    if isinstance(override, str):
+        name, equals, text = override.partition("=")
+        if not equals or not all(name.strip().split(".")):
+            raise ConfigError(f"override {override!r} is not of the form name=value or section.name=value")
+        value = parse_yaml(text, f"the value of override {override!r}")
+    else:
+        name, value = override
     parts = name.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(f"override {override!r} is not of the form name=value or section.name=value")
     node = tree
     for depth, part in enumerate(parts[:-1]):
         child = node.get(part)
@@ -172,7 +177,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         # A fresh copy: the same branch may stand elsewhere too, by a YAML alias.
         node[part] = {} if child is None else dict(child)
         node = node[part]
-    node[parts[-1]] = _parse_yaml(text, f"the value of override {override!r}")
+    node[parts[-1]] = value
 
 
 def _check_size(tree: Any, source: str) -> None:
@@ -426,6 +431,13 @@ def check_options(instance: Any) -> None:
         if not (is_word and _is_of_type(value, members) and _is_within(value, info)):
             shown = str(value) if isinstance(value, Fraction) else repr(value)
             raise ConfigError(f"{field.name}={shown}: must be {_allowed(info, members, choices)}")
+
+
+class Options:
+    """Base of option dataclasses, whose `__post_init__` is `check_options`."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 _SIMPLE: dict[Any, str] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +17,20 @@ from typing import TypeVar
 import click
 
 from streamvid.compat.diffsynth_data import DataFlags, Shard, data_options
-from streamvid.config import OptionInfo, load_config, nested_options, option_info, option_types, read_yaml
+from streamvid.config import (
+    OptionInfo,
+    load_config,
+    nested_options,
+    option_info,
+    option_types,
+    parse_yaml,
+    read_yaml,
+)
 from streamvid.trainer.config import TrainConfig
 
 Command = TypeVar("Command", bound=Callable[..., object])
 Given = Mapping[str, object]
 """Flag → value; None for a flag that was not given."""
-
-_SURROGATES = re.compile(r"\\ud[89ab]..\\ud[c-f]..")
-
-
-class _Yaml(str):
-    """A value that is written in YAML already."""
 
 
 def _same(value: str) -> object:
@@ -51,21 +52,17 @@ def _child_prefix(value: str) -> str:
 
 
 def _paths(value: str) -> object:
-    """Parse JSON. Anything else may be YAML, which the configuration reads or reports as wrong."""
+    """Parse JSON, or YAML, which allows a comma too many."""
     try:
         return json.loads(value)
     except ValueError:
-        return _Yaml(value)
+        return parse_yaml(value, f"{value!r}, which is not JSON either,")
 
 
 def _fp8(value: str) -> list[str]:
     """Parse names, separated by commas, or JSON of the form of --model_paths, which nests the shards of a model."""
-    if not value.lstrip().startswith("["):
-        return _words(value)
-    found = _paths(value)
-    if not isinstance(found, list):
-        raise click.BadParameter(f'{value!r} is not JSON; write it as dit,text_encoder or ["a.safetensors"]')
-    return [path for one in found for path in (one if isinstance(one, list) else [one])]
+    found = _paths(value) if value.lstrip().startswith("[") else _words(value)
+    return [path for one in found for path in (one if isinstance(one, list) else [one])]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -192,14 +189,6 @@ def add_train_flags(command: Command) -> Command:
     return command
 
 
-def override(name: str, value: object) -> str:
-    """Write an override for `load_config`. JSON is YAML, except for surrogate pairs."""
-    if isinstance(value, _Yaml):
-        return f"{name}={value}"
-    text = _SURROGATES.sub(lambda pair: f"\\U{ord(json.loads(chr(34) + pair[0] + chr(34))):08x}", json.dumps(value))
-    return f"{name}={text}"
-
-
 @dataclass(frozen=True)
 class TrainRequest:
     """A command line of `streamvid train`.
@@ -219,28 +208,24 @@ class TrainRequest:
         Every mistake that shows without data is reported first. Raises ConfigError, and what `shard` raises.
         """
         tree = {} if self.file is None else read_yaml(self.file)
-        named = frozenset(named_options(tree, self.overrides))
-        task = self._task(tree)
-        lines = flag_overrides(self.given, named, has_config=self.file is not None, task=task)
-        lines += [override(name, value) for name, value in self.settings.items()]
+        sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
+        named = frozenset({*named_options(tree), *sets})
+        task = str(sets.get("task") or self.given.get("task") or tree.get("task", "sft"))
+        options = flag_options(self.given, named, has_config=self.file is not None, task=task) | self.settings
         base = self.given.get("dataset_base_path")
         if base is None:
             self._check_without_data()
-            return load_config(TrainConfig, self.file, [*lines, *self.overrides])
-        flags = DataFlags.of(self.given, named=named, in_sets=frozenset(named_options({}, self.overrides)))
+            return self._load(options)
+        flags = DataFlags.of(self.given, named=named, in_sets=frozenset(sets))
         # The folder is the dataset or the features; which one does not matter for any other mistake.
         pending = {"data.dataset": base}
-        if flags.metadata_path is None:
+        if flags.dataset_metadata_path is None:
             pending["data.features.url"] = base
-        assumed = [override(name, value) for name, value in pending.items() if name not in named]
-        first = load_config(TrainConfig, self.file, [*assumed, *lines, *self.overrides])
-        found = data_options(flags, first, shard)
-        data_lines = [override(name, value) for name, value in found.items()]
-        return load_config(TrainConfig, self.file, [*lines, *data_lines, *self.overrides])
+        assumed = {name: value for name, value in pending.items() if name not in named}
+        return self._load(options | data_options(flags, self._load(assumed | options), shard))
 
-    def _task(self, tree: Mapping[str, object]) -> str:
-        in_sets = [line.partition("=")[2] for line in self.overrides if line.partition("=")[0].strip() == "task"]
-        return str(in_sets[-1] if in_sets else self.given.get("task") or tree.get("task", "sft"))
+    def _load(self, options: Mapping[str, object]) -> TrainConfig:
+        return load_config(TrainConfig, self.file, [*options.items(), *self.overrides])
 
     def _check_without_data(self) -> None:
         about_data = [flag.name for flag in _ALL if not flag.option and not flag.name.startswith("use_")]
@@ -249,8 +234,10 @@ class TrainRequest:
                 raise click.UsageError(f"--{name} describes the data of --dataset_base_path, which is not given")
 
 
-def flag_overrides(given: Given, named: Collection[str], *, has_config: bool, task: str | None = None) -> list[str]:
-    """Return the options that flags set, as overrides for `load_config`; `data_options` handles flags about the data.
+def flag_options(
+    given: Given, named: Collection[str], *, has_config: bool, task: str | None = None
+) -> dict[str, object]:
+    """Return the options of TrainConfig, dotted, that flags set; `data_options` handles flags about the data.
 
     named: options that the file or --set names.   has_config: without a file, DiffSynth-Studio's defaults apply.
     task: of the run, wherever it was set.
@@ -274,7 +261,7 @@ def flag_overrides(given: Given, named: Collection[str], *, has_config: bool, ta
             found["data.features.url"] = found["output"]
         # Nothing trains, and models that would may not exist; their scripts name them in both stages all the same.
         found = {name: value for name, value in found.items() if not name.startswith(_ABOUT_TRAINING)}
-    return [override(name, value) for name, value in found.items()]
+    return found
 
 
 def _theirs(said: Collection[str]) -> dict[str, object]:
@@ -296,14 +283,10 @@ def _activation_checkpointing(given: Given, named: Collection[str]) -> dict[str,
     return found | ({f"{section}.offload": True} if offload else {})
 
 
-def named_options(tree: Mapping[str, object], overrides: Sequence[str]) -> set[str]:
-    """Return every dotted option that a file, as a tree, or an override names; sections too."""
-    found = {line.partition("=")[0].strip() for line in overrides}
-    pending: list[tuple[str, Mapping[str, object]]] = [("", tree)]
-    while pending:
-        prefix, node = pending.pop()
-        for name, value in node.items():
-            found.add(f"{prefix}{name}")
-            if isinstance(value, Mapping):
-                pending.append((f"{prefix}{name}.", value))
+def named_options(tree: Mapping[str, object], prefix: str = "") -> set[str]:
+    """Return every dotted option that a file, as a tree, names; sections too."""
+    found = {f"{prefix}{name}" for name in tree}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= named_options(value, f"{prefix}{name}.")
     return found

@@ -11,9 +11,10 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
 
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 from streamvid.trainer.config import DatasetValue
 
@@ -36,25 +37,20 @@ DEFAULT_NUM_FRAMES = 81
 FRAME_RULE = "4k+1"
 _MAX_NOTE_BYTES = 2**20
 _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num_frames": "max_frames"}
-_FLAGS = {
-    "dataset_metadata_path": "metadata_path",
-    "dataset_repeat": "repeat",
-    "data_file_keys": "file_keys",
-    **{name: name for name in _SIZES},
-}
+"""Flag → field of SizeRule."""
 
 
 @dataclass(frozen=True)
 class DataFlags:
-    """The flags that describe the data; None if not given.
+    """The flags that describe the data, under their own names; None if not given.
 
     named: options of TrainConfig that the file or --set names.   in_sets: those of --set, which wins over flags.
     """
 
-    base_path: str
-    metadata_path: str | None = None
-    repeat: int | None = None
-    file_keys: str | None = None
+    dataset_base_path: str
+    dataset_metadata_path: str | None = None
+    dataset_repeat: int | None = None
+    data_file_keys: str | None = None
     height: int | None = None
     width: int | None = None
     max_pixels: int | None = None
@@ -65,12 +61,12 @@ class DataFlags:
     @staticmethod
     def of(given: Mapping[str, object], *, named: frozenset[str], in_sets: frozenset[str]) -> DataFlags:
         """Pick them out of all flags. Raises ConfigError."""
-        values = {field: given.get(flag) for flag, field in _FLAGS.items()}
-        return DataFlags(str(given["dataset_base_path"]), **values, named=named, in_sets=in_sets)  # type: ignore[arg-type]
+        values = {field.name: given[field.name] for field in fields(DataFlags) if given.get(field.name) is not None}
+        return DataFlags(**values, named=named, in_sets=in_sets)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        if self.repeat is not None and self.repeat < 1:
-            raise ConfigError(f"dataset_repeat is {self.repeat}; allowed: 1 and up")
+        if self.dataset_repeat is not None:
+            require_integer("dataset_repeat", self.dataset_repeat, 1)
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
@@ -91,7 +87,7 @@ class DataFlags:
 
         The flags do not say which key is the clip: it is `video`, or else `image`, or else the first one.
         """
-        asked = [word.strip() for word in (self.file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
+        asked = [word.strip() for word in (self.data_file_keys or DEFAULT_FILE_KEYS).split(",") if word.strip()]
         present = [name for name in dict.fromkeys(asked) if columns is None or name in columns]
         if not present:
             raise ConfigError(
@@ -117,7 +113,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
     sizes.setdefault("max_frames", DEFAULT_NUM_FRAMES)
     try:
         source = SourceOptions(
-            metadata=flags.metadata_path,
+            metadata=flags.dataset_metadata_path,
             video_column=video_column,
             media=media,
             captions=CaptionOptions("prompt" if "prompt" in columns else None),
@@ -134,12 +130,12 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     config: the run without them. Raises ConfigError for a folder that is none of the three kinds, and what sharding
     raises.
     """
-    base = flags.base_path
+    base = flags.dataset_base_path
     kind = kind_of(base, config.data.storage)
-    if "data.dataset" in flags.in_sets and (kind != "features" or flags.metadata_path is not None):
+    if "data.dataset" in flags.in_sets and (kind != "features" or flags.dataset_metadata_path is not None):
         raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; leave one of them out")
     dataset: DatasetValue
-    if flags.metadata_path is not None:
+    if flags.dataset_metadata_path is not None:
         if kind is not None:
             raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); leave the flag out")
         dataset, found = _sharded(flags, config, shard)
@@ -169,27 +165,27 @@ def _sharded(flags: DataFlags, config: TrainConfig, shard: Shard) -> tuple[str, 
     # Sharding may take hours, and a missing weight file or factory shows at once.
     resolve(config.model.weights)
     import_object(config.model.factory)
-    assert flags.metadata_path is not None
-    columns = read_table(flags.metadata_path, config.data.storage).names
-    dataset = shard(flags.base_path, shard_options(flags, columns, config.data.storage))
+    assert flags.dataset_metadata_path is not None
+    columns = read_table(flags.dataset_metadata_path, config.data.storage).names
+    dataset = shard(flags.dataset_base_path, shard_options(flags, columns, config.data.storage))
     return dataset, _input_options(flags, config, columns)
 
 
 def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> DatasetValue:
-    if flags.repeat in (None, 1):
+    if flags.dataset_repeat in (None, 1):
         return dataset
     if config.task == "sft:data_process":
         _log.warning(
             "dataset_repeat=%d applies to training: each clip is encoded once (data.features.num_visits=N for "
             "several crops)",
-            flags.repeat,
+            flags.dataset_repeat,
         )
         return dataset
     if not isinstance(dataset, str | dict):
         raise ConfigError(
-            f"dataset_repeat={flags.repeat}: cannot be combined with several datasets; give each its num_repeats"
+            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; give each num_repeats"
         )
-    return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.repeat}
+    return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.dataset_repeat}
 
 
 def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str] | None) -> dict[str, object]:
@@ -197,14 +193,14 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
     from streamvid.sharder.media_columns import file_keys
 
     media: dict[str, str] = {}
-    if columns is not None or flags.file_keys is not None:
+    if columns is not None or flags.data_file_keys is not None:
         clip, others = flags.media(columns)
         media = {column: name.removesuffix("?") for name, column in file_keys(",".join((clip, *others)))[1].items()}
     asked = [media.get(name, name) for name in config.data.extra_inputs]
     if config.task == "sft:train":  # features take the place of the media that they were made from
         return {"data.extra_inputs": [name for name in asked if name not in media.values()]}
     found: dict[str, object] = {"data.extra_inputs": asked}
-    if media and "data.loader.media" not in (flags.named if flags.file_keys is None else flags.in_sets):
+    if media and "data.loader.media" not in (flags.named if flags.data_file_keys is None else flags.in_sets):
         found["data.loader.media"] = list(media.values())
     return found
 
@@ -245,7 +241,7 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
     from streamvid.storage import open_store
 
-    url, storage = flags.base_path, config.data.storage
+    url, storage = flags.dataset_base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
         raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; only task sft:train reads it")
     store = open_store(url, storage)

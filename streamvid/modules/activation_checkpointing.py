@@ -58,7 +58,8 @@ def wrap(
     for name in outermost:
         block = module.get_submodule(name)
         block.__class__ = _class_of(type(block))  # type: ignore[arg-type]  # a class can be hashed
-        block._checkpointed = _CheckpointedCall(function, config.offload)  # type: ignore[assignment]
+        # A partial function, not a closure, so that a copy of a block runs itself.
+        block._checkpointed = functools.partial(_checkpointed, function, config.offload)  # type: ignore[assignment]
     if outermost:
         shown = ", ".join(outermost[:3]) + ", …" * (len(outermost) > 3)
         _log.info("checkpointing activations of %d blocks: %s", len(outermost), shown)
@@ -84,41 +85,35 @@ def deepspeed_checkpoint(options: Mapping[str, Any], device: str) -> Checkpoint:
     return checkpoint
 
 
-class _CheckpointedCall:
-    """Runs a block's forward. An object, not a closure, so that a copy of a block runs itself."""
+def _checkpointed(
+    function: Checkpoint | None, offload: bool, forward: Checkpoint, /, *args: object, **kwargs: object
+) -> object:
+    # All arguments become positional: torch does not offload keyword arguments and DeepSpeed does not accept them.
+    flat = (*args, *kwargs.values())
 
-    def __init__(self, function: Checkpoint | None, offload: bool) -> None:
-        self.function = function
-        self.offload = offload
+    def run(*flat: object) -> object:
+        return forward(*flat[: len(args)], **dict(zip(kwargs, flat[len(args) :], strict=True)))
 
-    def __call__(self, forward: Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # All arguments become positional: torch does not offload keyword arguments and DeepSpeed does not accept them.
-        names = tuple(kwargs)
-        flat = (*args, *kwargs.values())
-        count = len(args)
+    if function is not None:
+        return function(run, *_with_gradient(flat))
+    from torch.utils.checkpoint import checkpoint
 
-        def run(*flat: Any) -> Any:
-            return forward(*flat[:count], **dict(zip(names, flat[count:], strict=True)))
-
-        if self.function is not None:
-            return self.function(run, *_with_gradient(flat))
-        from torch.utils.checkpoint import checkpoint
-
-        with _in_host_memory() if self.offload else contextlib.nullcontext():
-            return checkpoint(run, *flat, use_reentrant=False, preserve_rng_state=True)
+    has_gpu = torch.cuda.is_available()
+    with torch.autograd.graph.save_on_cpu(pin_memory=has_gpu) if offload else contextlib.nullcontext():
+        return checkpoint(run, *flat, use_reentrant=False)
 
 
 @functools.cache
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(kind.forward, self)
-        return self._checkpointed(own, args, kwargs) if torch.is_grad_enabled() else own(*args, **kwargs)
+        return self._checkpointed(own, *args, **kwargs) if torch.is_grad_enabled() else own(*args, **kwargs)
 
     # The same name, because policies that wrap blocks (FSDP's) match by it.
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _with_gradient(flat: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_gradient(flat: tuple[object, ...]) -> tuple[object, ...]:
     # A reentrant checkpoint gives gradients to parameters only if one of its inputs requires one. Behind frozen layers
     # none does, as with adapters.
     if any(isinstance(value, Tensor) and value.requires_grad for value in flat):
@@ -127,10 +122,6 @@ def _with_gradient(flat: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(value, Tensor) and value.is_floating_point():
             return (*flat[:place], value.detach().requires_grad_(), *flat[place + 1 :])
     return flat
-
-
-def _in_host_memory() -> Any:
-    return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
 def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:

@@ -15,16 +15,15 @@ from torch import nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules import activation_checkpointing, fp8, lora, weights
-from streamvid.modules.config import LoraConfig, ModelConfig
-from streamvid.modules.factory import call_factory, takes
-from streamvid.modules.parts import child_names, part_of, some
+from streamvid.modules.config import ModelConfig
+from streamvid.modules.factory import call_factory
+from streamvid.modules.parts import LAYERS, child_names, part_of, some
 from streamvid.modules.weight_files import resolve
 
 ENCODE_ONLY = "sft:data_process"
 ENCODED = "sft:train"
 # The CPU under another index, to distinguish it from a "cpu" that a factory sets for a part with weights of its own.
 _IMPLICIT_CPU = torch.device("cpu", 0)
-_LARGE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 
 
 def build_module(
@@ -99,11 +98,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _make(model: ModelConfig, task: str) -> nn.Module:
-    arguments = dict(model.args)
-    if takes(model.factory, "task"):
-        arguments.setdefault("task", task)
     with _without_memory() if model.init == "meta" else contextlib.nullcontext():
-        module = call_factory(model.factory, **arguments)
+        module = call_factory(model.factory, model.args, optional={"task": task})
     if not isinstance(module, nn.Module):
         raise ConfigError(f"factory {model.factory} returns a {type(module).__name__}; it must return an nn.Module")
     return module
@@ -155,14 +151,12 @@ def _choose_trainable(module: nn.Module, model: ModelConfig, encoders: tuple[str
         module.requires_grad_(False)
         for parameter in chosen:
             parameter.requires_grad_(True)
-    for name in encoders:
-        part = part_of(module, name)
-        if part is not None:
-            part.requires_grad_(False)
+    for part in filter(None, (part_of(module, name) for name in encoders)):
+        part.requires_grad_(False)
 
 
 def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> list[nn.Parameter]:
-    if any(name == encoder or name.startswith(f"{encoder}.") for encoder in encoders):
+    if any(f"{name}.".startswith(f"{encoder}.") for encoder in encoders):
         raise ConfigError(
             f"trainable has {name!r}, which belongs to an encoder; encoders run without gradients: remove it from "
             "trainable, or from the module's `encoders`"
@@ -182,13 +176,12 @@ def _parameters_of(module: nn.Module, name: str, encoders: tuple[str, ...]) -> l
 
 
 def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) -> None:
-    config: LoraConfig = model.lora
-    base = config.base_model
+    base = model.lora.base_model
     if base is None:
         return
     if base.partition(".")[0] in encoders:
         raise ConfigError(f"base_model is {base!r}, an encoder, which runs without gradients; name a model that trains")
-    covering = [name for name in model.trainable or () if base == name or base.startswith(f"{name}.")]
+    covering = [name for name in model.trainable or () if f"{base}.".startswith(f"{name}.")]
     if covering:
         raise ConfigError(
             f"trainable has {covering[0]!r} and lora.base_model is {base!r}: adapters are for frozen weights; remove "
@@ -196,7 +189,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
         )
     inside = [name for name in model.trainable or () if name.startswith(f"{base}.")]
     kept = [parameter for name in inside for parameter in _parameters_of(module, name, encoders)]
-    targets = lora.inject(module, config)
+    targets = lora.inject(module, model.lora)
     both = [target for target in targets if any(f"{target}.".startswith(f"{name}.") for name in inside)]
     both += [name for name in inside if any(name.startswith(f"{target}.") for target in targets)]
     if both:
@@ -214,7 +207,7 @@ def _set_dtypes(module: nn.Module, dtype_of_frozen: torch.dtype | None) -> None:
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
             # These hold most bytes, and autocast casts them anyway. A frozen norm in bfloat16 would refuse float32.
-            is_large = isinstance(part, _LARGE)
+            is_large = isinstance(part, (*LAYERS, nn.Embedding))
             wanted = torch.float32 if parameter.requires_grad else dtype_of_frozen if is_large else None
             if wanted is not None and parameter.is_floating_point():
                 parameter.data = parameter.data.to(wanted)

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.config import check_options, option
-from streamvid.errors import ConfigError
+from streamvid.config import Options, option, require
 
 Paths = dict[str, str | tuple[str, ...]] | tuple[str | tuple[str, ...], ...]
 """Weight files by child, or as a list. A nested list holds the shards of one model."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
+class WeightsConfig(Options):
     """Weight files of the training module. Each goes to the child whose keys and shapes it fits."""
 
     paths: Paths = option((), help="Weight files; the shards of one model form a nested list.")
@@ -28,12 +27,9 @@ class WeightsConfig:
     allow_missing: bool = option(False, help="Accept keys of the module that no file has.")
     allow_unexpected: bool = option(False, help="Accept keys of files that the module does not have.")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Options):
     """Low-rank adapters, by peft."""
 
     base_model: str | None = option(None, help="Child that gets adapters; dotted names too.")
@@ -43,30 +39,30 @@ class LoraConfig:
         shown_default="large linear layers in blocks",
     )
     rank: int = option(32, minimum=1, help="Rank of the adapters.")
-    alpha: float | None = option(None, help="Scale of the adapters, divided by the rank.", shown_default="the rank")
-    dropout: float = option(0.0, help="Dropout in front of the adapters.")
+    alpha: float | None = option(
+        None, above=0, help="Scale of the adapters, divided by the rank.", shown_default="the rank"
+    )
+    dropout: float = option(0.0, minimum=0, help="Dropout in front of the adapters.")
     checkpoint: Path | None = option(None, help="Adapters to start from.")
     preset_path: Path | None = option(None, help="Adapters that are fused into the weights of `preset_model` first.")
     preset_model: str | None = option(None, help="Child whose weights the preset adapters change.")
 
     def __post_init__(self) -> None:
-        check_options(self)
-        if self.alpha is not None and not self.alpha > 0:
-            raise ConfigError(f"alpha is {self.alpha}; allowed: above 0, or null for the rank")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is {self.dropout}; allowed: 0 up to 1")
-        if (self.preset_path is None) != (self.preset_model is None):
-            raise ConfigError(
-                f"preset_path is {self.preset_path} and preset_model {self.preset_model!r}; allowed: both, or neither"
-            )
-        if self.checkpoint is not None and self.base_model is None:
-            raise ConfigError(
-                f"checkpoint is {self.checkpoint} and base_model null; set base_model to the child with the adapters"
-            )
+        super().__post_init__()
+        require(self.dropout < 1, "dropout", self.dropout, "0 up to 1")
+        presets = (self.preset_path, self.preset_model)
+        require(
+            presets.count(None) != 1,
+            "preset_path",
+            f"{self.preset_path} and preset_model {self.preset_model}",
+            "both, or neither",
+        )
+        has_model = self.checkpoint is None or self.base_model is not None
+        require(has_model, "checkpoint", self.checkpoint, "null, or with base_model, the child that has the adapters")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationCheckpointingConfig:
+class ActivationCheckpointingConfig(Options):
     """Blocks whose activations are computed again in the backward pass instead of being stored."""
 
     blocks: tuple[str, ...] = option(
@@ -75,13 +71,13 @@ class ActivationCheckpointingConfig:
     offload: bool = option(False, help="Store the inputs of these blocks in host memory.")
 
     def __post_init__(self) -> None:
-        check_options(self)
-        if self.offload and not self.blocks:
-            raise ConfigError("offload is true and blocks is empty; name the blocks to checkpoint, as blocks: [Block]")
+        super().__post_init__()
+        is_used = bool(self.blocks) or not self.offload
+        require(is_used, "offload", self.offload, "false, or with blocks to checkpoint, as blocks: [Block]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Options):
     """The training module, and which of its parameters train.
 
     The module's named children are its models. Those named in its attribute `encoders` are always frozen.
@@ -109,7 +105,5 @@ class ModelConfig:
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
-        module, colon, name = self.factory.partition(":")
-        if not (module and colon and name):
-            raise ConfigError(f"factory is {self.factory!r}; allowed: 'package.module:name'")
+        super().__post_init__()
+        require(all(self.factory.partition(":")), "factory", repr(self.factory), "'package.module:name'")

@@ -20,6 +20,7 @@ from streamvid.dataset.manifest import MANIFEST, ShardInfo
 from streamvid.errors import StreamvidError
 from streamvid.loader.by_shard import ByShard
 from streamvid.modules.encoding import Encoder
+from streamvid.plan.position import World
 from streamvid.storage import StorageOptions, open_store
 
 _log = logging.getLogger(__name__)
@@ -39,19 +40,6 @@ class EncodeResult:
     num_missing: int = 0
     is_sealed: bool = False
     stopped_by: signal.Signals | None = None
-
-
-@dataclass(frozen=True)
-class EncodeRanks:
-    """Position of this process among those that encode.
-
-    wait_for_all: barrier over all ranks of a launch. None: independent processes, such as the jobs of an array, of
-    which the last one seals.
-    """
-
-    rank: int
-    num_ranks: int
-    wait_for_all: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,18 +64,21 @@ class _Stopped(Exception):
 
 def encode_dataset(
     job: EncodeJob,
-    ranks: EncodeRanks,
+    world: World,
+    wait_for_all: Callable[[], object] | None,
     signal_number: Callable[[], int | None],
     progress: Callable[[str, int, int], object] | None = None,
 ) -> EncodeResult:
     """Encode this rank's share of the shards that no earlier run has finished, and seal once all are complete.
 
+    world: position of this process among those that encode.   wait_for_all: barrier over all ranks of a launch. None:
+    independent processes, such as the jobs of an array, of which the last one seals.
     signal_number: asked between two batches for the signal that ends the work.
     progress: called with ("encode", samples done, samples of this process).
     Raises what encoder, loader and writer raise.
     """
     result, writer = EncodeResult(), job.writer()
-    mine = _own_shards(job, writer, ranks)
+    mine = _own_shards(job, writer, world, wait_for_all)
     total = sum(shard.num_samples for shard in mine)
 
     def on_batch(num_samples: int, num_missing: int) -> None:
@@ -105,32 +96,36 @@ def encode_dataset(
                 writer.write_shard(shard, samples)
             result.num_shards += 1
             _log.info("encoded %s, %d of %d", shard.path, result.num_shards, len(mine))
-        result.is_sealed = _finish(job, ranks, lambda: on_batch(0, 0))
+        result.is_sealed = _finish(job, None if wait_for_all is None else world.rank, lambda: on_batch(0, 0))
     return result
 
 
-def _own_shards(job: EncodeJob, writer: SidecarWriter, ranks: EncodeRanks) -> list[ShardInfo]:
+def _own_shards(
+    job: EncodeJob, writer: SidecarWriter, world: World, wait_for_all: Callable[[], object] | None
+) -> list[ShardInfo]:
     shards = job.source.dataset.shards
-    if ranks.wait_for_all is None:  # the other processes may have begun, so that each sees other shards as unfinished
-        return [shard for shard in shards[ranks.rank :: ranks.num_ranks] if not writer.is_done(shard)]
+    if wait_for_all is None:  # the other processes may have begun, so that each sees other shards as unfinished
+        return [shard for shard in shards[world.rank :: world.num_ranks] if not writer.is_done(shard)]
     unfinished = [shard for shard in shards if not writer.is_done(shard)]
-    ranks.wait_for_all()  # every rank has looked before the first one writes
-    return unfinished[ranks.rank :: ranks.num_ranks]
+    wait_for_all()  # every rank has looked before the first one writes
+    return unfinished[world.rank :: world.num_ranks]
 
 
-def _finish(job: EncodeJob, ranks: EncodeRanks, check_stop: Callable[[], None]) -> bool:
+def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) -> bool:
     """Wait for the other ranks of the launch, but not for independent processes, and seal; return whether it is sealed.
 
-    Ranks poll the store instead of meeting in a collective: they may end hours apart, and a signal must end the wait.
+    rank: of the launch; None: an independent process. Ranks poll the store instead of meeting in a collective: they
+    may end hours apart, and a signal must end the wait.
     """
-    store, is_independent = open_store(job.url, job.storage), ranks.wait_for_all is None
+    store = open_store(job.url, job.storage)
     while store.size(MANIFEST) is None:
         try:
-            writer = job.writer() if is_independent or ranks.rank == 0 else None
-            if writer is not None and all(map(writer.is_done, job.source.dataset.shards)):
-                writer.seal(job.encoder.null())
-                return True
-            if is_independent:
+            if not rank:
+                writer = job.writer()
+                if all(map(writer.is_done, job.source.dataset.shards)):
+                    writer.seal(job.encoder.null())
+                    return True
+            if rank is None:
                 return False
         except StreamvidError:
             if store.size(MANIFEST) is None:  # otherwise another process was the last one too, and has cleaned up

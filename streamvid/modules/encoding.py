@@ -127,7 +127,7 @@ def with_encoded(batch: Batch, encoded: Mapping[str, Tensor | Sequence[Tensor]])
     return batch.with_fields({**whole, **collate(ragged, set(ragged))})
 
 
-def facts(module: nn.Module, model: ModelConfig) -> dict[str, Any]:
+def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """Return everything that the output of `encode` depends on, as JSON.
 
     A module may name the arguments of its factory that its encoders depend on in `encoder_args`. Features then stay
@@ -163,7 +163,7 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
         raise ConfigError(f"features {sidecar.url} are stale: {'; '.join(problems)}; {REMEDY}")
 
 
-def _arguments(model: ModelConfig, names: Iterable[str] | None) -> dict[str, Any]:
+def _arguments(model: ModelConfig, names: Iterable[str] | None) -> dict[str, object]:
     kept = None if names is None else set(names)
     return {name: value for name, value in model.args.items() if kept is None or name in kept}
 

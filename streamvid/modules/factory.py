@@ -6,9 +6,9 @@ import difflib
 import importlib
 import inspect
 import operator
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from streamvid.errors import ConfigError
@@ -24,8 +24,8 @@ def import_object(path: str) -> Any:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ConfigError(f"{path!r} is not an import path; allowed: 'package.module:name'")
-    if os.getcwd() not in sys.path and "" not in sys.path:  # noqa: PTH109  # as sys.path has it
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found = importlib.import_module(module_name)
     except ImportError as error:
@@ -41,39 +41,31 @@ def import_object(path: str) -> Any:
         raise ConfigError(f"{path}: {where} has no {name!r}; nearest: {', '.join(near) or 'nothing'}") from None
 
 
-def call_factory(path: str, **arguments: Any) -> Any:
-    """Import a factory and call it. Raises ConfigError if it cannot be called with these arguments."""
+def call_factory(path: str, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> Any:
+    """Import a factory and call it. Raises ConfigError if it cannot be called with these arguments.
+
+    optional: arguments that are left out if the factory has no parameters of these names.
+    """
     factory = import_object(path)
     if not callable(factory):
         raise ConfigError(f"{path} is a {type(factory).__name__} and cannot be called; name a function or a class")
-    signature = _signature(factory)
     try:
-        if signature is not None:
-            signature.bind(**arguments)
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # builtins do not declare their parameters
+        return factory(**arguments)
+    taken = {name: value for name, value in (optional or {}).items() if name in signature.parameters}
+    try:
+        bound = signature.bind(**{**taken, **arguments})
     except TypeError as error:
         raise ConfigError(f"{path}{signature} does not accept these arguments: {error}") from None
-    return factory(**arguments)
-
-
-def takes(path: str, argument: str) -> bool:
-    """Check whether a factory has a parameter of this name."""
-    factory = import_object(path)
-    signature = _signature(factory) if callable(factory) else None
-    return signature is not None and argument in signature.parameters
-
-
-def _signature(factory: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(factory)
-    except (TypeError, ValueError):  # builtins do not declare their parameters
-        return None
+    return factory(*bound.args, **bound.kwargs)
 
 
 def _import_problem(path: str, module_name: str, error: ImportError) -> str:
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (module_name == missing or module_name.startswith(f"{missing}.")):
         return (
-            f"{path}: there is no module {missing!r}, neither installed nor in the working directory {os.getcwd()}; "  # noqa: PTH109
+            f"{path}: there is no module {missing!r}, neither installed nor in the working directory {Path.cwd()}; "
             "run from the folder that has it, or install its package"
         )
     return f"{path}: importing {module_name} fails with {type(error).__name__}: {error}"

@@ -12,8 +12,9 @@ The bytes are stored as uint8, because `.to(dtype)` would convert float8, and no
 
 from __future__ import annotations
 
+import collections
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -22,17 +23,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from streamvid.errors import ConfigError
-from streamvid.modules.parts import child_names
+from streamvid.modules.lora import is_adapter
+from streamvid.modules.parts import LAYERS, child_names
 
 FLOAT8 = torch.float8_e4m3fn
-NAME = "float8_e4m3fn"
 LARGEST = 448.0  # of float8_e4m3fn
 RELATIVE_ERROR = 1 / 16  # half a step of a mantissa of three bits
 ABSOLUTE_ERROR = 2.0**-10 / 224  # half the smallest step, over the smallest value that a row's maximum is scaled to
 
-_STORED, _SCALE = "weight_fp8", "weight_scale"
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_ADAPTERS = ("lora_A", "lora_B")
+STORED, SCALE = "weight_fp8", "weight_scale"
 
 
 def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
@@ -41,22 +40,22 @@ def store(module: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     They must be frozen; adapters on them still train. Shared weights, embeddings, norms and biases do not change.
     Raises ConfigError if the module has no part of a name, or if something below it trains.
     """
-    shared = _shared_parameters(module)
-    stored: dict[str, None] = {}
+    parameters = [id(one) for _, one in module.named_parameters(remove_duplicate=False)]
+    shared = {one for one, count in collections.Counter(parameters).items() if count > 1}
+    stored: dict[str, nn.Module] = {}
     for name in names:
-        below = dict(_below(module, name))
-        _refuse_trainable(name, below)
-        layers = [
-            (path, layer)
+        below = _below(module, name)
+        layers = {
+            path: layer
             for path, layer in below.items()
-            if isinstance(layer, _LAYERS) and not _is_adapter(path) and id(layer.weight) not in shared
-        ]
-        for path, layer in layers:
-            if path not in stored:
-                _store_layer(path, layer)
-                stored[path] = None
+            if isinstance(layer, LAYERS) and (path in stored or id(layer.weight) not in shared)
+        }
         if not layers:
             raise ConfigError(f"fp8 names {name!r}, which has no linear or convolution layer; remove it")
+        for path, layer in layers.items():
+            if path not in stored:
+                _store_layer(path, layer)
+        stored |= layers
     return tuple(stored)
 
 
@@ -76,16 +75,6 @@ def dequantize(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype == torch.float16:  # it cannot hold the scale of a row of small weights
         return (stored.float() * scale.float()).to(dtype)
     return stored.to(dtype) * scale.to(dtype)
-
-
-def is_stored(name: str) -> bool:
-    """Check whether a parameter of this name holds weights in 8 bits."""
-    return name.rpartition(".")[2] == _STORED
-
-
-def is_scale(name: str) -> bool:
-    """Check whether a parameter of this name holds the scales of such weights."""
-    return name.rpartition(".")[2] == _SCALE
 
 
 class _Fp8Layer(nn.Module):
@@ -114,12 +103,8 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
     """Run the layer in the dtype of `x`."""
     weight = layer.weight_as(x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
-    result: Tensor
-    if isinstance(layer, nn.Linear):
-        result = functional.linear(x, weight, bias)
-    else:
-        result = layer._conv_forward(x, weight, bias)
-    return result
+    apply = functional.linear if isinstance(layer, nn.Linear) else layer._conv_forward
+    return apply(x, weight, bias)  # type: ignore[no-any-return]
 
 
 class _Apply(torch.autograd.Function):
@@ -147,7 +132,7 @@ class _Apply(torch.autograd.Function):
 def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
     # The same name, because wrapping policies and messages use it.
     bases: tuple[type, ...] = (_Fp8Layer, kind)
-    plain = {layer.forward for layer in _LAYERS}
+    plain = {layer.forward for layer in LAYERS}
     own = {} if kind.forward in plain else {"forward": kind.forward}
     return type(kind.__name__, bases, {"__module__": kind.__module__, **own})
 
@@ -160,38 +145,25 @@ def _store_layer(path: str, layer: nn.Module) -> None:
         raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; its file is damaged")
     stored, scale = quantize(weight)
     layer.__class__ = _class_of(type(layer))  # type: ignore[arg-type]  # a class can be hashed
-    layer.register_parameter(_STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
-    layer.register_parameter(_SCALE, nn.Parameter(scale, requires_grad=False))
+    layer.register_parameter(STORED, nn.Parameter(stored.view(torch.uint8), requires_grad=False))
+    layer.register_parameter(SCALE, nn.Parameter(scale, requires_grad=False))
     layer._dtype_before = weight.dtype  # type: ignore[assignment]
 
 
-def _below(module: nn.Module, name: str) -> Iterable[tuple[str, nn.Module]]:
+def _below(module: nn.Module, name: str) -> dict[str, nn.Module]:
+    """Return the part with this name and those inside it, without adapters. Raises ConfigError if any trains."""
     modules = dict(module.named_modules())
     if not name or name not in modules:
         raise ConfigError(
             f"fp8 names {name!r}, which is neither a part of the training module nor one of its weight files; "
             f"allowed: {child_names(module)}, a dotted name below them, or a path of weights.paths"
         )
-    return [(path, layer) for path, layer in modules.items() if path == name or path.startswith(f"{name}.")]
-
-
-def _refuse_trainable(name: str, below: dict[str, nn.Module]) -> None:
-    for path, layer in below.items():
-        for own, parameter in layer.named_parameters(recurse=False):
-            if parameter.requires_grad and not _is_adapter(path):
+    found = {path: part for path, part in modules.items() if f"{path}.".startswith(f"{name}.") and not is_adapter(path)}
+    for path, part in found.items():
+        for own, parameter in part.named_parameters(recurse=False):
+            if parameter.requires_grad:
                 raise ConfigError(
                     f"fp8 names {name!r}, but {path}.{own} trains; 8 bits are for frozen weights: "
                     "remove it from fp8 or from trainable"
                 )
-
-
-def _is_adapter(path: str) -> bool:
-    return any(part in _ADAPTERS for part in path.split("."))
-
-
-def _shared_parameters(module: nn.Module) -> set[int]:
-    seen: set[int] = set()
-    shared: set[int] = set()
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        (shared if id(parameter) in seen else seen).add(id(parameter))
-    return shared
+    return found

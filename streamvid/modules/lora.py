@@ -18,14 +18,13 @@ from torch import Tensor, nn
 
 from streamvid.errors import ConfigError
 from streamvid.modules.config import LoraConfig
-from streamvid.modules.parts import child_names, part_of, some
+from streamvid.modules.parts import LAYERS, child_names, part_of, some
 from streamvid.modules.weight_files import read_metadata, read_state
 
 _log = logging.getLogger(__name__)
 
 REGEX = "regex:"
 LARGE = 512
-_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _ADAPTER = ".default."  # peft's name for an unnamed adapter
 
 
@@ -36,9 +35,6 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     Raises ConfigError for a child or layers that do not exist, for layers that cannot have adapters, and for a
     checkpoint of other layers or another rank.
     """
-    if config.base_model is None:
-        return ()
-    require_files(config)
     base = _child(module, "base_model", config.base_model)
     targets = choose_targets(base, config.target_modules)
     try:
@@ -47,28 +43,26 @@ def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     except ImportError as error:
         raise ConfigError("lora.base_model needs the package peft: pip install 'streamvid[lora]'") from error
 
-    # An expression of whole names, because peft matches a list by endings, which other layers may share.
-    inject_adapter_in_model(
-        PeftConfig(
-            r=config.rank,
-            lora_alpha=_alpha(config),  # type: ignore[arg-type]  # peft divides by the rank
-            lora_dropout=config.dropout,
-            target_modules="|".join(map(re.escape, targets)),
-        ),
-        base,
+    settings = PeftConfig(
+        r=config.rank,
+        lora_alpha=_alpha(config),  # type: ignore[arg-type]  # peft divides by the rank
+        lora_dropout=config.dropout,
+        # An expression of whole names, because peft matches a list by endings, which other layers may share.
+        target_modules="|".join(map(re.escape, targets)),
     )
+    inject_adapter_in_model(settings, base)
     for parameter in base.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     if config.checkpoint is not None:
-        _load_checkpoint(base, config, config.checkpoint)
+        _load_checkpoint(base, config)
     _log.info(
         "adapters of rank %d on %d layers of %s (%s): %s",
         config.rank,
         len(targets),
         config.base_model,
         "chosen by size, because target_modules is empty" if config.target_modules in ("", ()) else "target_modules",
-        ", ".join(_patterns(targets)),
+        ", ".join(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in targets)),
     )
     return tuple(f"{config.base_model}.{name}" for name in targets)
 
@@ -109,20 +103,16 @@ def fuse_preset(module: nn.Module, config: LoraConfig) -> int:
 
     W += alpha / rank · B @ A, computed in float32. A file without alpha counts as alpha = rank.
     """
-    if config.preset_path is None or config.preset_model is None:
-        return 0
-    require_files(config)
-    base = _child(module, "preset_model", config.preset_model)
-    path = config.preset_path
-    state = _plain(_read(path, "preset_path"), config.preset_model)
-    scale = _scale_of(path)
+    base, path = _child(module, "preset_model", config.preset_model), config.preset_path
+    state, known = _read(path, "preset_path", config.preset_model)
+    scale = float(known["alpha"]) / float(known["rank"]) if {"alpha", "rank"} <= known.keys() else 1.0
     pairs: dict[str, dict[str, Tensor]] = {}
     for key, tensor in state.items():
         name, _, part = key.removesuffix(".weight").rpartition(".")
         pairs.setdefault(name, {})[part] = tensor
     for name, pair in pairs.items():
         layer = part_of(base, name)
-        if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, _LAYERS):
+        if pair.keys() != {"lora_A", "lora_B"} or not isinstance(layer, LAYERS):
             raise ConfigError(
                 f"preset_path {path} has {name}.{min(pair)}, which belongs to no layer of {config.preset_model} or "
                 "lacks its other half; allowed: NAME.lora_A.weight and NAME.lora_B.weight of linear and convolution "
@@ -150,18 +140,14 @@ def is_adapter(name: str) -> bool:
     return bool({"lora_A", "lora_B"} & set(name.split(".")))
 
 
-def adapter_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the tensors of the adapters, named as in files; empty if there are none.
-
-    state: the module's parameters, if they were gathered from several processes.
-    """
+def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return those of the module's tensors that belong to adapters, named as in files; empty if there are none."""
     base = base_of(module)
+    if base is None:
+        return {}
     prefix = f"{base}." if base else ""
-    tensors = dict(module.named_parameters()) if state is None else state
     return {
-        plain_name(name).removeprefix(prefix): tensor.detach()
-        for name, tensor in tensors.items()
-        if base is not None and is_adapter(name)
+        plain_name(name).removeprefix(prefix): tensor.detach() for name, tensor in tensors.items() if is_adapter(name)
     }
 
 
@@ -176,7 +162,8 @@ def metadata(module: nn.Module) -> dict[str, str]:
     if base is None:
         return {}
     config = _peft_config(module.get_submodule(base))
-    layers = {name.rpartition(".lora_A.")[0] for name in adapter_state(module) if ".lora_A." in name}
+    adapters = adapter_state(module, dict(module.named_parameters()))
+    layers = {name.rpartition(".lora_A.")[0] for name in adapters if ".lora_A." in name}
     return {
         "base_model": base,
         "rank": str(config.r),
@@ -191,9 +178,10 @@ def _peft_config(part: nn.Module) -> Any:
     return configs.get("default") if isinstance(configs, dict) else None
 
 
-def _load_checkpoint(base: nn.Module, config: LoraConfig, path: Path) -> None:
-    state = _plain(_read(path, "checkpoint"), config.base_model or "")
-    alpha = read_metadata(path).get("alpha")
+def _load_checkpoint(base: nn.Module, config: LoraConfig) -> None:
+    path = config.checkpoint
+    state, known = _read(path, "checkpoint", config.base_model)
+    alpha = known.get("alpha")
     if alpha is not None and float(alpha) != _alpha(config):
         raise ConfigError(f"alpha is {_alpha(config)}, but {path} has {alpha}: set lora.alpha={alpha} to start from it")
     here = {plain_name(name): value for name, value in base.named_parameters() if is_adapter(name)}
@@ -214,32 +202,24 @@ def _load_checkpoint(base: nn.Module, config: LoraConfig, path: Path) -> None:
     _log.info("adapters of %s start from %s", config.base_model, path)
 
 
-def _read(path: Path, field: str) -> dict[str, Tensor]:
-    state = read_state([path])
+def _read(path: Path | None, field: str, base: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a file of adapters, by their names in the model `base`, and the metadata of the file."""
+    assert path is not None
+    state = {plain_name(key): tensor for key, tensor in read_state([path]).items()}
     if not any(map(is_adapter, state)):
         raise ConfigError(f"{field} {path} has neither lora_A nor lora_B; give a file of adapters")
-    return state
-
-
-def _plain(state: Mapping[str, Tensor], base: str) -> dict[str, Tensor]:
-    plain = {plain_name(key): tensor for key, tensor in state.items()}
     for prefix in ("base_model.model.", "pipe.", f"{base}."):
         # Only if the whole file has the prefix: a layer may be called so.
-        if all(name.startswith(prefix) for name in plain):
-            plain = {name.removeprefix(prefix): tensor for name, tensor in plain.items()}
-    return plain
-
-
-def _scale_of(path: Path) -> float:
-    known = read_metadata(path)
-    return float(known["alpha"]) / float(known["rank"]) if {"alpha", "rank"} <= known.keys() else 1.0
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state, read_metadata(path)
 
 
 def _alpha(config: LoraConfig) -> float:
     return float(config.rank) if config.alpha is None else config.alpha
 
 
-def _child(module: nn.Module, field: str, name: str) -> nn.Module:
+def _child(module: nn.Module, field: str, name: str | None) -> nn.Module:
     part = part_of(module, name) if name else None
     if part is None:
         raise ConfigError(
@@ -269,7 +249,7 @@ def _by_regex(modules: Mapping[str, nn.Module], expression: str) -> list[str]:
         raise ConfigError(f"target_modules: {expression!r} is not a regular expression: {error}") from None
     chosen = [name for name in modules if pattern.fullmatch(name)]
     if not chosen:
-        layers = [name for name, part in modules.items() if isinstance(part, _LAYERS)]
+        layers = [name for name, part in modules.items() if isinstance(part, LAYERS)]
         raise ConfigError(f"target_modules: {expression!r} matches no whole name; layers: {some(layers)}")
     return chosen
 
@@ -279,7 +259,7 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
     for end in ends:
         found = [name for name in modules if end and (name == end or name.endswith(f".{end}"))]
         if not found:
-            layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, _LAYERS)})
+            layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
                 f"target_modules has {end!r}, but no name ends with it; allowed: ends of names, as {some(layers)}; "
                 f"'{REGEX}EXPRESSION'; or nothing, to choose them by size"
@@ -290,9 +270,4 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
 
 def _can_have(modules: Mapping[str, nn.Module], name: str) -> bool:
     above = name.rpartition(".")[0]
-    return isinstance(modules[name], _LAYERS) and not isinstance(modules.get(above), nn.MultiheadAttention)
-
-
-def _patterns(names: Iterable[str]) -> list[str]:
-    """Return the distinct names with * in place of numbers."""
-    return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+    return isinstance(modules[name], LAYERS) and not isinstance(modules.get(above), nn.MultiheadAttention)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamvid.config import check_options, option, require
+from streamvid.config import Options, option, require
 from streamvid.errors import ConfigError, StateError
 from streamvid.modules.factory import import_object
 
@@ -17,28 +17,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Options):
     """The optimizer and its schedule. It is called with the trainable parameters, lr, weight_decay, betas and args."""
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
     lr: float = option(1e-4, help="Peak learning rate.")
     betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null for optimizers without.")
-    weight_decay: float | None = option(0.01, help="Weight decay; null for optimizers without.")
+    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null for optimizers without.")
     args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
     min_lr: float = option(0.0, help="Learning rate at the end of the schedule.")
-    grad_clip: float | None = option(1.0, help="Maximum norm of all gradients.")
+    grad_clip: float | None = option(1.0, above=0, help="Maximum norm of all gradients.")
     ema_decay: float | None = option(None, help="Decay of a moving average of the trained weights, saved with them.")
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         require(0 < self.lr < float("inf"), "lr", self.lr, "a finite number above 0")
-        betas = self.betas or ()
-        require(all(0 <= beta < 1 for beta in betas), "betas", self.betas, "two numbers in [0, 1), or null")
-        require((self.weight_decay or 0) >= 0, "weight_decay", self.weight_decay, "0 and up, or null")
+        is_valid = all(0 <= beta < 1 for beta in self.betas or ())
+        require(is_valid, "betas", self.betas, "two numbers in [0, 1), or null")
         require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"0 up to lr={self.lr}")
-        require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or null for none")
         require(self.ema_decay is None or 0 < self.ema_decay < 1, "ema_decay", self.ema_decay, "in (0, 1), or null")
 
     @property

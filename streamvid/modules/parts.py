@@ -6,6 +6,9 @@ from collections.abc import Collection
 
 from torch import nn
 
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers that hold most weights: these can have adapters, and weights in 8 bits."""
+
 NUM_SHOWN = 5
 
 

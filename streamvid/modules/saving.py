@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,45 +24,29 @@ class WeightFile:
     metadata: dict[str, str]
 
 
-def files(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> tuple[WeightFile, ...]:
-    """Split `trainable_state` into one file per child that trains, and one for adapters.
+def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile, ...]:
+    """Split what training changed into one file per child that trains, and one for adapters.
 
-    The file of the adapters is called "lora" if other weights train too. Its keys are those of plain peft, relative to
-    the model that has the adapters; its metadata hold rank and alpha.
+    tensors: those of `changing`, gathered from several processes, or a moving average of them. Buffers are included
+    for a child that trains as a whole. The file of the adapters is called "lora" if other weights train too. Its keys
+    are those of plain peft, relative to the model that has the adapters; its metadata hold rank and alpha.
     """
+    trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    whole = tuple(f"{name}." for name, child in module.named_children() if _trains_whole(child))
     children: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in trainable_state(module, state).items():
-        if not lora.is_adapter(name):
-            children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor
+    for name, tensor in tensors.items():
+        if not lora.is_adapter(name) and (name in trains or name.startswith(whole)):
+            children.setdefault(name.partition(".")[0] if "." in name else "", {})[name] = tensor.detach()
     is_only_one = len(children) == 1
-    parts = [WeightFile("" if is_only_one else child, tensors, {}) for child, tensors in children.items()]
-    adapters = lora.adapter_state(module, state)
-    if adapters:
+    parts = [WeightFile("" if is_only_one else child, own, {}) for child, own in children.items()]
+    if adapters := lora.adapter_state(module, tensors):
         parts.append(WeightFile("lora" if parts else "", adapters, lora.metadata(module)))
     return tuple(parts)
 
 
-def trainable_state(module: nn.Module, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the tensors that train, by their names in the module; adapters without peft's ".default.".
-
-    The buffers of a child that trains as a whole are included, since training changed them.
-    state: parameters that were gathered from several processes, or a moving average of them.
-    """
-    held = dict(module.named_parameters()) if state is None else state
-    found = {name: held[name] for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for child, part in module.named_children():
-        parameters = list(part.parameters())
-        if parameters and all(parameter.requires_grad for parameter in parameters):
-            found |= {f"{child}.{name}": held.get(f"{child}.{name}", buffer) for name, buffer in _buffers(part)}
-    return {lora.plain_name(name): tensor.detach() for name, tensor in found.items()}
-
-
-def _buffers(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the persistent buffers without a state dict, which is a collective where weights are sharded."""
-    for above, holder in part.named_modules():
-        for name, buffer in holder.named_buffers(recurse=False):
-            if name not in holder._non_persistent_buffers_set:
-                yield (f"{above}.{name}" if above else name), buffer
+def _trains_whole(part: nn.Module) -> bool:
+    parameters = list(part.parameters())
+    return bool(parameters) and all(parameter.requires_grad for parameter in parameters)
 
 
 def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -77,11 +61,15 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Return by name the parameters that train and the buffers of parts in train mode, such as batch normalisation."""
+    """Return by name the parameters that train and the persistent buffers of parts in train mode (batch normalisation).
+
+    Without a state dict, which is a collective where weights are sharded.
+    """
     found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
     for path, part in module.named_modules():
-        if part.training:
-            found |= {f"{path}.{name}".lstrip("."): one for name, one in part.named_buffers(recurse=False)}
+        for name, buffer in part.named_buffers(recurse=False) if part.training else ():
+            if name not in part._non_persistent_buffers_set:
+                found[f"{path}.{name}".lstrip(".")] = buffer
     return found
 
 

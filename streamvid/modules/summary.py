@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-import torch
-from torch import nn
+from rich.filesize import decimal
+from torch import Tensor, nn
 
 from streamvid.modules import fp8
 
@@ -16,86 +17,71 @@ OWN = "(own)"
 _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class ModelSize:
-    """One row of the table. A shared tensor counts for the first model; bytes include buffers; dtypes by frequency."""
+    """One row of the table. A shared tensor counts for the first model; bytes include buffers.
+
+    num_of_dtype: parameters by the name of their dtype.
+    """
 
     name: str
-    kind: str
-    num_parameters: int
-    num_trainable: int
-    num_bytes: int
-    dtypes: tuple[str, ...]
+    kind: str = ""
+    num_parameters: int = 0
+    num_trainable: int = 0
+    num_bytes: int = 0
+    num_of_dtype: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Count one tensor. Weights in 8 bits count as the parameters that they represent; their scales as bytes."""
+        self.num_bytes += tensor.nbytes
+        *_, own = name.split(".")
+        if isinstance(tensor, nn.Parameter) and own != fp8.SCALE:
+            self.num_parameters += tensor.numel()
+            self.num_trainable += tensor.numel() * tensor.requires_grad
+            dtype = fp8.FLOAT8 if own == fp8.STORED else tensor.dtype
+            self.num_of_dtype[str(dtype).removeprefix("torch.")] += tensor.numel()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Dtypes of the parameters, the most frequent one first."""
+        return tuple(dtype for dtype, _ in self.num_of_dtype.most_common())
 
     def cells(self) -> tuple[str, ...]:
-        counts = (f"{self.num_parameters:,}", f"{self.num_trainable:,}", _size(self.num_bytes))
+        counts = (f"{self.num_parameters:,}", f"{self.num_trainable:,}", decimal(self.num_bytes))
         return (self.name, self.kind, *counts, ", ".join(self.dtypes))
 
 
-def summarize(module: nn.Module) -> tuple[ModelSize, ...]:
-    """Return parameters, trainable ones, bytes and dtypes of each child of `module`.
-
-    Weights in 8 bits count as the parameters that they represent; their scales count only as bytes.
-    """
+def summarize(module: nn.Module) -> list[ModelSize]:
+    """Return the row of each child of `module`, and one of the module's own tensors if it has any."""
+    parts = [(OWN, module, False), *((name, child, True) for name, child in module.named_children())]
     seen: set[int] = set()
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    rows = [_row(OWN, type(module).__name__, own, seen)] if own else []
-    for name, child in module.named_children():
-        tensors = [*child.named_parameters(), *child.named_buffers()]
-        rows.append(_row(name, type(child).__name__, tensors, seen))
-    return tuple(rows)
+    rows = []
+    for name, part, recurse in parts:
+        row = ModelSize(name, type(part).__name__)
+        tensors = [*part.named_parameters(recurse=recurse), *part.named_buffers(recurse=recurse)]
+        for own, tensor in tensors:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                row.add(own, tensor)
+        if tensors or name != OWN:
+            rows.append(row)
+    return rows
 
 
-def total(rows: tuple[ModelSize, ...]) -> ModelSize:
-    """Add up the rows of a table."""
-    return ModelSize(
-        name="sum",
-        kind="",
-        num_parameters=sum(row.num_parameters for row in rows),
-        num_trainable=sum(row.num_trainable for row in rows),
-        num_bytes=sum(row.num_bytes for row in rows),
-        dtypes=(),
-    )
+def total(rows: Iterable[ModelSize]) -> ModelSize:
+    """Add up the numbers of a table."""
+    found = ModelSize("sum")
+    for row in rows:
+        found.num_parameters += row.num_parameters
+        found.num_trainable += row.num_trainable
+        found.num_bytes += row.num_bytes
+    return found
 
 
-def format_table(rows: tuple[ModelSize, ...]) -> str:
+def format_table(rows: list[ModelSize]) -> str:
     """Align the rows for a log, with a sum below several."""
-    shown = (*rows, total(rows)) if len(rows) > 1 else rows
+    shown = [*rows, total(rows)] if len(rows) > 1 else rows
     lines = [_HEADER, *(row.cells() for row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     template = "{:<%d}  {:<%d}  {:>%d}  {:>%d}  {:>%d}  {:<%d}" % tuple(widths)  # noqa: UP031  # widths in a format
     return "\n".join(template.format(*line).rstrip() for line in lines)
-
-
-def _row(name: str, kind: str, tensors: list[tuple[str, torch.Tensor]], seen: set[int]) -> ModelSize:
-    num_parameters = 0
-    num_trainable = 0
-    num_bytes = 0
-    values: collections.Counter[str] = collections.Counter()
-    for key, tensor in tensors:
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        num_bytes += tensor.numel() * tensor.element_size()
-        if not isinstance(tensor, nn.Parameter) or fp8.is_scale(key):
-            continue
-        num_parameters += tensor.numel()
-        num_trainable += tensor.numel() * tensor.requires_grad
-        values[fp8.NAME if fp8.is_stored(key) else str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
-    return ModelSize(
-        name=name,
-        kind=kind,
-        num_parameters=num_parameters,
-        num_trainable=num_trainable,
-        num_bytes=num_bytes,
-        dtypes=tuple(dtype for dtype, _ in values.most_common()),
-    )
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} GB"

@@ -15,13 +15,15 @@ import os
 import pickle
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from streamvid.errors import ConfigError
@@ -98,7 +100,8 @@ def read_state(files: Sequence[Path]) -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     for file in files:
-        tensors = _read_safetensors(file) if file.suffix == SAFETENSORS else _read_pickle(file)
+        with _reading(file):
+            tensors = load_file(file) if file.suffix == SAFETENSORS else _read_pickle(file)
         repeated = state.keys() & tensors.keys()
         if repeated:
             raise ConfigError(f"{file} and an earlier file both have the key {min(repeated)!r}; they are not shards")
@@ -110,8 +113,6 @@ def read_metadata(file: Path) -> dict[str, str]:
     """Return the metadata in the header of a safetensors file; empty for other formats."""
     if file.suffix != SAFETENSORS:
         return {}
-    from safetensors import safe_open
-
     with safe_open(str(file), framework="pt") as opened:
         return dict(opened.metadata() or {})
 
@@ -170,16 +171,13 @@ def _is_offline() -> bool:
 
 
 def _download(name: str, pattern: str, folder: Path, problems: list[str]) -> bool:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        problems.append(f"{name}: weights.download needs the package huggingface_hub")
-        return False
+    from huggingface_hub import snapshot_download  # accelerate depends on it
+
     try:
         snapshot_download(repo_id=name, allow_patterns=pattern, local_dir=folder)
     except Exception as error:  # noqa: BLE001  # of many libraries without a common class
-        reason = " ".join(str(error).split())[:300]
-        problems.append(f"cannot download {name} ({type(error).__name__}: {reason}); or set weights.download to false")
+        reason = f"{type(error).__name__}: {_one_line(error)}"
+        problems.append(f"cannot download {name} ({reason}); or set weights.download to false")
         return False
     return True
 
@@ -202,16 +200,27 @@ def _problem_of(file: Path) -> str | None:
     """Return what is wrong with an existing file, as far as its header shows."""
     if file.stat().st_size == 0:
         return f"{file} is empty"
-    if file.suffix != SAFETENSORS:
-        return None
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(str(file), framework="pt"):
-            return None
-    except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        return f"{file} is not a complete safetensors file ({reason}); download or copy it again"
+        with _reading(file):
+            read_metadata(file)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+        kind = "safetensors file" if file.suffix == SAFETENSORS else "file of weights"
+        raise ConfigError(f"{file} is not a complete {kind} ({_one_line(error)}); download or copy it again") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
@@ -221,31 +230,12 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # torch warns of pickles that it did not write; the error says enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
-        reason = " ".join(str(error).split())
-        detail = reason[reason.find("Unsupported") :][:160] if "Unsupported" in reason else reason[:160]
+        reason = _one_line(error)
         raise ConfigError(
-            f"{file} is a pickle that holds more than tensors and could run any code: refused ({detail}); "
-            "if you trust it, save its tensors as safetensors"
+            f"{file} is a pickle that holds more than tensors and could run any code: refused "
+            f"({reason[max(0, reason.find('Unsupported')) :][:160]}); if you trust it, save its tensors as safetensors"
         ) from None
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise _unreadable(file, error) from error
     return _only_tensors(file, loaded)
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        state: dict[str, Tensor] = load_file(str(file))
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(file, error) from error
-    return state
-
-
-def _unreadable(file: Path, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())[:200]
-    return ConfigError(f"cannot read {file}: {reason}; download or copy it again")
 
 
 def _only_tensors(file: Path, loaded: object) -> dict[str, Tensor]:

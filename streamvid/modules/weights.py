@@ -85,16 +85,16 @@ def choose(
 
     Raises ConfigError if they fit no child, or several.
     """
-    child = source.child
+    child, allowed = source.child, f"allowed: {child_names(module)}"
     if child is not None and part_of(module, child) is None:
         if may_lack is None or child in may_lack:
             return None
-        raise ConfigError(f"{source.name} is for {child!r}, which the module does not have; {_allowed(module)}")
+        raise ConfigError(f"{source.name} is for {child!r}, which the module does not have; {allowed}")
     twins = _twins(module)
     candidates = [child] if child is not None else ["", *(name for name, _ in module.named_children())]
     matches = [match for name in candidates for match in _matches(module, name, state, twins)]
     if not matches:
-        raise ConfigError(f"{source.name}: the module has no weights to load into; {_allowed(module)}")
+        raise ConfigError(f"{source.name}: the module has no weights to load into; {allowed}")
     fitting = [match for match in matches if match.is_allowed(config)]
     if not fitting:
         # Names count before shapes: the same model in another size is nearer than one with a bias of this length.
@@ -163,30 +163,21 @@ def _misfit(what: str, match: Match, config: WeightsConfig) -> str:
     return "; ".join(parts)
 
 
-def _allowed(module: nn.Module) -> str:
-    return f"allowed: {child_names(module)}"
-
-
 def _shape(shape: torch.Size) -> str:
     return "×".join(map(str, shape)) or "scalar"
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy tensors in the dtype of the module; a parameter without memory is replaced by the file's, in its dtype."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    twins = _twins(module)
-    copied: dict[str, Tensor] = {}
-    replaced: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        present = parameters.get(name)
-        if present is None or not present.is_meta:
-            copied[name] = tensor
-            continue
-        # A copy, because the file may disappear or change during the run.
-        filled = nn.Parameter(tensor.clone(), requires_grad=present.requires_grad and tensor.is_floating_point())
-        replaced.update(dict.fromkeys(twins.get(name, (name,)), filled))
-    module.load_state_dict(copied, strict=False)
-    module.load_state_dict(replaced, strict=False, assign=True)
+    """Copy tensors in the dtype of the module; a parameter without memory becomes the file's, in its dtype."""
+    empty = {
+        name: one for name, one in module.named_parameters(remove_duplicate=False) if one.is_meta and name in tensors
+    }
+    for name, present in empty.items():
+        # A copy, because the file may disappear or change during the run. Swapped, so that all names of a shared
+        # parameter get it.
+        filled = nn.Parameter(tensors[name].clone(), present.requires_grad and tensors[name].is_floating_point())
+        torch.utils.swap_tensors(present, filled)  # type: ignore[no-untyped-call]
+    module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in empty}, strict=False)
 
 
 def _require_memory(module: nn.Module) -> None:

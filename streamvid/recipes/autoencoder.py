@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from streamvid.config import check_options, option
+from streamvid.config import Options, option
 from streamvid.errors import ConfigError
 from streamvid.recipes.codec import Size, fill_up, patchify, unpatchify
 
@@ -27,15 +29,12 @@ CELL = (1, 4, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoencoderConfig:
+class AutoencoderConfig(Options):
     """Configuration of the autoencoder."""
 
     outer_width: int = option(48, minimum=1, help="Channels at a quarter of the picture's size.")
     inner_width: int = option(64, minimum=1, help="Channels at an eighth of the picture's size.")
     latent_channels: int = option(16, minimum=1, help="Channels of a latent.")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 class CausalConv(nn.Conv3d):
@@ -123,7 +122,7 @@ class Autoencoder(nn.Module):
 
     def latent_shape(self, size: Size) -> tuple[int, int, int, int]:
         """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
-        return latent_shape(self.config.latent_channels, size)
+        return (self.config.latent_channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
 
     def encode(self, video: Tensor) -> Tensor:
         """Encode float (B, 3, T, H, W) in -1..1 as (B, C, t, h, w), padding T to 4k+1 and H, W to multiples of 8."""
@@ -139,43 +138,24 @@ class Autoencoder(nn.Module):
         return unpatchify(cells, (4 * t - 3, 8 * h, 8 * w), CELL)[:, :, : size[0], : size[1], : size[2]]
 
 
-def latent_shape(channels: int, size: Size) -> tuple[int, int, int, int]:
-    """Return the shape (C, t, h, w) of the latents of a video of (T, H, W)."""
-    return (channels, (size[0] + 2) // 4 + 1, -(-size[1] // 8), -(-size[2] // 8))
-
-
 def save_autoencoder(model: Autoencoder, path: Path, facts: dict[str, str]) -> None:
     """Save weights in half precision, with the configuration and `facts` in the metadata."""
-    from safetensors.torch import save_file
-
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, path, {"config": json.dumps(asdict(model.config)), **facts})
-
-
-def autoencoder_config(path: Path | None = None) -> AutoencoderConfig:
-    """Read the configuration from a file of `save_autoencoder`, by default the shipped one. Raises ConfigError."""
-    from safetensors import SafetensorError, safe_open
-
-    source = path or SHIPPED
-    try:
-        with safe_open(source, "pt") as file:
-            return AutoencoderConfig(**json.loads((file.metadata() or {})["config"]))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"autoencoder is {str(source)!r}: {error}; give a file of tools/train_autoencoder.py, or null"
-        ) from None
 
 
 def load_autoencoder(path: Path | None = None) -> Autoencoder:
     """Load an autoencoder from a file of `save_autoencoder`, by default the shipped one; frozen, float32.
 
-    Raises ConfigError for any other file.
+    Draws no random numbers. Raises ConfigError for any other file.
     """
-    from safetensors.torch import load_file
-
-    model = Autoencoder(autoencoder_config(path))
+    source = path or SHIPPED
     try:
-        model.load_state_dict(load_file(path or SHIPPED))
-    except RuntimeError as error:
-        raise ConfigError(f"autoencoder is {str(path)!r}, whose weights do not fit its config: {error}") from None
+        with safe_open(source, "pt") as file, torch.device("meta"):
+            model = Autoencoder(AutoencoderConfig(**json.loads((file.metadata() or {})["config"])))
+        model.load_state_dict({name: one.float() for name, one in load_file(source).items()}, assign=True)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"autoencoder is {str(source)!r}: {error}; give a file of tools/train_autoencoder.py, or null"
+        ) from None
     return model.eval().requires_grad_(False)

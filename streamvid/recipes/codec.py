@@ -26,9 +26,8 @@ def fill_up(video: Tensor, size: Size) -> Tensor:
     """Pad (B, C, T, H, W) to `size` by repeating its last frame, row and column."""
     for dim, length in enumerate(size, start=2):
         if length > video.shape[dim]:
-            fill = list(video.shape)
-            fill[dim] = length - video.shape[dim]
-            video = torch.cat([video, video.narrow(dim, video.shape[dim] - 1, 1).expand(fill)], dim=dim)
+            places = torch.arange(length, device=video.device).clamp(max=video.shape[dim] - 1)
+            video = video.index_select(dim, places)
     return video
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from streamvid.config import check_options, option, options_of, require
+from streamvid.config import Options, option, options_of, require
 from streamvid.errors import ConfigError
-from streamvid.recipes.autoencoder import Autoencoder, autoencoder_config, latent_shape, load_autoencoder
+from streamvid.recipes.autoencoder import Autoencoder, load_autoencoder
 from streamvid.recipes.codec import PatchCodec, Size
 from streamvid.recipes.flow import Velocity, draw_noise_and_times, guided, rectified_flow_loss, sample_by_euler
 from streamvid.recipes.text_encoder import TextConfig, build_text_encoder, no_text, pad_states
@@ -32,7 +32,7 @@ _DEFAULT_PATCH: Mapping[str, Size] = {"patch": (1, 8, 8), "autoencoder": (1, 2, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallConfig:
+class SmallConfig(Options):
     """Configuration of the small training module."""
 
     dim: int = option(128, minimum=6, help="Width of the transformer.")
@@ -52,7 +52,7 @@ class SmallConfig:
     def __post_init__(self) -> None:
         if isinstance(self.text, str):
             object.__setattr__(self, "text", TextConfig(kind=self.text))  # type: ignore[arg-type]  # checked there
-        check_options(self)
+        super().__post_init__()
         if self.patch is not None:
             object.__setattr__(self, "patch", tuple(self.patch))
         if self.autoencoder is not None:
@@ -72,6 +72,11 @@ class SmallConfig:
         """`patch`, or its default."""
         return self.patch or _DEFAULT_PATCH[self.codec]
 
+    def build_codec(self) -> PatchCodec | Autoencoder:
+        """Build the frozen codec between videos and latents, on the CPU. Raises ConfigError."""
+        with torch.device("cpu"):  # it comes with weights, even if the rest is built without memory
+            return PatchCodec(self.token_size) if self.codec == "patch" else load_autoencoder(self.autoencoder)
+
 
 def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
     """Build the small training module, on the CPU. Global random state does not change.
@@ -87,30 +92,25 @@ def build(*, task: str = "sft", **settings: Any) -> SmallTraining:
 class SmallTraining(nn.Module):
     """Children: `transformer`, which trains, and the frozen `encoders`."""
 
-    encoders: tuple[str, ...]
+    encoders = ("autoencoder", "text_encoder")
     encoder_args = ("autoencoder", "codec", "patch", "text")  # features do not depend on the transformer
 
     def __init__(self, config: SmallConfig, with_encoders: bool = True) -> None:
         super().__init__()
         self.config = config
-        is_patch = config.codec == "patch"
-        self.codec = PatchCodec(config.token_size) if is_patch else None
-        channels = self.codec.latent_shape((1, 1, 1))[0] if self.codec else self._autoencoder_channels()
+        codec = config.build_codec()
         self.transformer = VideoTransformer(
             dim=config.dim,
             depth=config.depth,
             heads=config.heads,
-            channels=channels,
-            patch=(1, 1, 1) if is_patch else config.token_size,
+            channels=codec.latent_shape((1, 1, 1))[0],
+            patch=(1, 1, 1) if config.codec == "patch" else config.token_size,
             text_width=config.text.states_width,
         )
-        self.encoders = ("text_encoder",) if is_patch else ("autoencoder", "text_encoder")
         if with_encoders:
-            # They come with weights, even if the rest is built without memory.
+            self.autoencoder = codec
             with torch.device("cpu"):
                 self.text_encoder = build_text_encoder(config.text)
-                if not is_patch:
-                    self.autoencoder = load_autoencoder(config.autoencoder)
 
     def train(self, mode: bool = True) -> SmallTraining:
         """Set the mode, except for the encoders, which stay in eval mode."""
@@ -125,11 +125,8 @@ class SmallTraining(nn.Module):
         """Return `latents` float32 (B, C, t, h, w), and `text_states`, a list of B tensors (L_i, D)."""
         video = batch.normalized(torch.float32)
         video = video.permute(0, *(1 + batch.layout[1:].index(axis) for axis in "CTHW"))
-        if self.codec is not None:
-            latents = self.codec.encode(video)
-        else:
-            # One at a time: the last bits depend on the size of the batch.
-            latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video])
+        # One at a time: the last bits depend on the size of the batch.
+        latents = torch.cat([self.autoencoder.encode(clip[None]) for clip in video])
         return {"latents": latents, "text_states": self.text_encoder(batch.text)}
 
     def encode_null(self) -> dict[str, Tensor]:
@@ -138,22 +135,21 @@ class SmallTraining(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return `loss` float32 (B,), with the time and noise that the seed of each sample decides."""
-        return {"loss": self._losses(batch, self._with_text(batch))}
+        return {"loss": self._losses(batch, self._velocity(batch))}
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
         """Return also `loss_without_text` (B,) with the same noise, to measure what the texts contribute."""
-        return self(batch) | {"loss_without_text": self._losses(batch, self._without_text(batch))}  # type: ignore[no-any-return]
+        return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def sample(self, batch: Batch) -> Tensor:
         """Generate videos of the batch's texts and shape, uint8 (B, 3, T, H, W), from the noise of its seeds."""
         device, size = self.transformer.always.device, batch.bucket.shape
-        channels = self.transformer.channels
-        shape = self.codec.latent_shape(size) if self.codec else latent_shape(channels, size)
-        noise, _ = draw_noise_and_times(shape, batch.sample_seeds, device)
+        codec = self.autoencoder if hasattr(self, "autoencoder") else self.config.build_codec().to(device)
+        noise, _ = draw_noise_and_times(codec.latent_shape(size), batch.sample_seeds, device)
         config = self.config
-        with_text, without = self._with_text(batch), self._without_text(batch)
+        with_text, without = self._velocity(batch), self._velocity(batch, with_text=False)
 
         def velocity(x: Tensor, times: Tensor) -> Tensor:
             if config.guidance == 1:
@@ -161,7 +157,7 @@ class SmallTraining(nn.Module):
             return guided(with_text(x, times), without(x, times), config.guidance)
 
         latents = sample_by_euler(velocity, noise, config.sample_steps, config.time_shift)
-        video = self._decoder().decode(latents, size).float()
+        video = codec.decode(latents, size).float()
         return ((video + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
     def _losses(self, batch: Batch, velocity: Velocity) -> Tensor:
@@ -171,24 +167,11 @@ class SmallTraining(nn.Module):
         )
         return rectified_flow_loss(velocity, latents, noise, times)
 
-    def _with_text(self, batch: Batch) -> Velocity:
-        if "text_states" in batch:
+    def _velocity(self, batch: Batch, with_text: bool = True) -> Velocity:
+        if not with_text:
+            states, mask = pad_states([self.encode_null()["text_states"]] * len(batch.text))
+        elif "text_states" in batch:
             states, mask = batch.text_states, batch.text_states_mask
         else:
             states, mask = pad_states(self.text_encoder(batch.text))
         return lambda x, times: self.transformer(x, times, states, mask)
-
-    def _without_text(self, batch: Batch) -> Velocity:
-        states = self.encode_null()["text_states"].expand(len(batch.text), -1, -1)
-        mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        return lambda x, times: self.transformer(x, times, states, mask)
-
-    def _decoder(self) -> PatchCodec | Autoencoder:
-        if self.codec is not None:
-            return self.codec
-        if hasattr(self, "autoencoder"):
-            return self.autoencoder
-        return load_autoencoder(self.config.autoencoder).to(self.transformer.always.device)
-
-    def _autoencoder_channels(self) -> int:
-        return autoencoder_config(self.config.autoencoder).latent_channels

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from streamvid.config import check_options, option
+from streamvid.config import Options, option
 from streamvid.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _WIDTH_NAMES = ("hidden_size", "d_model", "dim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig:
+class TextConfig(Options):
     """How captions become states.
 
     kind "bytes" needs no files. "transformers" reads a folder with config.json, model.safetensors and the files of a
@@ -45,7 +45,7 @@ class TextConfig:
     width: int | None = option(None, minimum=2, help="Width of a state.", shown_default="that in config.json")
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.path is not None:
             object.__setattr__(self, "path", Path(self.path))
         wanted = 1 if self.kind == "transformers" else 0

@@ -96,7 +96,6 @@ class VideoTransformer(nn.Module):
         """channels: of latents.   patch: (t, h, w) latents per token.   text_width: D of a state."""
         super().__init__()
         self.dim = dim
-        self.channels = channels
         self.patch = patch
         patch_values = channels * math.prod(patch)
         self.embed = nn.Linear(patch_values, dim)

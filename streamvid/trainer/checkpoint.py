@@ -55,28 +55,6 @@ class TrainProgress:
         return TrainProgress(self.step + 1, self.num_samples + num_samples, self.num_tokens + num_tokens)
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """Content of trainer.json. model: what the model was made of, which a resumed run must share."""
-
-    progress: TrainProgress
-    model: Mapping[str, object]
-    weights: str
-
-    def write(self, folder: Path) -> None:
-        content = {"version": STATE_VERSION, **dataclasses.asdict(self.progress)}
-        _write_json(folder / "trainer.json", {**content, "model": self.model, "weights": self.weights})
-
-    @staticmethod
-    def read(folder: Path) -> SavedRun:
-        """Read a checkpoint's trainer.json. Raises StateError."""
-        saved = _read_json(folder / "trainer.json")
-        if saved.get("version") != STATE_VERSION:
-            raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
-        progress = TrainProgress(saved["step"], saved["num_samples"], saved["num_tokens"])
-        return SavedRun(progress, saved["model"], saved["weights"])
-
-
 class Checkpoints:
     """The checkpoints of one run. Every rank calls each method."""
 
@@ -122,7 +100,8 @@ class Checkpoints:
             self._save_weights(name, model, trained)
             if averaged is not None:
                 self._save_weights(f"{name}.ema", model, averaged)
-            SavedRun(progress, self._made_of, name).write(temporary)
+            run = {"version": STATE_VERSION, **dataclasses.asdict(progress), "model": self._made_of, "weights": name}
+            _write_json(temporary / "trainer.json", run)
             _write_json(temporary / "loader.json", loader_state)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
@@ -141,11 +120,10 @@ class Checkpoints:
     def find(self) -> Path | None:
         """Return the state folder to resume from; None for a new run. Raises ConfigError if that would mix two runs."""
         existing, output = _state_folders(self.folder), self.config.output
-        newest = existing[-1] if existing else None
         if self.config.checkpoints.resume == "latest":
-            return newest
+            return existing[-1] if existing else None
         if self.config.checkpoints.resume is None:
-            if newest is not None or (output / METRICS_FILE).exists():
+            if existing or (output / METRICS_FILE).exists():
                 raise ConfigError(
                     f"output {output} already holds a run and checkpoints.resume is null; "
                     "allowed: 'latest' to resume it, or another output folder"
@@ -157,8 +135,7 @@ class Checkpoints:
                 f"checkpoints.resume is {resume}, which is not a checkpoint; "
                 "allowed: 'latest', null or OUTPUT/state/step-N"
             )
-        step = SavedRun.read(resume).progress.step
-        newer = [path.name for path in existing if _step_of(path) > step]
+        newer = [path.name for path in existing if _step_of(path) > _read_run(resume)["step"]]
         if newer:
             raise ConfigError(
                 f"checkpoints.resume is {resume}, but output {output} holds newer checkpoints ({', '.join(newer)}), "
@@ -173,8 +150,14 @@ class Checkpoints:
             self.accelerator.register_for_checkpointing(ema)
         if folder is None:
             return TrainProgress()
-        saved = SavedRun.read(folder)
-        self._check_model(saved, folder)
+        saved = _read_run(folder)
+        pairs = [(key, value, saved["model"].get(key)) for key, value in self._made_of.items()]
+        different = [f"{key} is {here} here and {there} there" for key, here, there in pairs if here != there]
+        if different:
+            raise StateError(
+                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use its values, or another "
+                "output folder"
+            )
         try:
             self.accelerator.load_state(str(folder), **({"load_module_strict": False} if self._has_zero else {}))
         except Exception as error:  # torch, safetensors and DeepSpeed have no error class in common
@@ -183,16 +166,9 @@ class Checkpoints:
         loader.load_state_dict(_read_json(folder / "loader.json"))
         _log.info("resumed %s", folder)
         # Counts are added up over the ranks, of which there may be more or fewer than before.
-        return saved.progress if self.accelerator.is_main_process else TrainProgress(saved.progress.step)
-
-    def _check_model(self, saved: SavedRun, folder: Path) -> None:
-        pairs = [(key, value, saved.model.get(key)) for key, value in self._made_of.items()]
-        different = [f"{key} is {here} here and {there} there" for key, here, there in pairs if here != there]
-        if different:
-            raise StateError(
-                f"checkpoint {folder} belongs to another model: {', '.join(different)}; use its values, or another "
-                "output folder"
-            )
+        if not self.accelerator.is_main_process:
+            return TrainProgress(saved["step"])
+        return TrainProgress(saved["step"], saved["num_samples"], saved["num_tokens"])
 
     def _remove_old(self) -> None:
         for folder in _state_folders(self.folder)[: -self.config.checkpoints.keep]:
@@ -250,7 +226,15 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_run(folder: Path) -> Mapping[str, Any]:
+    """Read a checkpoint's trainer.json. Raises StateError."""
+    saved = _read_json(folder / "trainer.json")
+    if saved.get("version") != STATE_VERSION:
+        raise StateError(f"{folder} has version {saved.get('version')!r}; allowed: {STATE_VERSION}")
+    return saved
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

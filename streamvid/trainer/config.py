@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.config import check_options, option, require, require_one_of
+from streamvid.config import Options, option, require, require_one_of
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
@@ -16,7 +16,7 @@ DatasetValue = str | dict[str, Any] | tuple[str | dict[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
+class FeaturesConfig(Options):
     """Precomputed features: what task "sft:data_process" writes and "sft:train" reads."""
 
     url: str | None = option(None, metavar="URL", help="Folder or URL of the features.")
@@ -25,12 +25,9 @@ class FeaturesConfig:
         None, help="Stored dtype of floating-point features.", shown_default="that of the module's output"
     )
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Options):
     """The batches of a run."""
 
     dataset: DatasetValue = option(help="URL of a sealed dataset, or fields of a DatasetConfig, or a list of either.")
@@ -46,7 +43,7 @@ class DataConfig:
     loader: dict[str, Any] = option(default_factory=dict, help="Further arguments of streamvid.VideoLoader.")
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
         require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
@@ -54,19 +51,16 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(Options):
     """Held-out loss, on the same batches with the same noise each time, and generated samples."""
 
     steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
     sample_steps: int | None = option(None, minimum=1, help="Generate videos by the module's `sample` every N steps.")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Options):
     """Saved weights and training states."""
 
     steps: int | None = option(None, minimum=1, help="Save every N steps.", shown_default="after each epoch")
@@ -75,24 +69,18 @@ class CheckpointConfig:
     remove_prefix: str = option("", help="Prefix to remove from the names of saved tensors.")
     resume: str | Path | None = option("latest", help="'latest', a folder OUTPUT/state/step-N, or null for a new run.")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LoggingConfig:
+class LoggingConfig(Options):
     """Metrics of a run, in OUTPUT/metrics.jsonl and elsewhere."""
 
     steps: int = option(10, minimum=1, help="Log metrics every N steps.")
     trackers: tuple[str, ...] = option((), help="Further trackers, by accelerate: tensorboard, wandb, …")
     profile_steps: int = option(0, minimum=0, help="Steps to profile with torch, after the first ones.")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AccelerateConfig:
+class AccelerateConfig(Options):
     """Settings of accelerate that `accelerate launch` does not decide."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
@@ -101,12 +89,9 @@ class AccelerateConfig:
     cpu: bool = option(False, help="Use no accelerator.")
     find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Options):
     """Training run configuration. A step is an optimizer step."""
 
     output: Path = option(help="Folder of the run: metrics, weights and training states.")
@@ -123,7 +108,7 @@ class TrainConfig:
     accelerate: AccelerateConfig = option(default_factory=AccelerateConfig, help="Settings of accelerate.")
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
         require_one_of(self, "max_steps", "num_epochs")
         needs_features = self.task in ("sft:data_process", "sft:train")

@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,7 +47,7 @@ class Batches(Protocol):
     def num_steps_left(self) -> int: ...
     def __iter__(self) -> Iterator[Batch]: ...
     def num_steps(self, num_epochs: int) -> int: ...
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> Mapping[str, object]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
@@ -84,19 +84,18 @@ class BatchClock:
         return spent
 
 
-def datasets_of(configs: Iterable[DatasetConfig]) -> list[Dataset]:
-    """Return the open datasets of these configs."""
-    return [config.url for config in configs if isinstance(config.url, Dataset)]
+def loader_options(config: TrainConfig, sources: Sequence[DatasetConfig]) -> dict[str, Any]:
+    """Return the arguments of VideoLoader that training, evaluation and encoding share.
 
-
-def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str, Any]:
-    """Return the arguments of VideoLoader that training, evaluation and encoding share."""
+    sources: with open datasets. Raises ConfigError for arguments that cannot be set, and for `data.extra_inputs` that
+    are neither a column nor a conditioning input of every dataset.
+    """
     data = config.data
     known = sorted(set(inspect.signature(VideoLoader).parameters) - _SET_ELSEWHERE)
     for name in data.loader:
         if name not in known:
             raise ConfigError(f"data.loader has no field {name!r}; allowed: {', '.join(known)}")
-    options = {
+    options: dict[str, Any] = {
         "batch_size": data.batch_size,
         "max_tokens_per_batch": data.max_tokens_per_batch,
         "storage": data.storage,
@@ -104,14 +103,8 @@ def loader_options(config: TrainConfig, datasets: Sequence[Dataset]) -> dict[str
         "num_workers": data.num_workers,
         **data.loader,
     }
-    return _with_inputs(options, data.extra_inputs, datasets)
-
-
-def _with_inputs(options: dict[str, Any], names: Sequence[str], datasets: Sequence[Dataset]) -> dict[str, Any]:
-    """Ask the loader for these columns and conditioning inputs too. ConfigError if a dataset does not have one."""
-    asked = dict(options)
-    for name in names:
-        for dataset in datasets:
+    for name in data.extra_inputs:
+        for dataset in map(_opened, sources):
             media = dataset.manifest.media
             if name not in media and name not in dataset.user_columns:
                 raise ConfigError(
@@ -119,23 +112,27 @@ def _with_inputs(options: dict[str, Any], names: Sequence[str], datasets: Sequen
                     f"{', '.join(dataset.user_columns) or 'none'}; its media: {', '.join(media) or 'none'}"
                 )
             kind = "media" if name in media else "columns"
-        asked[kind] = list(dict.fromkeys([*asked.get(kind, ()), name]))
-    return asked
+        options[kind] = list(dict.fromkeys([*options.get(kind, ()), name]))
+    return options
+
+
+def _opened(source: DatasetConfig) -> Dataset:
+    assert isinstance(source.url, Dataset)
+    return source.url
 
 
 @contextmanager
 def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
     """Open the training loader and that for evaluation: of split "val" if a dataset has it, else of "train"."""
     stores = Stores.of(config.data.storage)
-    configs = open_configs(config.data.dataset, stores)
-    datasets = datasets_of(configs)
-    options = loader_options(config, datasets)
+    sources = open_configs(config.data.dataset, stores)
+    options = loader_options(config, sources)
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         check_fresh(features, config.model, module)
         options.pop("media", None)  # `encode` had them, and the features hold what it made of them
         options["features"] = features
-    with_val = [one for one, dataset in zip(configs, datasets, strict=True) if "val" in dataset.shards.splits]
+    with_val = [source for source in sources if "val" in _opened(source).shards.splits]
     # Padded, so that a held-out split of a few samples still fills a step on every rank; read once, so no prefetch.
     held_out = options | {
         "split": "val" if with_val else "train",
@@ -143,9 +140,9 @@ def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batch
         "limits": replace(options_of(LimitOptions, options.get("limits"), "limits"), prefetch_bytes=0),
         "tail": "pad",
     }
-    with ExitStack() as stack:
-        loader = VideoLoader(configs, **options, num_epochs=None, accumulate=config.data.accumulate)
-        stack.enter_context(loader)
-        evaluation = stack.enter_context(VideoLoader(with_val or configs, **held_out))
+    with (
+        VideoLoader(sources, **options, num_epochs=None, accumulate=config.data.accumulate) as loader,
+        VideoLoader(with_val or sources, **held_out) as evaluation,
+    ):
         _log.info("evaluation: the first %d batches per rank of split %r", config.eval.num_batches, held_out["split"])
         yield loader, evaluation

@@ -10,11 +10,11 @@ from streamvid.loader.by_shard import ByShard
 from streamvid.loader.mix import open_configs
 from streamvid.loader.stores import Stores
 from streamvid.modules.build import build_module
-from streamvid.modules.encode_dataset import EncodeJob, EncodeRanks, EncodeResult, encode_dataset
+from streamvid.modules.encode_dataset import EncodeJob, EncodeResult, encode_dataset
 from streamvid.modules.encoding import Encoder, facts
 from streamvid.plan.position import World
 from streamvid.trainer.config import TrainConfig
-from streamvid.trainer.data import datasets_of, loader_options
+from streamvid.trainer.data import loader_options
 from streamvid.trainer.launch import make_accelerator, stop_requests
 
 
@@ -42,13 +42,12 @@ def encode(
         dtype = None if features.dtype is None else getattr(torch, features.dtype)
         encoder = Encoder(module.eval().to(here.device), here.device, dtype, config.seed, here.autocast)
         job = EncodeJob(encoder, source, str(features.url), config.data.storage, made_with, features.num_visits)
-        ranks = EncodeRanks(here.process_index, here.num_processes, here.wait_for_everyone)
-        if world is not None:
-            ranks = EncodeRanks(world.rank, world.num_ranks)
-        return encode_dataset(job, ranks, lambda: stop.signal_number, progress)
+        wait_for_all = here.wait_for_everyone if world is None else None
+        world = world or World(here.process_index, here.num_processes)
+        return encode_dataset(job, world, wait_for_all, lambda: stop.signal_number, progress)
 
 
 def source_of(config: TrainConfig) -> ByShard:
     """Open the dataset to encode. Raises ConfigError if there are several, or if it holds only texts."""
-    configs = open_configs(config.data.dataset, Stores.of(config.data.storage))
-    return ByShard.of(configs, loader_options(config, datasets_of(configs)))
+    sources = open_configs(config.data.dataset, Stores.of(config.data.storage))
+    return ByShard.of(sources, loader_options(config, sources))

@@ -58,7 +58,8 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     # ignores together with `cpu`, a communication backend.
     has_none = not torch.accelerator.is_available()
     needs_gloo = has_none and backend == "DEEPSPEED"
-    _check_trackers(config)
+    if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
+        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
     accelerator = Accelerator(
         mixed_precision=config.accelerate.mixed_precision,
         cpu=(config.accelerate.cpu or has_none) and not needs_gloo,
@@ -102,11 +103,6 @@ def checkpoint_function(accelerator: Accelerator) -> Callable[..., Any] | None:
     return None if options is None else deepspeed_checkpoint(options, accelerator.device.type)
 
 
-def _check_trackers(config: TrainConfig) -> None:
-    if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
-
-
 def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
     found: list[Any] = [
         DistributedDataParallelKwargs(
@@ -123,7 +119,7 @@ def _handlers(config: TrainConfig, needs_gloo: bool) -> list[Any]:
 
 def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
     """Fill the "auto" values of DeepSpeed's JSON; return the stage of ZeRO."""
-    settings: dict[str, Any] = accelerator.state.deepspeed_plugin.deepspeed_config
+    settings = accelerator.state.deepspeed_plugin.deepspeed_config
     for key, name, value in (
         ("gradient_accumulation_steps", "data.accumulate", config.data.accumulate),
         ("gradient_clipping", "optimizer.grad_clip", config.optimizer.grad_clip or 0.0),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -44,10 +45,13 @@ class RankReport:
 
 def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     """Merge the reports of all ranks into one line: losses averaged, counts added, times of the first rank."""
+    batches = sorted(batch for report in reports for batch in report.batches)
     of_bucket: dict[str, list[BucketLoss]] = {}
-    for batch in sorted(batch for report in reports for batch in report.batches):
+    for batch in batches:
         of_bucket.setdefault(batch.bucket_id, []).append(batch)
-    batches = [batch for some in of_bucket.values() for batch in some]
+    figures: dict[str, list[float]] = {}  # a module may report a figure for some batches only
+    for name, value in itertools.chain.from_iterable(report.figures.items() for report in reports):
+        figures.setdefault(name, []).append(value)
     spent = dict(reports[0].spent)
     seconds = max(spent["seconds"], 1e-9)
     spent["data_substituted"] = sum(report.spent.get("data_substituted", 0) for report in reports)
@@ -56,7 +60,7 @@ def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
         spent[name] = max(report.spent[name] for report in reports)
     return {
         "loss": sum(report.loss for report in reports) / len(reports),
-        **_mean_figures(reports),
+        **{name: statistics.fmean(several) for name, several in figures.items()},
         "loss_of_bucket": {name: _mean_loss(some) for name, some in of_bucket.items()},
         "samples": sum(report.num_samples for report in reports),
         "tokens": sum(report.num_tokens for report in reports),
@@ -70,14 +74,6 @@ def _mean_loss(batches: Sequence[BucketLoss]) -> float:
     return sum(one.loss * one.num_samples for one in batches) / sum(one.num_samples for one in batches)
 
 
-def _mean_figures(reports: Iterable[RankReport]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}  # a module may report a figure for some batches only
-    for report in reports:
-        for name, value in report.figures.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
-
-
 def append_metrics(folder: Path, line: Mapping[str, object]) -> None:
     """Append one line. Raises ValueError for numbers that JSON cannot represent."""
     text = json.dumps(line, allow_nan=False) + "\n"
@@ -85,16 +81,11 @@ def append_metrics(folder: Path, line: Mapping[str, object]) -> None:
         file.write(text)
 
 
-def finite(line: Mapping[str, MetricValue]) -> MetricLine:
-    """Replace numbers that JSON cannot represent by None."""
-
-    def clean(value: float | None) -> float | None:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return {
-        name: {key: clean(one) for key, one in value.items()} if isinstance(value, dict) else clean(value)  # type: ignore[misc]
-        for name, value in line.items()
-    }
+def finite(value: Any) -> Any:
+    """Replace numbers in a line that JSON cannot represent by None."""
+    if isinstance(value, Mapping):
+        return {name: finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def flat(line: Mapping[str, MetricValue]) -> dict[str, float]:
@@ -122,7 +113,7 @@ def drop_metrics_after(folder: Path, step: int) -> None:
     kept = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if _is_up_to(line, step)]
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105  # the atomic one
+    temporary.replace(path)
 
 
 def _is_up_to(line: str, step: int) -> bool:

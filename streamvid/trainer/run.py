@@ -223,9 +223,6 @@ class Run:
         """Return torch's profiler, with traces in OUTPUT/profile, if the configuration asks for it."""
         return self.accelerator.profile() if self.config.logging.profile_steps else nullcontext()
 
-    def close(self) -> None:
-        self.accelerator.end_training()
-
     @staticmethod
     def is_due(step: int, *every: int | None) -> bool:
         return any(number is not None and step % number == 0 for number in every)

@@ -53,7 +53,7 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
         run = Run(config, stack, module, loader, eval_loader)
-        stack.callback(run.close)
+        stack.callback(run.accelerator.end_training)
         return _loop(run, stop)
 
 

@@ -58,10 +58,10 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of them, built without a stop."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("whole")))
-        folder, built = sharded(made, file_keys=KEYS)
+        folder, built = sharded(made, data_file_keys=KEYS)
         assert built and folder.parent == cache_folder()
         before = files_of(folder)
-        assert sharded(made, file_keys=KEYS) == (folder, False) and files_of(folder) == before
+        assert sharded(made, data_file_keys=KEYS) == (folder, False) and files_of(folder) == before
     return folder
 
 
@@ -113,7 +113,7 @@ def test_what_changes_the_input_or_the_options_makes_another_dataset(videos: Pat
         return not known_before
 
     assert is_new(num_frames=5) and is_new(max_pixels=7000) and is_new(max_pixels=None, height=64, width=96)
-    assert is_new(file_keys=KEYS)
+    assert is_new(data_file_keys=KEYS)
     metadata = videos / "metadata.csv"
     metadata.write_text(metadata.read_text().replace("a wide street", "a wide road"))
     assert is_new()
@@ -124,7 +124,7 @@ def test_what_changes_the_input_or_the_options_makes_another_dataset(videos: Pat
     assert is_new()
     control = videos / "tall_edges.mp4"
     os.utime(control, ns=(times.st_atime_ns, times.st_mtime_ns + 2))
-    assert not is_new() and is_new(file_keys=KEYS)  # of a file that is not asked for nothing is known
+    assert not is_new() and is_new(data_file_keys=KEYS)  # of a file that is not asked for nothing is known
     (videos / "big.mp4").unlink()
     assert is_new()
     metadata.write_text(metadata.read_text() + "tall.mp4,again,,7\n")
@@ -141,7 +141,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.compat.test_dataset_cache import KEYS, sharded
 if __name__ == "__main__":
-    folder, built = sharded(Path(sys.argv[2]), file_keys=KEYS)
+    folder, built = sharded(Path(sys.argv[2]), data_file_keys=KEYS)
     print(json.dumps([str(folder), built]), flush=True)
 """
 
@@ -171,7 +171,7 @@ def test_a_killed_sharder_blocks_nobody(videos: Path, whole: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert part is not None and not part.with_suffix("").exists()
-    folder, built = sharded(videos, file_keys=KEYS)
+    folder, built = sharded(videos, data_file_keys=KEYS)
     assert built and not part.exists()
     assert whole != folder and whole.name == folder.name
     assert files_of(whole) == files_of(folder)
@@ -205,7 +205,7 @@ def test_which_of_the_keys_is_the_clip(
     keys: str | None, columns: tuple[str, ...] | None, clip: str, media: tuple[str, ...]
 ) -> None:
     """Checklist 3: data_file_keys does not say; keys that the metadata has not are left out, as there."""
-    assert DataFlags("x", file_keys=keys).media(columns) == (clip, media)
+    assert DataFlags("x", data_file_keys=keys).media(columns) == (clip, media)
 
 
 def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
@@ -217,7 +217,7 @@ def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
     with pytest.raises(ConfigError, match="height is 64 but width is not given"):
         options_of(videos, height=64)
     with pytest.raises(ConfigError, match="but the metadata has no such column; it has video, prompt"):
-        options_of(videos, file_keys="clip,film")
+        options_of(videos, data_file_keys="clip,film")
     fixed = options_of(videos, height=64, width=96)  # with max_pixels, as their scripts have it: the size goes first
     assert {(bucket.height, bucket.width) for bucket in fixed.table.buckets} == {(64, 96)}
     assert bucket_config_to_json(options_of(videos, num_frames=None, max_pixels=None).config) == {
@@ -234,7 +234,7 @@ def test_media_in_a_bucket_are_the_same_dataset(
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(videos, bucket, "media/")
     url = f"s3://{bucket}/media"
-    data = DataFlags(url, f"{url}/metadata.csv", file_keys=KEYS, max_pixels=MAX_PIXELS, num_frames=NUM_FRAMES)
+    data = DataFlags(url, f"{url}/metadata.csv", data_file_keys=KEYS, max_pixels=MAX_PIXELS, num_frames=NUM_FRAMES)
     options = replace(shard_options(data, COLUMNS, StorageOptions()), work=WorkOptions(workers=1))
     folder, report = cached_dataset(url, options, lambda *_: None, lambda _: None)
     assert report is not None and files_of(folder) == files_of(whole)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from streamvid.cli.verbs.train import command, request_of
 from streamvid.compat.dataset_cache import cached_dataset
-from streamvid.compat.diffsynth import FLAGS, flag_overrides, named_options, override
+from streamvid.compat.diffsynth import FLAGS, flag_options, named_options
 from streamvid.config import load_config
 from streamvid.errors import ConfigError
 from streamvid.sharder.options import ShardOptions
@@ -150,13 +150,13 @@ def test_set_goes_before_flags_and_flags_before_the_file(
         for section in sections:
             node = node.setdefault(section, {})
         node[last] = value
-    overrides = [override(FIELDS[name][0], value) for name, value in sets.items()]
+    overrides = [(FIELDS[name][0], value) for name, value in sets.items()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(tree))  # JSON is YAML
         given = {"dataset_base_path": "ds", **flags}
-        lines = flag_overrides(given, named_options(tree, overrides), has_config=True)
-        config = load_config(TrainConfig, path, [*lines, *overrides])
+        lines = flag_options(given, named_options(tree) | dict(overrides).keys(), has_config=True)
+        config = load_config(TrainConfig, path, [*lines.items(), *overrides])
     for name, (field, _) in FIELDS.items():
         said = [where[name] for where in (sets, flags, file) if name in where]
         expected = said[0] if said else value_at(PLAIN, field)
@@ -166,7 +166,7 @@ def test_set_goes_before_flags_and_flags_before_the_file(
 @settings(max_examples=50)
 @given(text=st.text().filter(lambda text: "\x7f" not in text))
 def test_any_text_reaches_the_config_as_it_is(text: str) -> None:
-    config = load_config(TrainConfig, None, [override("data.dataset", text or "x"), override("output", "run")])
+    config = load_config(TrainConfig, None, [("data.dataset", text or "x"), ("output", "run")])
     assert config.data.dataset == (text or "x")
 
 
@@ -175,14 +175,17 @@ def test_sharded_models_are_lists_in_the_list() -> None:
     nested = '[\n\t["dit-1.safetensors", "dit-2.safetensors"],\n\t"vae.safetensors"\n]'
     expected = (("dit-1.safetensors", "dit-2.safetensors"), "vae.safetensors")
     for text in (nested, '[["dit-1.safetensors", "dit-2.safetensors",], "vae.safetensors",]'):
-        lines = flag_overrides({"model_paths": text}, (), has_config=True)
-        assert load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines]).model.weights.paths == expected
-    lines = flag_overrides({"fp8_models": nested, "extra_inputs": "edit_image, mask"}, (), has_config=True)
-    config = load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines])
+        lines = flag_options({"model_paths": text}, (), has_config=True)
+        assert (
+            load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines.items()]).model.weights.paths
+            == expected
+        )
+    lines = flag_options({"fp8_models": nested, "extra_inputs": "edit_image, mask"}, (), has_config=True)
+    config = load_config(TrainConfig, None, ["data.dataset=ds", "output=run", *lines.items()])
     assert config.model.fp8 == ("dit-1.safetensors", "dit-2.safetensors", "vae.safetensors")
     assert config.data.extra_inputs == ("edit_image", "mask")
     with pytest.raises((ConfigError, click.BadParameter), match="JSON"):
-        flag_overrides({"fp8_models": "[a, b"}, (), has_config=True)
+        flag_options({"fp8_models": "[a, b"}, (), has_config=True)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +262,10 @@ def test_factory_and_trackers(tiny: Tiny) -> None:
             ("--max_pixels", "100", "--set", "data.dataset=ds", "--set", "output=run"),
             "--max_pixels describes the data of",
         ),
-        (("--dataset_base_path", "{tiny}", "--dataset_repeat", "0"), "dataset_repeat is 0; allowed: 1 and up"),
+        (
+            ("--dataset_base_path", "{tiny}", "--dataset_repeat", "0"),
+            "dataset_repeat=0: must be an integer of at least 1",
+        ),
         (
             ("--dataset_base_path", "{tiny}", "--set", "data.dataset=ds"),
             "data.dataset: cannot be combined with dataset_base_path",

@@ -102,7 +102,7 @@ def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch:
         "import torch\nclass Own:\n    @staticmethod\n    def build(width):\n        return torch.nn.Linear(width, 1)\n"
     )
     (tmp_path / "train_of_this_test.py").write_text(text)
-    assert call_factory("train_of_this_test:Own.build", width=3).in_features == 3
+    assert call_factory("train_of_this_test:Own.build", {"width": 3}).in_features == 3
 
 
 def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:

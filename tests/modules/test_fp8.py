@@ -167,8 +167,8 @@ def test_a_stored_layer_survives_casts_and_copies() -> None:
     assert torch.equal(output(copy.deepcopy(module)), before)
     assert isinstance(module.dit.head, nn.Linear)
     assert module.dit.head.weight.dtype == torch.float32
-    stored = {name: tensor.clone() for name, tensor in module.named_parameters() if fp8.is_stored(name)}
-    scales = {name: tensor.clone() for name, tensor in module.named_parameters() if fp8.is_scale(name)}
+    stored = {name: tensor.clone() for name, tensor in module.named_parameters() if name.endswith(fp8.STORED)}
+    scales = {name: tensor.clone() for name, tensor in module.named_parameters() if name.endswith(fp8.SCALE)}
     module.to(torch.bfloat16).to(torch.float32)
     assert all(
         torch.equal(dict(module.named_parameters())[name], tensor) for name, tensor in {**stored, **scales}.items()
