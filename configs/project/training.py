@@ -95,7 +95,8 @@ class MyTraining(nn.Module):
     def __init__(self, task: str, dim: int, depth: int, heads: int) -> None:
         super().__init__()
         if task != "sft:data_process":
-            self.dit = Transformer(dim, depth, heads)  # first, so that its initial weights do not depend on the encoders
+            # First, so that its initial weights do not depend on the encoders.
+            self.dit = Transformer(dim, depth, heads)
         if task != "sft:train":
             self.autoencoder = Autoencoder()
             self.text_encoder = TextEncoder(dim).requires_grad_(False)

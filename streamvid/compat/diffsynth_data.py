@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from streamvid.config import require_integer
 from streamvid.errors import ConfigError
-from streamvid.trainer.config import DatasetValue
+from streamvid.storage import StorageOptions, Store, open_store
+from streamvid.trainer.config import DatasetValue, TrainConfig
 
 if TYPE_CHECKING:
     from streamvid.sharder.options import ShardOptions
-    from streamvid.storage import StorageOptions, Store
-    from streamvid.trainer.config import TrainConfig
 
 _log = logging.getLogger(__name__)
 
@@ -82,8 +81,8 @@ class DataFlags:
             del given["max_pixels"]  # it limits sizes that follow the clips; their scripts always give it
         return {name: value for name, value in given.items() if value is not None}
 
-    def media(self, columns: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
-        """Return the clip's column and those of conditioning inputs. columns: of the metadata; None: unknown.
+    def media(self, columns: Sequence[str] | None) -> list[str]:
+        """Return the clip's column, then those of conditioning inputs. columns: of the metadata; None: unknown.
 
         The flags do not say which key is the clip: it is `video`, or else `image`, or else the first one.
         """
@@ -95,7 +94,7 @@ class DataFlags:
                 f"{', '.join(columns or ()) or 'none'}: name those that hold files, as --data_file_keys path"
             )
         clip = next((name for name in ("video", "image") if name in present), present[0])
-        return clip, tuple(name for name in present if name != clip)
+        return [clip, *(name for name in present if name != clip)]
 
 
 def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOptions) -> ShardOptions:
@@ -105,8 +104,7 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
     from streamvid.sharder.media_columns import file_keys
     from streamvid.sharder.options import CaptionOptions, ShardOptions, SourceOptions
 
-    clip, others = flags.media(columns)
-    video_column, media = file_keys(",".join((clip, *others)))
+    video_column, media = file_keys(",".join(flags.media(columns)))
     sizes = flags.sizes
     if not {"height", "width"} & sizes.keys():
         sizes.setdefault("max_pixels", DEFAULT_MAX_PIXELS)
@@ -130,45 +128,41 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     config: the run without them. Raises ConfigError for a folder that is none of the three kinds, and what sharding
     raises.
     """
+    from streamvid.dataset.tabular.reader import read_table
+    from streamvid.modules.factory import import_object
+    from streamvid.modules.weight_files import resolve
+
     base = flags.dataset_base_path
     kind = kind_of(base, config.data.storage)
     if "data.dataset" in flags.in_sets and (kind != "features" or flags.dataset_metadata_path is not None):
         raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; leave one of them out")
     dataset: DatasetValue
+    columns = None
     if flags.dataset_metadata_path is not None:
         if kind is not None:
             raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); leave the flag out")
-        dataset, found = _sharded(flags, config, shard)
+        columns = read_table(flags.dataset_metadata_path, config.data.storage).names
+        # Sharding may take hours, and a missing weight file or factory shows at once.
+        resolve(config.model.weights)
+        import_object(config.model.factory)
+        dataset = shard(base, shard_options(flags, columns, config.data.storage))
     elif kind == "features":
-        dataset, found = _dataset_of_features(flags, config), _input_options(flags, config, None)
-        if "data.features.url" not in flags.in_sets:
-            found["data.features.url"] = base
+        dataset = _dataset_of_features(flags, config)
     elif kind == "dataset":
         _check_sizes(flags, base, config.data.storage)
-        dataset, found = base, _input_options(flags, config, None)
+        dataset = base
     else:
         raise ConfigError(
             f"dataset_base_path is {base!r}, which holds neither a sealed dataset nor output of sft:data_process; "
             "give its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
             "own: run the first stage again.)"
         )
+    found = {"data.dataset": _repeated(dataset, flags, config), **_input_options(flags, config, columns)}
+    if kind == "features" and "data.features.url" not in flags.in_sets:
+        found["data.features.url"] = base
     if "data.loader.view.temporal" not in flags.named:
         found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as theirs
-    return {"data.dataset": _repeated(dataset, flags, config), **found}
-
-
-def _sharded(flags: DataFlags, config: TrainConfig, shard: Shard) -> tuple[str, dict[str, object]]:
-    from streamvid.dataset.tabular.reader import read_table
-    from streamvid.modules.factory import import_object
-    from streamvid.modules.weight_files import resolve
-
-    # Sharding may take hours, and a missing weight file or factory shows at once.
-    resolve(config.model.weights)
-    import_object(config.model.factory)
-    assert flags.dataset_metadata_path is not None
-    columns = read_table(flags.dataset_metadata_path, config.data.storage).names
-    dataset = shard(flags.dataset_base_path, shard_options(flags, columns, config.data.storage))
-    return dataset, _input_options(flags, config, columns)
+    return found
 
 
 def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> DatasetValue:
@@ -194,8 +188,8 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
     media: dict[str, str] = {}
     if columns is not None or flags.data_file_keys is not None:
-        clip, others = flags.media(columns)
-        media = {column: name.removesuffix("?") for name, column in file_keys(",".join((clip, *others)))[1].items()}
+        _, inputs = file_keys(",".join(flags.media(columns)))
+        media = {column: name.removesuffix("?") for name, column in inputs.items()}
     asked = [media.get(name, name) for name in config.data.extra_inputs]
     if config.task == "sft:train":  # features take the place of the media that they were made from
         return {"data.extra_inputs": [name for name in asked if name not in media.values()]}
@@ -209,7 +203,6 @@ def kind_of(url: str, storage: StorageOptions) -> str | None:
     """Return "dataset" or "features" by the manifest at a URL; None if there is neither."""
     from streamvid.dataset import manifest
     from streamvid.dataset.features import sidecar
-    from streamvid.storage import open_store
 
     store = open_store(url, storage)
     num_bytes = store.size(manifest.MANIFEST)
@@ -239,8 +232,6 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
 
 
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
-    from streamvid.storage import open_store
-
     url, storage = flags.dataset_base_path, config.data.storage
     if config.task in ("sft", "sft:data_process"):
         raise ConfigError(f"dataset_base_path is {url!r}, output of sft:data_process; only task sft:train reads it")
@@ -272,8 +263,6 @@ def _noted_dataset(store: Store, url: str) -> DatasetValue:
 
 def note_dataset(config: TrainConfig) -> None:
     """Note next to new features which dataset they were made from, for `dataset_base_path`."""
-    from streamvid.storage import open_store
-
     if config.data.features.url is not None:
         data = json.dumps({"dataset": _absolute(config.data.dataset)}, indent=1).encode() + b"\n"
         open_store(config.data.features.url, config.data.storage).put(NOTE, data)

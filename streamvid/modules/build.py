@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -47,8 +47,7 @@ def build_module(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _make(model, task)
-        encoders = _encoders(module)
-        _check_encoders(module, encoders, task)
+        encoders = _encoders(module, task)
         may_lack = {ENCODED: encoders, ENCODE_ONLY: None}.get(task, ())
         went = weights.load(module, sources, model.weights, may_lack=may_lack)
         if model.lora.preset_model and not _is_absent(module, model.lora.preset_model, may_lack):
@@ -60,7 +59,6 @@ def build_module(
             # Seeded again: adapters are the same whether or not the factory built encoders before.
             torch.manual_seed(seed)
             _inject(module, model, encoders)
-            _require_trainable(module)
     _set_dtypes(module, dtype_of_frozen)
     if task != ENCODE_ONLY:
         activation_checkpointing.wrap(module, model.activation_checkpointing, checkpoint_function)
@@ -123,22 +121,20 @@ def _without_memory() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-def _encoders(module: nn.Module) -> tuple[str, ...]:
+def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
+    """Return the names of the module's encoders, which all exist unless the task runs without them."""
     named = getattr(module, "encoders", ())
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
             f"encoders of {type(module).__name__} is {type(named).__name__}; allowed: the names of children that only "
             "`encode` uses, as encoders = ('autoencoder', 'text_encoder')"
         )
+    for name in named if task != ENCODED else ():
+        if not hasattr(module, name.partition(".")[0]):
+            raise ConfigError(
+                f"encoders of {type(module).__name__} names {name!r}; its children: {child_names(module)}"
+            )
     return tuple(named)
-
-
-def _check_encoders(module: nn.Module, encoders: Sequence[str], task: str) -> None:
-    strange = [name for name in encoders if task != ENCODED and not hasattr(module, name.partition(".")[0])]
-    if strange:
-        raise ConfigError(
-            f"encoders of {type(module).__name__} names {strange[0]!r}; its children: {child_names(module)}"
-        )
 
 
 def _is_absent(module: nn.Module, name: str, may_lack: Iterable[str] | None) -> bool:
@@ -196,11 +192,6 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
         raise ConfigError(f"{some(both)} would train both whole and by adapters; narrow target_modules or trainable")
     for parameter in kept:
         parameter.requires_grad_(True)
-
-
-def _require_trainable(module: nn.Module) -> None:
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ConfigError(f"nothing trains; set model.trainable or lora.base_model to one of: {child_names(module)}")
 
 
 def _set_dtypes(module: nn.Module, dtype_of_frozen: torch.dtype | None) -> None:

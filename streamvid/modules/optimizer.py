@@ -58,9 +58,11 @@ class OptimizerConfig(Options):
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Build the optimizer of all parameters that train. Raises ConfigError if none does or its arguments are wrong."""
+    from streamvid.modules.parts import child_names
+
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ConfigError("nothing trains; set model.trainable or model.lora.base_model to a child")
+        raise ConfigError(f"nothing trains; set model.trainable or lora.base_model to one of: {child_names(model)}")
     try:
         made: torch.optim.Optimizer = import_object(config.factory)(parameters, **config.arguments)
     except TypeError as error:

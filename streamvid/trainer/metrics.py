@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 METRICS_FILE = "metrics.jsonl"
 
-MetricValue: TypeAlias = float | int | dict[str, float] | None
-MetricLine: TypeAlias = dict[str, MetricValue]
+MetricLine: TypeAlias = dict[str, Any]
+"""One line, as JSON: numbers by name, and the losses of buckets as numbers by bucket."""
 
 
 @dataclass(frozen=True, order=True)
@@ -74,21 +74,20 @@ def _mean_loss(batches: Sequence[BucketLoss]) -> float:
     return sum(one.loss * one.num_samples for one in batches) / sum(one.num_samples for one in batches)
 
 
-def append_metrics(folder: Path, line: Mapping[str, object]) -> None:
-    """Append one line. Raises ValueError for numbers that JSON cannot represent."""
-    text = json.dumps(line, allow_nan=False) + "\n"
+def append_metrics(folder: Path, line: MetricLine) -> None:
+    """Append one line; numbers that JSON cannot represent become null."""
+    text = json.dumps(_finite(line), allow_nan=False) + "\n"
     with (folder / METRICS_FILE).open("a", encoding="utf-8") as file:
         file.write(text)
 
 
-def finite(value: Any) -> Any:
-    """Replace numbers in a line that JSON cannot represent by None."""
-    if isinstance(value, Mapping):
-        return {name: finite(one) for name, one in value.items()}
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def flat(line: Mapping[str, MetricValue]) -> dict[str, float]:
+def flat(line: MetricLine) -> dict[str, float]:
     """Flatten a line for trackers: values per bucket become "name/bucket"."""
     found: dict[str, float] = {}
     for name, value in line.items():
@@ -99,7 +98,7 @@ def flat(line: Mapping[str, MetricValue]) -> dict[str, float]:
     return found
 
 
-def readable(line: Mapping[str, MetricValue]) -> str:
+def readable(line: MetricLine) -> str:
     """Format a line for the log, without the loader's figures except shares."""
     shown = {name: value for name, value in line.items() if not name.startswith("data_") or name.endswith("share")}
     return ", ".join(f"{name} {f'{v:.4g}' if isinstance(v, float) else v}" for name, v in shown.items())

@@ -30,7 +30,6 @@ from streamvid.trainer.metrics import (
     RankReport,
     append_metrics,
     drop_metrics_after,
-    finite,
     flat,
     merge_reports,
     readable,
@@ -85,10 +84,10 @@ class Run:
         if module is None:
             recompute = checkpoint_function(accelerator)
             module = build_module(config.model, task=config.task, seed=config.seed, checkpoint_function=recompute)
+        optimizer = build_optimizer(config.optimizer, module)
         if loader is None:
             loader, eval_loader = stack.enter_context(open_loaders(config, module))
         self.loader = loader
-        optimizer = build_optimizer(config.optimizer, module)
         _log.info("%s", format_table(summarize(module)))
         self.module, self.optimizer = accelerator.prepare(TaskModule(module, task), optimizer)
         self.parameters = [one for one in self.module.parameters() if one.requires_grad]
@@ -163,7 +162,10 @@ class Run:
         line: MetricLine = {"step": step}
         if made is not None and spent is not None:
             line |= {"loss": 0.0, "lr": made.lr, **self._merged(progress, made, spent), "step": step}
-            self._require_finite(line["loss"], step)
+            if not math.isfinite(line["loss"]):
+                raise StreamvidError(
+                    f"loss is {line['loss']} at step {step}; lower optimizer.lr or optimizer.grad_clip"
+                )
         is_end = step in (0, self.num_steps)
         if self.held_out and settings.steps and (is_end or self.is_due(step, settings.steps)):
             line["eval_loss"] = evaluate(self.accelerator, self.module, self.held_out)
@@ -172,7 +174,7 @@ class Run:
             save_samples(self.accelerator, self.module, self.held_out[0], folder, f"step-{step}")
         self.last |= line
         if self.is_main and len(line) > 1:
-            append_metrics(self.config.output, finite(line))
+            append_metrics(self.config.output, line)
             _log.info("%s", readable(line))
         self.accelerator.log(flat(line), step=step)
 
@@ -191,11 +193,6 @@ class Run:
         )
         line = merge_reports(gather_object([report]))
         return line if made.grad_norm is None else {**line, "grad_norm": float(made.grad_norm)}
-
-    @staticmethod
-    def _require_finite(loss: object, step: int) -> None:
-        if not isinstance(loss, float) or not math.isfinite(loss):
-            raise StreamvidError(f"loss is {loss} at step {step}; lower optimizer.lr or optimizer.grad_clip")
 
     def save(self, progress: TrainProgress) -> None:
         """Save weights and state; every rank calls it."""

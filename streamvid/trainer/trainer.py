@@ -88,12 +88,8 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
         step=progress.step,
         num_steps=run.num_steps,
         num_samples=run.total(progress).num_samples,
-        loss=_number(run.last.get("loss")),
-        eval_loss=_number(run.last.get("eval_loss")),
+        loss=run.last.get("loss"),
+        eval_loss=run.last.get("eval_loss"),
         # A rank that got no signal itself stops for another rank's.
         stopped_by=signal.Signals(stop.signal_number or signal.SIGTERM) if is_stopped else None,
     )
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, float) else None

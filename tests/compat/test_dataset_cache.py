@@ -205,7 +205,7 @@ def test_which_of_the_keys_is_the_clip(
     keys: str | None, columns: tuple[str, ...] | None, clip: str, media: tuple[str, ...]
 ) -> None:
     """Checklist 3: data_file_keys does not say; keys that the metadata has not are left out, as there."""
-    assert DataFlags("x", data_file_keys=keys).media(columns) == (clip, media)
+    assert DataFlags("x", data_file_keys=keys).media(columns) == [clip, *media]
 
 
 def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:

@@ -16,6 +16,7 @@ from streamvid.errors import ConfigError
 from streamvid.modules.build import build_module, train_mode
 from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig, WeightsConfig
 from streamvid.modules.factory import call_factory, import_object
+from streamvid.modules.optimizer import OptimizerConfig, build_optimizer
 from tests.modules import modules
 
 BUILD = "tests.modules.modules:build"
@@ -141,15 +142,17 @@ def test_train_mode_leaves_what_is_frozen_in_eval_mode() -> None:
     [
         ({"trainable": ("dit.block",)}, "'dit.block', which has no parameters here; nearest: dit.blocks"),
         ({"trainable": ("autoencoder.first",)}, "belongs to an encoder"),
-        (
-            {"trainable": ()},
-            "nothing trains; set model.trainable or lora.base_model to one of: dit, refiner, autoencoder",
-        ),
     ],
 )
 def test_names_of_what_trains_that_cannot_be_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make(**fields)
+
+
+def test_a_module_of_which_nothing_trains_has_no_optimizer() -> None:
+    said = "nothing trains; set model.trainable or lora.base_model to one of: dit, refiner, autoencoder"
+    with pytest.raises(ConfigError, match=said):
+        build_optimizer(OptimizerConfig(), make(trainable=()))
 
 
 def test_what_trains_is_float32_and_large_frozen_layers_as_asked() -> None:
