@@ -33,10 +33,6 @@ Given = Mapping[str, object]
 """Flag → value; None for a flag that was not given."""
 
 
-def _same(value: str) -> object:
-    return value
-
-
 def _words(value: str) -> list[str]:
     return [word.strip() for word in value.split(",") if word.strip()]
 
@@ -78,7 +74,7 @@ class DiffsynthFlag:
     option: str = ""
     help: str = ""
     kind: type | None = None
-    parse: Callable[[str], object] = _same
+    parse: Callable[[str], object] = str
     theirs: str | None = None
 
     def declare(self, group: str) -> click.Option:
@@ -211,7 +207,8 @@ class TrainRequest:
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
         named = frozenset({*named_options(tree), *sets})
         task = str(sets.get("task") or self.given.get("task") or tree.get("task", "sft"))
-        options = flag_options(self.given, named, has_config=self.file is not None, task=task) | self.settings
+        options = flag_options(self.given, named, has_config=self.file is not None, task=task)
+        options |= self.settings
         base = self.given.get("dataset_base_path")
         if base is None:
             self._check_without_data()

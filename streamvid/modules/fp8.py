@@ -104,7 +104,7 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
     weight = layer.weight_as(x.dtype)
     bias = None if layer.bias is None else layer.bias.to(x.dtype)
     apply = functional.linear if isinstance(layer, nn.Linear) else layer._conv_forward
-    return apply(x, weight, bias)  # type: ignore[no-any-return]
+    return apply(x, weight, bias)
 
 
 class _Apply(torch.autograd.Function):

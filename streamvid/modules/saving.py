@@ -32,7 +32,7 @@ def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile,
     are those of plain peft, relative to the model that has the adapters; its metadata hold rank and alpha.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    whole = tuple(f"{name}." for name, child in module.named_children() if _trains_whole(child))
+    whole = _whole_children(module)
     children: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         if not lora.is_adapter(name) and (name in trains or name.startswith(whole)):
@@ -44,9 +44,10 @@ def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile,
     return tuple(parts)
 
 
-def _trains_whole(part: nn.Module) -> bool:
-    parameters = list(part.parameters())
-    return bool(parameters) and all(parameter.requires_grad for parameter in parameters)
+def _whole_children(module: nn.Module) -> tuple[str, ...]:
+    """Return the prefixes of the children of which every parameter trains."""
+    trains = {name: [one.requires_grad for one in child.parameters()] for name, child in module.named_children()}
+    return tuple(f"{name}." for name, each in trains.items() if each and all(each))
 
 
 def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -61,14 +62,17 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Return by name the parameters that train and the persistent buffers of parts in train mode (batch normalisation).
+    """Return by name the parameters that train, and persistent buffers (batch normalisation).
 
-    Without a state dict, which is a collective where weights are sharded.
+    The buffers are those of parts in train mode, and of children that train as a whole. Without a state dict, which is
+    a collective where weights are sharded.
     """
     found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    whole = _whole_children(module)
     for path, part in module.named_modules():
-        for name, buffer in part.named_buffers(recurse=False) if part.training else ():
-            if name not in part._non_persistent_buffers_set:
+        for name, buffer in part.named_buffers(recurse=False):
+            is_changing = part.training or f"{path}.".startswith(whole)
+            if is_changing and name not in part._non_persistent_buffers_set:
                 found[f"{path}.{name}".lstrip(".")] = buffer
     return found
 

@@ -47,7 +47,7 @@ class SmallConfig(Options):
     time_shift: float = option(1.0, help="Values above 1 train and sample more at times near the noise.")
     sample_steps: int = option(20, minimum=1, help="Steps from noise to a sample.")
     guidance: float = option(1.0, minimum=0, help="Classifier-free guidance of samples; 1: none.")
-    seed: int = option(0, help="Seed of the initial weights.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of the initial weights.")
 
     def __post_init__(self) -> None:
         if isinstance(self.text, str):
@@ -65,7 +65,6 @@ class SmallConfig(Options):
         require(len(patch) == 3 and min(patch) >= 1, "patch", patch, "three sizes (T, H, W) of 1 and up")
         require(0 < self.time_shift < float("inf"), "time_shift", self.time_shift, "a finite number above 0")
         require(self.guidance < float("inf"), "guidance", self.guidance, "a finite number")
-        require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
 
     @property
     def token_size(self) -> Size:

@@ -96,7 +96,7 @@ class TrainConfig(Options):
 
     output: Path = option(help="Folder of the run: metrics, weights and training states.")
     task: str = option("sft", help="sft, sft:data_process, sft:train or package.module:name.")
-    seed: int = option(0, help="Seed of everything random in the run.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of everything random in the run.")
     max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="The batches of the run.")
@@ -109,7 +109,6 @@ class TrainConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.seed < 1 << 63, "seed", self.seed, "0 up to 2**63 - 1")
         require_one_of(self, "max_steps", "num_epochs")
         needs_features = self.task in ("sft:data_process", "sft:train")
         require(
