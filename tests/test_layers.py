@@ -43,7 +43,7 @@ ROOMS_OF = {
     "transformers": {"recipes"},
     "webdataset": {"dataset"},
     "click": {"cli", "compat"},
-    "rich": {"cli", "trainer"},
+    "rich": {"cli", "modules/summary.py", "trainer"},
     "pydantic": {"config.py"},
     "torch": {"modules", "recipes", "trainer", "bench", "loader/batch", "loader/exchange.py"},
 }
