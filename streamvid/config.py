@@ -477,9 +477,6 @@ def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -
     return f"{text} {bounds}".strip() + (", or None" if type(None) in members else "")
 
 
-# Checks that config dataclasses run on themselves.
-
-
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:
     """ConfigError unless it holds."""
     if not holds:
@@ -499,10 +496,3 @@ def require_integer(
         allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
         raise error(f"{name}={value!r}: must be an integer {allowed}")
     return value
-
-
-def require_one_of(instance: Any, first: str, second: str) -> None:
-    """ConfigError where both fields are given."""
-    values = (getattr(instance, first), getattr(instance, second))
-    if None not in values:
-        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from streamvid.config import Options, option, require, require_one_of
+from streamvid.config import Options, option, require
+from streamvid.errors import ConfigError
 from streamvid.modules.config import ModelConfig
 from streamvid.modules.optimizer import OptimizerConfig
 from streamvid.storage import StorageOptions
@@ -45,7 +46,7 @@ class DataConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(bool(self.dataset), "dataset", "empty", "the URL or path of a sealed dataset")
-        require_one_of(self, "batch_size", "max_tokens_per_batch")
+        _require_one_of(self, "batch_size", "max_tokens_per_batch")
         sizes = self.batch_size.values() if isinstance(self.batch_size, dict) else [self.batch_size]
         require(all(n is None or n >= 1 for n in sizes), "batch_size", self.batch_size, "1 and up")
 
@@ -109,7 +110,7 @@ class TrainConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of(self, "max_steps", "num_epochs")
+        _require_one_of(self, "max_steps", "num_epochs")
         needs_features = self.task in ("sft:data_process", "sft:train")
         require(
             self.data.features.url is not None or not needs_features,
@@ -117,3 +118,10 @@ class TrainConfig(Options):
             "null",
             f"a folder or URL, as data.features.url=latents/, for task {self.task!r}",
         )
+
+
+def _require_one_of(options: Options, first: str, second: str) -> None:
+    """Raise ConfigError if both are set."""
+    values = (getattr(options, first), getattr(options, second))
+    if None not in values:
+        raise ConfigError(f"{first}={values[0]} and {second}={values[1]} are both set; allowed: one, the other null")
