@@ -129,7 +129,7 @@ class _Reads:
         delivery = deliver(
             sample,
             self._rows.row(sample, bucket),
-            bucket.num_frames,
+            bucket,
             lambda row, pick: clip_part(row.clip, packets(row), pick),
         )
         self.num_bytes += delivery.part.num_bytes

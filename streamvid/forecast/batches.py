@@ -9,7 +9,7 @@ from typing import Any
 from streamvid.buckets.pick import Pick
 from streamvid.dataset.reader import Dataset
 from streamvid.forecast.run import PlannedRun
-from streamvid.loader.delivery.delivery import Delivery, deliver, deliver_text
+from streamvid.loader.delivery.delivery import Delivery, deliver
 from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import DataArguments
@@ -104,13 +104,11 @@ def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
 def _delivery(rows: IndexRows, request: BatchRequest, number: int) -> Delivery:
     sample, bucket = request.samples[number], request.bucket
     row = rows.row(sample, bucket)
-    if bucket.is_text:
-        return deliver_text(sample, row)
 
     def part(row: IndexRow, pick: Pick) -> ClipPart:
         return clip_part(row.clip, rows.packets(sample, row), pick)
 
-    return deliver(sample, row, bucket.num_frames, part)
+    return deliver(sample, row, bucket, part)
 
 
 def _num_requests(spans: Sequence[tuple[int, int]]) -> int:

@@ -14,8 +14,6 @@ classes, on every rank and machine.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import reprlib
 import statistics
@@ -95,11 +93,6 @@ class CostTable:
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
         """Return bucket id → nanoseconds of a step with its batch size: what `cost_classes` takes."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the table, as hex: equal tables and no others have equal digests."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON that `from_json` reads back."""

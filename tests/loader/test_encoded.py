@@ -426,7 +426,7 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
             pids = loader.worker_pids
             try:
                 time.sleep(0.3)
-                if not is_worker_up(loader):  # else this process was too late to stop them
+                if not any(map(is_up, pids)):  # else this process was too late to stop them
                     num_batches = len(loader)
                     assert sum(1 for _ in loader) == num_batches > 5
                     return
@@ -436,18 +436,19 @@ def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
     raise AssertionError("workers are up before they can be stopped")
 
 
-def is_worker_up(loader: streamvid.VideoLoader) -> bool:
-    assert loader._pipeline is not None
-    return loader._pipeline._stages._flight.decoder.is_ready
+def is_up(pid: int) -> bool:
+    """A worker maps the ring just before it says that it is up."""
+    return "streamvid-ring" in Path(f"/proc/{pid}/maps").read_text()
 
 
 def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
-    """A loop begun anew once a worker is up."""
+    """A loop begun anew once the workers are up and wait for tasks, and the loader has had time to hear of it."""
     iter(loader)
     until = time.monotonic() + 30
-    while not is_worker_up(loader):
+    while not all(is_up(pid) and psutil.Process(pid).status() == "sleeping" for pid in loader.worker_pids):
         assert time.monotonic() < until
         time.sleep(0.01)
+    time.sleep(0.2)
     return iter(loader)
 
 

@@ -80,7 +80,7 @@ def test_the_order_of_measurements_changes_nothing(model: tuple[float, float, fl
     table = fit_costs(runs, BUCKETS)
     draw.shuffle(runs)
     again = fit_costs(runs, reversed(BUCKETS))
-    assert again == table and again.digest == table.digest
+    assert again == table
 
 
 def test_a_measured_batch_costs_its_median() -> None:
@@ -129,9 +129,9 @@ def test_a_table_goes_through_json(model: tuple[float, float, float], count: int
     runs = [(name, 2, seconds(model, name, 2)) for name in IDS[:5] for _ in range(count)]
     table = fit_costs(runs, BUCKETS)
     again = CostTable.from_json(json.loads(json.dumps(table.to_json())))
-    assert again == table and again.digest == table.digest
+    assert again == table
     other = CostTable(table.tokens, table.constant + 1, table.per_token, table.per_pair, table.measured)
-    assert other.digest != table.digest
+    assert other != table
 
 
 @given(costs_of_buckets, st.floats(0, 2) | st.just(0.1))

@@ -72,25 +72,23 @@ class Delivery:
 
 
 def deliver(
-    sample: SampleRequest, row: IndexRow, num_frames: int, part_of: Callable[[IndexRow, Pick], ClipPart]
+    sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Decide what `num_frames` frames of a clip show and say. part_of: what to read for them.
+    """Decide what a delivery of this bucket shows and says. part_of: what to read for its frames.
 
     Raises IntegrityError, ConfigError.
     """
-    part, (shown, own) = sample.part, _choices(sample, row)
-    view = view_of(part.view, part.rate, row, num_frames, shown)
-    clip, fps = part_of(row, view.pick), view.pick.delivered_fps
-    media = media_parts(row, part.media, sample.shard_info, clip) if part.media else ()
+    part = sample.part
+    own, shown_visit = RandomChoices.of(part.seed, row.key, sample.visit), sample.shown_visit
+    shown = own if shown_visit == own.visit else replace(own, visit=shown_visit)
+    if not bucket.is_text:
+        view = view_of(part.view, part.rate, row, bucket.num_frames, shown)
+        clip, fps = part_of(row, view.pick), view.pick.delivered_fps
+        media = media_parts(row, part.media, sample.shard_info, clip) if part.media else ()
+    else:
+        view, clip, media, fps = _NO_FRAMES, _NO_BYTES, (), row.fps
     text = part.text.text(row, fps, shown, own)
     return Delivery(sample, row, view, clip, media, fps, text, own.sample_seed())
-
-
-def deliver_text(sample: SampleRequest, row: IndexRow) -> Delivery:
-    """Decide what a sample without pictures says. Raises IntegrityError."""
-    shown, own = _choices(sample, row)
-    text = sample.part.text.text(row, row.fps, shown, own)
-    return Delivery(sample, row, _NO_FRAMES, _NO_BYTES, (), row.fps, text, own.sample_seed())
 
 
 def prepare(
@@ -101,17 +99,9 @@ def prepare(
     try:
         row = rows.row(sample, bucket)
         key = row.key
-        if bucket.is_text:
-            return deliver_text(sample, row)
-        return deliver(sample, row, bucket.num_frames, part_of)
+        return deliver(sample, row, bucket, part_of)
     except StreamvidError as error:
         raise sample_error(sample, key, error) from error
-
-
-def _choices(sample: SampleRequest, row: IndexRow) -> tuple[RandomChoices, RandomChoices]:
-    """Return the choices of the visit that is shown, and those of the visit itself; see SampleRequest."""
-    own, shown_visit = RandomChoices.of(sample.part.seed, row.key, sample.visit), sample.shown_visit
-    return (own if shown_visit == own.visit else replace(own, visit=shown_visit)), own
 
 
 def sample_error(sample: SampleRequest, key: str | None, error: object) -> SampleError:

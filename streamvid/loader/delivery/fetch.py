@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from streamvid.loader.delivery.delivery import Delivery
 from streamvid.loader.view.clip_part import ClipPart, read_ranges
-from streamvid.storage import near_spans, read_content
+from streamvid.storage import near_spans
 
 if TYPE_CHECKING:
     from streamvid.dataset.features.sidecar import Sidecar
@@ -51,8 +50,7 @@ def read_parts(
             block[: part.table_bytes] = part.window.packets.reshape(-1).view(np.uint8).data
         ranges.append((clip_offset + part.first_byte, block[part.table_bytes :]))
     content = (shard.sha256, shard.num_bytes)
-    read = partial(read_content, source.store, shard.path, content, ranges, is_again=is_again)
-    problem = read_ranges(source.store, shard.path, ranges, read)
+    problem = read_ranges(source.store, shard.path, content, ranges, is_again=is_again)
     return ClipRead(time.monotonic() - since, sum(part.num_bytes for _, part, _ in wanted), problem)
 
 

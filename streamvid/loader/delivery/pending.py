@@ -63,7 +63,6 @@ class PendingBatch:
     colors: dict[tuple[int, str, int], PictureColors] = field(default_factory=dict)
     clips: dict[int, ClipPlace] = field(default_factory=dict)
     substituted: dict[int, Substitution] = field(default_factory=dict)
-    is_counted: bool = False
     digest: int = 0
 
     @property
@@ -103,7 +102,7 @@ class Slot:
     sample: the one that is tried; `delivery` follows once its index row is there.
     clip: offset of this slot's own block of the clip arena, None where it has none.
     at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
-    colors: by (name, item), of the pictures that are decoded. stored: of a sample that is not decoded.
+    colors: by (name, item), of the pictures that are decoded.
     """
 
     number: int
@@ -116,7 +115,6 @@ class Slot:
     at: tuple[str, float] = (WAITING, 0.0)
     wrong: WrongReads = field(default_factory=WrongReads)
     colors: dict[tuple[str, int], PictureColors] = field(default_factory=dict)
-    stored: ClipPlace | None = None
     bad: BadSample | None = None
     stats: BatchStats = field(default_factory=BatchStats)
 
@@ -152,16 +150,11 @@ class Slot:
 
     def deliver(self) -> None:
         """Put what was delivered, and what it cost, into the batch."""
-        batch, total = self.batch, self.batch.stats
-        total.fetch_seconds += self.stats.fetch_seconds
-        total.decode_seconds += self.stats.decode_seconds
-        total.num_bytes_fetched += self.stats.num_bytes_fetched
-        total.num_retries += self.stats.num_retries
+        batch = self.batch
         for (name, item), color in self.colors.items():
             batch.colors[self.index, name, item] = color
-        if self.stored is not None:
-            batch.clips[self.index] = self.stored
         if self.bad is not None and self.is_substitute:
             batch.deliveries[self.index] = self.delivery
             batch.substituted[self.index] = self.bad.substitution(self.delivery.key)
-            total.num_substituted += 1
+            self.stats.num_substituted = 1
+        batch.stats = batch.stats.plus(self.stats)

@@ -173,10 +173,8 @@ class Pipeline:
 
         Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written; the run is over.
         """
-        if batch.is_counted:
-            return
-        batch.is_counted = True
         records = [record for _, record in sorted(batch.substituted.items())]
+        batch.substituted.clear()
         try:
             self._quarantine.add(records, 0 if batch.error else len(batch.deliveries))
         except StreamvidError as error:

@@ -85,7 +85,6 @@ class Stages:
         self._flight.decoder.close()
         if answers.is_alive():
             answers.join(_STUCK_SECONDS if self._signals.is_stuck else None)
-        self._flight.decoder.let_go()
 
     def _close_threads(self, threads: FetchThreads) -> None:
         threads.close(_STUCK_SECONDS if self._signals.is_stuck else None)

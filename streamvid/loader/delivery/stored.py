@@ -79,7 +79,7 @@ class StoredDelivery:
             # With packets the reader chooses a part.
             if not self._flight.reject_known(run, batch, index, is_whole=delivery.row.packets is None):
                 slot = self._flight.begin(run, batch, index)
-                slot.stored = ClipPlace(delivery.part.numbers, offset)
+                batch.clips[index] = ClipPlace(delivery.part.numbers, offset)
                 slots.append(slot)
             offset += _room(delivery)
         for together in self._groups(slots):
@@ -130,7 +130,7 @@ class StoredDelivery:
         slot.add_read(read)
         problem = read.problem or wrong_bytes(block, part.checks)
         if problem is None:
-            slot.stored = ClipPlace(part.numbers, own=bytes(block))
+            slot.batch.clips[slot.index] = ClipPlace(part.numbers, own=bytes(block))
             flight.finish(slot)
         else:
             flight.wrong(slot, problem)
@@ -161,10 +161,14 @@ class StoredDelivery:
         elif result.kind == "bad":
             self._flight.reject(slot, result.text, is_corrupt=slot.delivery.row.packets is None)
         else:
-            assert slot.stored is not None
-            numbers = slot.stored.numbers if result.numbers is None else result.numbers
-            offset = slot.stored.offset
-            slot.stored = ClipPlace(numbers, offset, result.table_bytes, result.num_bytes, result.stream)
+            place = slot.batch.clips[slot.index]
+            slot.batch.clips[slot.index] = replace(
+                place,
+                numbers=place.numbers if result.numbers is None else result.numbers,
+                table_bytes=result.table_bytes,
+                num_bytes=result.num_bytes,
+                stream=result.stream,
+            )
             self._flight.finish(slot)
 
 
@@ -193,8 +197,7 @@ def _task(run: int, slots: Sequence[Slot]) -> ReadTask:
     found = []
     for slot in slots:
         delivery, source, file = slot.delivery, slot.sample.part.source, slot.sample.file
-        row, stored = delivery.row, slot.stored
-        assert stored is not None
+        row, place = delivery.row, slot.batch.clips[slot.index]
         tar = TarFile(source.url, file.path)
         if not source.store.is_local:
             tar = TarFile(source.url, file.path, file.sha256, file.num_bytes)
@@ -205,7 +208,7 @@ def _task(run: int, slots: Sequence[Slot]) -> ReadTask:
                 pick=delivery.part.pick,
                 table=-1 if row.packets is None else tables.setdefault(row.packets, len(tables)),
                 row=row.number,
-                out_offset=slot.batch.block.offset + stored.offset,
+                out_offset=slot.batch.block.offset + place.offset,
                 room=_room(delivery),
             )
         )

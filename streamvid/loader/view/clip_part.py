@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError, IntegrityError, StorageError
-from streamvid.storage import ShortFileError
+from streamvid.storage import ShortFileError, read_content
 
 if TYPE_CHECKING:
     from streamvid.buckets.pick import Pick
@@ -90,13 +90,13 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
     return ClipPart(pick, numbers, 0, clip.num_bytes, ((0, clip.num_bytes, clip.sha256),))
 
 
-def read_ranges(store: Store, path: str, ranges: Ranges, read: Callable[[], None]) -> str | None:
-    """Fill the buffers with `read`. Return a problem where the stored file is too short for one of them, else None.
+def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
+    """Fill buffers as `storage.read_content`. Return a problem where the stored file is too short for one, else None.
 
     Raises StorageError where the store cannot say what it holds: that does not prove the bytes to be bad.
     """
     try:
-        read()
+        read_content(store, path, content, ranges, is_again=is_again)
     except StorageError as error:
         # Asking a store that does not answer for the size of the file would take as long again.
         if not (store.is_local or isinstance(error, ShortFileError)):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from streamvid.loader.view.index_row import PacketsPlace, SampleFile
 
@@ -31,8 +30,7 @@ PictureColors: TypeAlias = tuple[str, str, str] | None
 """(matrix, range, siting) of yuv420p pictures."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClipBlock:
+class ClipBlock(NamedTuple):
     """The bytes of a clip in the clip arena: from `offset` on a packet table of `table_bytes`, then `num_bytes`.
 
     - checks: (start, end, checksum) of pieces of the bytes. num_frames: of the whole clip.
@@ -48,8 +46,7 @@ class ClipBlock:
     key_time: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTask:
+class DecodeTask(NamedTuple):
     """One sample to decode: its bytes, the frames to take, and where their pictures go.
 
     numbers: of the frames, where those of another clip are meant, whose times the pick goes by.
@@ -64,31 +61,10 @@ class DecodeTask:
     picture: PictureFormat
     out_offset: int
     num_threads: int = 1
-    numbers: tuple[int, ...] | None = None
+    numbers: Sequence[int] | None = None
 
     def to_json(self) -> bytes:
-        source, crop, picture = self.source, self.crop, self.picture
-        value = [
-            "decode",
-            self.task_id,
-            self.generation,
-            [
-                source.offset,
-                source.table_bytes,
-                source.num_bytes,
-                [(start, end, checksum.hex()) for start, end, checksum in source.checks],
-                source.num_frames,
-                source.stream,
-                source.key_time,
-            ],
-            self.pick.to_json(),
-            None if crop is None else (crop.left, crop.top, crop.scale),
-            (picture.height, picture.width, picture.pixels, picture.accuracy),
-            self.out_offset,
-            self.num_threads,
-            self.numbers,
-        ]
-        return json.dumps(value).encode()
+        return _encode(("decode", *self))
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
@@ -97,24 +73,20 @@ class DecodeTask:
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
-        task_id, generation, source, pick, crop, picture, out_offset, num_threads, numbers = value
-        offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
+        task_id, generation, (*place, checks, num_frames, stream, key_time), pick, crop, picture, *others = value
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
-            task_id=task_id,
-            generation=generation,
-            source=ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
-            pick=Pick.from_json(pick),
-            crop=None if crop is None else Crop(*crop),
-            picture=PictureFormat(*picture),
-            out_offset=out_offset,
-            num_threads=num_threads,
-            numbers=None if numbers is None else tuple(numbers),
+            task_id,
+            generation,
+            ClipBlock(*place, pieces, num_frames, stream, key_time),
+            Pick.from_json(pick),
+            None if crop is None else Crop(*crop),
+            PictureFormat(*picture),
+            *others,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TarFile:
+class TarFile(NamedTuple):
     """A tar in a store. sha256, num_bytes: what a cache knows it by, where there may be one."""
 
     url: str
@@ -123,8 +95,7 @@ class TarFile:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSlot:
+class ReadSlot(NamedTuple):
     """One clip to read: where it is, which frames are wanted, and where its bytes go.
 
     table: number of its shard's packet table among the task's, -1 for none. row: the clip's row in it.
@@ -140,8 +111,7 @@ class ReadSlot:
     room: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTask:
+class ReadTask(NamedTuple):
     """Clips to read; task_id is that of the first."""
 
     task_id: int
@@ -150,16 +120,7 @@ class ReadTask:
     slots: tuple[ReadSlot, ...]
 
     def to_json(self) -> bytes:
-        slots = [
-            (
-                (one.tar.url, one.tar.path, one.tar.sha256, one.tar.num_bytes),
-                (one.clip.offset, one.clip.num_bytes, one.clip.sha256.hex(), one.clip.num_frames),
-                one.pick.to_json(),
-                (one.table, one.row, one.out_offset, one.room),
-            )
-            for one in self.slots
-        ]
-        return json.dumps(["read", self.task_id, self.generation, self.tables, slots]).encode()
+        return _encode(("read", *self))
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
@@ -168,7 +129,7 @@ class ReadTask:
 
         task_id, generation, tables, slots = value
         found = []
-        for tar, (offset, num_bytes, sha256, num_frames), pick, places in slots:
+        for tar, (offset, num_bytes, sha256, num_frames), pick, *places in slots:
             clip = SampleFile(offset, num_bytes, bytes.fromhex(sha256), num_frames)
             found.append(ReadSlot(TarFile(*tar), clip, Pick.from_json(pick), *places))
         return ReadTask(task_id, generation, tuple(PacketsPlace(*place) for place in tables), tuple(found))
@@ -188,8 +149,7 @@ def parse_task(kind: str, value: list[Any]) -> Task:
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(NamedTuple):
     """What came of one clip of a ReadTask.
 
     table_bytes, num_bytes: of its packet table and its data in the ring. stream: StreamInfo as JSON.
@@ -202,11 +162,10 @@ class ReadResult:
     num_bytes: int = 0
     stream: str = ""
     num_retries: int = 0
-    numbers: tuple[int, ...] | None = None
+    numbers: Sequence[int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What is heard about a task: `text` says what went wrong, `seconds` is how long the work took.
 
     color: of yuv420p pictures. results: of the clips of a ReadTask; none where its run is over.
@@ -220,33 +179,34 @@ class Answer:
     color: PictureColors = None
     results: tuple[ReadResult, ...] = ()
 
-    def to_json(self) -> bytes:
-        results = [
-            (one.kind, one.text, one.table_bytes, one.num_bytes, one.stream, one.num_retries, one.numbers)
-            for one in self.results
-        ]
-        return json.dumps((self.pid, self.task_id, self.kind, self.text, self.seconds, self.color, results)).encode()
-
     def messages(self) -> Iterator[bytes]:
         """Yield it as JSON; results that are too long for one message come in several."""
-        data, results = self.to_json(), self.results
+        data, results = _encode(self), self.results
         if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
             yield data
             return
         half = len(results) // 2
         for part in (results[:half], results[half:]):
-            yield from replace(self, seconds=self.seconds * len(part) / len(results), results=part).messages()
+            yield from self._replace(seconds=self.seconds * len(part) / len(results), results=part).messages()
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
-        pid, task_id, kind, text, seconds, color, results = json.loads(data)
-        if not results:
-            return Answer(pid, task_id, kind, text, seconds, color)
-        found = []
-        for outcome, why, table_bytes, num_bytes, stream, num_retries, numbers in results:
-            known = None if numbers is None else tuple(numbers)
-            found.append(ReadResult(outcome, why, table_bytes, num_bytes, stream, num_retries, known))
-        return Answer(pid, task_id, kind, text, seconds, color, tuple(found))
+        *head, results = json.loads(data)
+        return Answer(*head, results=tuple(ReadResult(*one) for one in results))
+
+
+def _plain(value: Any) -> Any:
+    """Return for JSON what no message type is: a checksum, the choice of frames, a file, a crop, a picture format."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.to_json() if hasattr(value, "to_json") else [getattr(value, name) for name in value.__slots__]
+
+
+_encoder = json.JSONEncoder(default=_plain)
+
+
+def _encode(message: tuple[Any, ...]) -> bytes:
+    return _encoder.encode(message).encode()
 
 
 def short_text(error: BaseException | str) -> str:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import TypeAlias
 
 from streamvid.errors import LoaderError, WorkerError
 from streamvid.host.processes import describe_exit, end_workers, start_worker
@@ -36,51 +36,10 @@ _SHOW_SECONDS = 0.1  # for a worker to say where it hangs
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
 
-class Decoder(Protocol):
-    """What decodes tasks: a pool of processes, or the thread that serves the answers."""
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers, none where a thread decodes."""
-        ...
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether a worker is up; a thread never is more than the caller's other threads."""
-        ...
-
-    def submit(self, task: Task) -> None:
-        """Hand a task over; it is taken in order by whoever is free. That nobody is left is for `serve` to say."""
-        ...
-
-    def submit_heard(self, task: Task) -> None:
-        """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
-        ...
-
-    def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
-        ...
-
-    def kill(self, task_id: int) -> None:
-        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing.
-
-        Where it hangs it says on the error stream.
-        """
-        ...
-
-    def close(self) -> None:
-        """End what decodes, and a `serve` that waits."""
-        ...
-
-    def let_go(self) -> None:
-        """Hold no memory any more, once nothing decodes: whoever still holds the loader must not hold that."""
-        ...
-
-
 class DecodePool:
     """`num_workers` decode processes over two shared arenas: clips in, frames out.
 
-    Raises LoaderError where they cannot be started.
+    is_ready: whether a worker is up. Raises LoaderError where they cannot be started.
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
@@ -93,15 +52,14 @@ class DecodePool:
         self._poller = select.poll()
         try:
             self._start(num_workers, clips, ring)
-        except OSError as error:
+        except BaseException as error:
             self.close()
+            if not isinstance(error, OSError):
+                raise
             raise LoaderError(
                 f"cannot start {num_workers} decode workers: {error}; take fewer, or num_workers=0 to decode in a "
                 "thread of this process"
             ) from error
-        except BaseException:
-            self.close()
-            raise
 
     def _start(self, num_workers: int, clips: Arena, ring: Arena) -> None:
         with contextlib.ExitStack() as theirs:
@@ -125,13 +83,13 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Hand a task to the next free worker; waits while very many are queued."""
+        """Hand a task to the next free worker, in order; waits while very many are queued."""
         # Without a worker left the socket is broken: `serve` says of what they died.
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def submit_heard(self, task: Task) -> None:
-        """Hand a task over at once, or as soon as the workers have taken others."""
+        """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
         self._left.append(task.to_json())
 
     def _send_left(self) -> None:
@@ -141,6 +99,7 @@ class DecodePool:
                 self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
+        """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
@@ -169,6 +128,10 @@ class DecodePool:
             heard(answer)
 
     def kill(self, task_id: int) -> None:
+        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing.
+
+        Where it hangs it says on the error stream.
+        """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # One that is not up yet knows no such signal, and would leave a core file.
         self._signal(SHOW_STACK, [pid for pid in stuck if pid in self._current])
@@ -192,7 +155,7 @@ class DecodePool:
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them; idempotent."""
+        """End all workers and wait for them, and a `serve` that waits; idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):
@@ -203,22 +166,16 @@ class DecodePool:
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
 
-    def let_go(self) -> None:
-        """The workers had memory of their own."""
-
 
 class InlineDecoder:
-    """num_workers=0: tasks are decoded by the thread that serves."""
+    """num_workers=0: tasks are decoded by the thread that serves. Its methods are those of DecodePool."""
 
     is_ready = False
+    pids: tuple[int, ...] = ()
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
         self._queue: SimpleQueue[Task | None] = SimpleQueue()  # None: the end
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        return ()
 
     def submit(self, task: Task) -> None:
         self._queue.put(task)
@@ -230,15 +187,17 @@ class InlineDecoder:
             task = self._queue.get(timeout=timeout_seconds)
         except Empty:
             return
-        if task is not None and self._runner is not None:
+        runner = self._runner
+        if task is not None and runner is not None:
             heard(Answer(os.getpid(), task.task_id, "start"))
-            heard(self._runner.run(task))
+            heard(runner.run(task))
 
     def kill(self, task_id: int) -> None:
         """A thread cannot be killed: it goes on until its decoder comes back."""
 
     def close(self) -> None:
+        self._runner = None  # whoever still holds the loader must not hold its memory
         self._queue.put(None)
 
-    def let_go(self) -> None:
-        self._runner = None
+
+Decoder: TypeAlias = DecodePool | InlineDecoder

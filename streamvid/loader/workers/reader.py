@@ -16,7 +16,7 @@ from streamvid.errors import StreamvidError
 from streamvid.loader.view.clip_part import ClipPart, clip_part, read_ranges, wrong_bytes
 from streamvid.loader.workers.cache import SharedCache
 from streamvid.loader.workers.messages import GENERATION, Answer, ReadResult, ReadSlot, ReadTask, short_text
-from streamvid.storage import UNPROVEN, WrongReads, open_store, read_content
+from streamvid.storage import UNPROVEN, WrongReads, open_store
 
 if TYPE_CHECKING:
     from streamvid.dataset.packets import PacketTables
@@ -94,11 +94,8 @@ class ClipReader:
 
     def _fill(self, several: Sequence[_Reading]) -> str | None:
         tar, ranges = several[0].slot.tar, [one.range for one in several]
-        store, content = self._store(tar.url), (tar.sha256, tar.num_bytes)
-        is_again = len(several[0].wrong) > 0
-        return read_ranges(
-            store, tar.path, ranges, lambda: read_content(store, tar.path, content, ranges, is_again=is_again)
-        )
+        content, is_again = (tar.sha256, tar.num_bytes), len(several[0].wrong) > 0
+        return read_ranges(self._store(tar.url), tar.path, content, ranges, is_again=is_again)
 
     def _verify(self, one: _Reading, problem: str | None) -> ReadResult:
         """Return the result of a clip that was read; wrong bytes are read again."""

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 _SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
 
 
-class CorruptError(Exception):
-    """Bytes have another checksum than the index says."""
-
-
 class TaskRunner:
     """Decodes tasks from `clips` into `ring` (any writable buffer), with decoders that stay open. One thread."""
 
@@ -62,9 +58,12 @@ class TaskRunner:
             # The tasks of a run that is over are skipped.
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
                 return "done", "", None
-            color = self._decode(task)
-        except CorruptError as error:
-            return "corrupt", str(error), None
+            first = task.source.offset + task.source.table_bytes
+            data = self._clips[first : first + task.source.num_bytes]
+            problem = wrong_bytes(data, task.source.checks)
+            if problem is not None:
+                return "corrupt", problem, None
+            color = self._decode(task, data)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
                 return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes", None
@@ -72,7 +71,7 @@ class TaskRunner:
             return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
         return "done", "", (color.matrix, color.color_range, color.siting)
 
-    def _decode(self, task: DecodeTask) -> PictureColor:
+    def _decode(self, task: DecodeTask, data: memoryview) -> PictureColor:
         import numpy as np
 
         from streamvid.video.decode.file import decode_pictures
@@ -80,11 +79,6 @@ class TaskRunner:
         from streamvid.video.stream_info import StreamInfo
 
         source, pick, picture = task.source, task.pick, task.picture
-        first = source.offset + source.table_bytes
-        data = self._clips[first : first + source.num_bytes]
-        problem = wrong_bytes(data, source.checks)
-        if problem is not None:
-            raise CorruptError(problem)
         out = np.ndarray((pick.count, picture.num_bytes), np.uint8, self._ring, task.out_offset)
         if not source.stream:
             return decode_pictures(
@@ -119,15 +113,19 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
     answers, tasks = socket.socket(fileno=int(answers_fd)), socket.socket(fileno=int(tasks_fd))
     clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
     runner = TaskRunner(clips, _map(int(ring_fd), mmap.PROT_READ | mmap.PROT_WRITE))
+
+    def send(answer: Answer) -> None:
+        for message in answer.messages():
+            answers.send(message)
+
     try:
-        answers.send(Answer(os.getpid(), -1, "ready").to_json())
+        send(Answer(os.getpid(), -1, "ready"))
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             kind, value = open_message(message)
             # Said before it is parsed, as parsing the first task imports what decoding needs.
             if kind == "decode":  # others are over as soon as anybody could make use of knowing
-                answers.send(Answer(os.getpid(), value[0], "start").to_json())
-            for answer in runner.run(parse_task(kind, value)).messages():
-                answers.send(answer)
+                send(Answer(os.getpid(), value[0], "start"))
+            send(runner.run(parse_task(kind, value)))
     except (BrokenPipeError, ConnectionResetError):
         pass
     # Skip interpreter teardown: nothing here needs it, and the loader waits for this process.
