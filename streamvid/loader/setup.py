@@ -15,9 +15,9 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
+from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.device import DeviceStage
 from streamvid.loader.batch.features import view_facts, with_features
-from streamvid.loader.batch.pictures import RING_LAYOUT
 from streamvid.loader.batch.tokens import check_token_fields
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions

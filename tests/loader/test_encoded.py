@@ -28,7 +28,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
-from streamvid.loader.batch.clips import StoredClip
+from streamvid.loader.batch.contents import StoredClip
 from streamvid.sharder import shard
 from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder

@@ -1,5 +1,5 @@
 """What the caller receives: batches over the ring or on the device.
 
-The highest room of the loader, and the only one that imports torch. Read batch.py, pictures.py and color.py, ring.py,
-device.py, then features.py, tokens.py and clips.py for the other contents of a batch.
+The highest room of the loader, and the only one that imports torch. Read batch.py, contents.py and color.py, ring.py,
+device.py, then features.py and tokens.py.
 """

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError
-from streamvid.loader.batch.clips import StoredClip
-from streamvid.loader.batch.pictures import RING_LAYOUT, BatchMedia, Planes
+from streamvid.loader.batch.contents import RING_LAYOUT, BatchMedia, Planes, map_tensors, tensors_of
 from streamvid.loader.options import Layout
 
 if TYPE_CHECKING:
@@ -102,11 +102,9 @@ class Batch(Mapping[str, Any]):
             return self[name]
         why = ""
         if name == "video" and "bucket" in fields:
-            why = (
-                "; decode=False hands over clips as they are stored"
-                if "clips" in fields
-                else "; precomputed features have none"
-            )
+            why = "; precomputed features have none"
+            if "clips" in fields:
+                why = "; decode=False hands over clips as they are stored"
         raise AttributeError(f"batch has no field {name!r}; it has {', '.join(fields)}{why}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -161,10 +159,12 @@ class Batch(Mapping[str, Any]):
             return _signed_hash(b"\0".join([head.encode(), *map(_some_bytes, self.tensors())]))
         frames = self.video.permute(*(self.layout.index(name) for name in RING_LAYOUT))
         num_samples, *shape = frames.shape
-        num_values = shape[0] * shape[1] * shape[2] * shape[3]
+        num_values = math.prod(shape)
         numbers = torch.arange(min(_DIGEST_PIXELS, num_values), device=frames.device)
         rest = numbers * _DIGEST_STEP % max(1, num_values)
-        place = torch.zeros_like(rest)  # in memory, from a sample's first value on
+        place = torch.zeros_like(
+            rest
+        )  # in memory, from a sample's first value on; advanced indexing takes twice as long
         for size, stride in zip(reversed(shape), reversed(frames.stride()), strict=False):
             place += rest % size * stride
             rest = rest // size
@@ -201,35 +201,11 @@ class Batch(Mapping[str, Any]):
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The batch with `function` of each of its tensors in the tensor's place."""
-        import torch
-
-        def mapped(value: Any) -> Any:
-            if isinstance(value, Planes | BatchMedia):
-                return value.map_tensors(function)
-            if isinstance(value, dict):
-                return {name: mapped(part) for name, part in value.items()}
-            if isinstance(value, list) and value and isinstance(value[0], StoredClip):
-                return [clip.map_tensors(function) for clip in value]
-            return function(value) if isinstance(value, torch.Tensor) else value
-
-        return Batch({name: mapped(value) for name, value in self._fields.items()})
+        return Batch(map_tensors(self._fields, function))
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All tensors as they are held, the video's first: nothing is made for it."""
-        import torch
-
-        for value in self._fields.values():
-            if isinstance(value, Planes):
-                yield value.planes
-                yield value.table
-            elif isinstance(value, list) and value and isinstance(value[0], StoredClip):
-                yield from (clip.data for clip in value)
-            elif isinstance(value, BatchMedia):
-                yield from value.tensors()
-            elif isinstance(value, dict):
-                yield from (part for part in value.values() if isinstance(part, torch.Tensor))
-            elif isinstance(value, torch.Tensor):
-                yield value
+        return tensors_of(self._fields)
 
 
 def _some_bytes(tensor: torch.Tensor) -> bytes:

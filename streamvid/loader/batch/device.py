@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import Batch
-from streamvid.loader.batch.pictures import profiled
+from streamvid.loader.batch.contents import profiled
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +84,7 @@ class DeviceStage:
                 return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
         stream = self._side_stream()
         # The host batch is made and dies on the side stream: its place in the ring waits for that stream alone.
-        with _cuda().stream(stream):
+        with torch_cuda().stream(stream):
             host = make(pending)
             with profiled("streamvid.copy"):
                 batch = host.map_tensors(lambda tensor: _send(tensor, stream.device))
@@ -102,7 +102,7 @@ class DeviceStage:
         hand_over: Callable[[P, float, float], None],
     ) -> Batch:
         if event is not None:
-            current = _cuda().current_stream(self._stream.device)
+            current = torch_cuda().current_stream(self._stream.device)
             current.wait_event(event)
             # It was allocated on the side stream, which must not use its memory again while the caller's does.
             for tensor in batch.tensors():
@@ -112,7 +112,7 @@ class DeviceStage:
 
     def _side_stream(self) -> Any:
         if self._stream is None:  # one for all epochs: each stream has its own share of torch's memory
-            self._stream = _cuda().Stream(self.device)
+            self._stream = torch_cuda().Stream(self.device)
         return self._stream
 
 
@@ -128,7 +128,7 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
         return None
     import torch  # which takes seconds: who only plans needs none
 
-    cuda = _cuda()
+    cuda = torch_cuda()
     try:
         found = torch.device(device)
         if found.type == "cuda":
@@ -146,7 +146,8 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
     return found
 
 
-def _cuda() -> Any:
+def torch_cuda() -> Any:
+    """Return torch.cuda."""
     import torch
 
     return torch.cuda  # untyped in torch's own stubs

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import LoaderError
 from streamvid.loader.batch.batch import Batch, column_values
-from streamvid.loader.batch.clips import StoredClip
 from streamvid.loader.batch.color import color_table
+from streamvid.loader.batch.contents import RING_LAYOUT, BatchMedia, MediaPictures, Planes, StoredClip, profiled
+from streamvid.loader.batch.device import torch_cuda
 from streamvid.loader.batch.features import tensor_fields
-from streamvid.loader.batch.pictures import RING_LAYOUT, BatchMedia, Planes, profiled
 from streamvid.loader.batch.tokens import MASK, TOKENS, tokenize
 from streamvid.loader.delivery.pending import VIDEO, ClipPlace, PendingBatch
 from streamvid.loader.options import Layout, Tokenizer
-from streamvid.loader.view.media import ABSENT_COLORS, Medium, PictureRoom
+from streamvid.loader.view.media import ABSENT_COLORS, PictureRoom
 from streamvid.loader.workers.arena import Arena, Block
 from streamvid.loader.workers.messages import PictureColors
 
@@ -36,7 +36,7 @@ def pin(ring: Arena, device: torch.device | None = None) -> bool:
     """
     import numpy as np
 
-    cuda = _cuda()
+    cuda = torch_cuda()
     if not cuda.is_available() or (device is not None and device.type != "cuda"):
         return False
     address = np.frombuffer(ring.map, np.uint8).ctypes.data
@@ -53,7 +53,7 @@ def pin(ring: Arena, device: torch.device | None = None) -> bool:
 
 
 def _unpin(device: int, address: int) -> None:
-    cuda = _cuda()
+    cuda = torch_cuda()
     if cuda.is_initialized():  # else this is a fork of the process that pinned
         with cuda.device(device):
             cuda.synchronize()  # the last batch may have died before the copies that were queued from it are over
@@ -70,17 +70,17 @@ class RingSlot:
     def __init__(self, block: Block) -> None:
         self._block = block
         self._events: dict[Any, Any] = {}  # stream → an event behind the last copy known of it
-        cuda = _cuda()
+        cuda = torch_cuda()
         self._stream = cuda.current_stream() if cuda.is_initialized() else None
 
     def copied(self, device: torch.device) -> None:
         """Copies to `device` were just queued on its current stream."""
         if device.type == "cuda":
-            self._mark(_cuda().current_stream(device))
+            self._mark(torch_cuda().current_stream(device))
 
     def release(self) -> None:
         """Give the place back; the ring uses it again when the copies are over."""
-        cuda = _cuda()
+        cuda = torch_cuda()
         if self._stream is not None and cuda.is_initialized():
             # A destructor may run in any thread; asking for the current device there would wake up a device of others.
             for stream in {self._stream, cuda.current_stream(self._stream.device)}:
@@ -88,7 +88,7 @@ class RingSlot:
         self._block.release(self._wait if self._events else None)
 
     def _mark(self, stream: Any) -> None:
-        cuda = _cuda()
+        cuda = torch_cuda()
         with cuda.device(stream.device):
             if cuda.is_current_stream_capturing():  # it has queued nothing, and the event would belong to the capture
                 return
@@ -169,16 +169,17 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[
 def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
     import torch
 
-    values: dict[Medium, torch.Tensor | Planes] = {}
+    pictures: dict[str, MediaPictures] = {}
     present: dict[str, torch.Tensor] = {}
     for number, medium in enumerate(room.media):
         places = [(i, medium.name, item) for i in range(room.num_samples) for item in range(medium.num_items)]
         colors = [pending.colors.get(place, ABSENT_COLORS) for place in places]
         section = memory[room.start(number) : room.start(number + 1)]
-        values[medium] = _pictures(section, medium.num_pictures(room.bucket), room.picture, colors, layout)
+        value = _pictures(section, medium.num_pictures(room.bucket), room.picture, colors, layout)
+        pictures[medium.name] = MediaPictures(medium, value, layout)
         there = torch.tensor([place in pending.colors for place in places])
         present[medium.name] = there.reshape(-1, medium.num_items) if medium.is_list else there
-    return {"media": BatchMedia.of(values, layout), "media_present": present}
+    return {"media": BatchMedia(pictures), "media_present": present}
 
 
 def _pictures(
@@ -205,9 +206,3 @@ def _clip(place: ClipPlace, memory: torch.Tensor, num_frames: int) -> StoredClip
     if place.table_bytes:
         packets = memory[place.offset : first].view(torch.int64).view(-1, 4)
     return StoredClip(memory[first : first + place.num_bytes], packets, place.stream, numbers[0], num_frames, numbers)
-
-
-def _cuda() -> Any:
-    import torch
-
-    return torch.cuda  # untyped in torch's own stubs

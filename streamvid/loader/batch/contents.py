@@ -1,0 +1,146 @@
+"""What a batch holds besides tensors: planes that become RGB on request, conditioning inputs, stored clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from streamvid.loader.batch.color import yuv420p_to_rgb
+from streamvid.loader.options import Layout
+from streamvid.loader.view.media import Medium
+from streamvid.video.stream_info import StreamInfo
+
+if TYPE_CHECKING:
+    import torch
+
+RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
+
+
+def profiled(name: str) -> AbstractContextManager[Any]:
+    """A span of torch's profiler, where one runs: else it would cost a batch as much as all the rest."""
+    from torch.autograd import profiler
+
+    # A torch that says it otherwise gets the span in any case.
+    return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else nullcontext()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Planes:
+    """yuv420p video that becomes RGB where and when it is asked for: what `yuv420p_to_rgb` takes."""
+
+    planes: torch.Tensor
+    table: torch.Tensor
+    height: int
+    width: int
+    layout: Layout
+
+    def rgb(self) -> torch.Tensor:
+        """The video, on the device where the planes are."""
+        with profiled("streamvid.yuv420p_to_rgb"):
+            return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredClip:
+    """One sample's video as it is stored, proved by its checksum, for a decoder of the caller's own.
+
+    - data: uint8 (n,), in the loader's ring. With `packets` the range of the clip's bytes that the wanted frames need;
+      without, the whole clip, a file of its container's format.
+    - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and the place among the wanted frames, -1 for a
+      packet that only others need; in the order of decoding, from a key frame on, whose frame has the first timestamp.
+      None for a whole clip.
+    - stream_json: what a decoder must be told, see `stream`; "" for a whole clip.
+    - start, num_frames: the first wanted frame's number in the clip, and how many are wanted.
+    - numbers: of all of them, ascending. One that repeats, where a frame rate above the clip's was asked for, has one
+      packet, with its first place: a place that no packet has shows the frame of the place before.
+    """
+
+    data: torch.Tensor
+    packets: torch.Tensor | None
+    stream_json: str
+    start: int
+    num_frames: int
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def stream(self) -> StreamInfo | None:
+        """Codec, headers, size and colours; None for a whole clip, whose container says them."""
+        return StreamInfo.from_json(self.stream_json) if self.stream_json else None
+
+    def __reduce__(self) -> Any:
+        # A tensor is pickled with all of the memory that it is a part of: the whole batch's, for each of its clips.
+        own = map_tensors(self, lambda tensor: tensor.clone())
+        return StoredClip, tuple(getattr(own, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MediaPictures:
+    """Pictures of a medium, its items like samples of their own: (B x N, T, H, W, C) seen in `layout`, or planes."""
+
+    medium: Medium
+    value: torch.Tensor | Planes
+    layout: Layout
+
+    def tensor(self) -> torch.Tensor:
+        """As it is delivered."""
+        pictures = self.value.rgb() if isinstance(self.value, Planes) else self.value
+        if self.medium.is_mask:
+            pictures = pictures.narrow(self.layout.index("C"), 0, 1)
+        if not self.medium.is_list:
+            return pictures
+        return pictures.reshape(-1, self.medium.num_items, *pictures.shape[1:])
+
+
+class BatchMedia(Mapping[str, "torch.Tensor"]):
+    """`batch.media`: uint8 tensors by name, in the batch's layout and where it is; see Batch."""
+
+    def __init__(self, pictures: dict[str, MediaPictures]) -> None:
+        self.pictures = pictures
+        self._made: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._made:
+            self._made[name] = self.pictures[name].tensor()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pictures)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __reduce__(self) -> Any:
+        return BatchMedia, (self.pictures,)
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a field of a batch with `function` of each tensor that it holds in the tensor's place."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Planes | MediaPictures | StoredClip):
+        return replace(value, **{name: map_tensors(getattr(value, name), function) for name in value.__slots__})
+    if isinstance(value, BatchMedia):
+        return BatchMedia(map_tensors(value.pictures, function))
+    if isinstance(value, dict):
+        return {name: map_tensors(part, function) for name, part in value.items()}
+    return [map_tensors(part, function) for part in value] if isinstance(value, list) else value
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a field of a batch as they are held: nothing is made for it."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Planes | MediaPictures | StoredClip):
+        for name in value.__slots__:
+            yield from tensors_of(getattr(value, name))
+    elif isinstance(value, BatchMedia):
+        yield from tensors_of(value.pictures)
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(part)
