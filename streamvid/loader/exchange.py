@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamvid.errors import ConfigError, LoaderError, SharedBatchError
 from streamvid.loader.options import ProcessGroups
+from streamvid.loader.world import is_initialised
 from streamvid.plan.position import World
 
 if TYPE_CHECKING:
@@ -31,20 +31,12 @@ SHOWN_LENGTH = 160  # of a value in an error
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class PlanCheck:
-    """Comparison of this process's plan with those of the others. groups: see `ProcessGroups`."""
-
-    world: World
-    groups: ProcessGroups
-
-    def compare(self, identity: Mapping[str, Any]) -> None:
-        """Raise ConfigError in every process if the identities of their plans differ; a collective."""
-        shared_group, process_group = self.groups.shared_group, self.groups.process_group
-        processes_per_rank = None if process_group is not None else 1
-        if shared_group is not None:
-            processes_per_rank = shared_group.size()
-        check_equal_on_all_ranks(identity, self.world, process_group, processes_per_rank=processes_per_rank)
+def compare_plans(identity: Mapping[str, Any], world: World, groups: ProcessGroups) -> None:
+    """Raise ConfigError in every process if the identities of their plans differ; a collective."""
+    processes_per_rank = None if groups.process_group is not None else 1
+    if groups.shared_group is not None:
+        processes_per_rank = groups.shared_group.size()
+    check_equal_on_all_ranks(identity, world, groups.process_group, processes_per_rank=processes_per_rank)
 
 
 def check_equal_on_all_ranks(
@@ -64,7 +56,7 @@ def check_equal_on_all_ranks(
     Raises the same ConfigError in every process: it names the components that differ, their values and who has which.
     Raises LoaderError where a process does not come within `timeout_seconds`; `group` is of no use after that.
     """
-    if not _is_initialised():
+    if not is_initialised():
         return
     import torch.distributed as dist
 
@@ -89,23 +81,21 @@ def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """
     lines = []
     for name in dict.fromkeys(name for identity in identities.values() for name in identity):
-        holders: dict[str, list[int]] = {}
-        for process, identity in identities.items():
-            holders.setdefault(_shown(identity[name]) if name in identity else _ABSENT, []).append(process)
-        if len(holders) > 1:
-            lines.append(f"{name} is {_who_has_what(holders)}")
+        values = [_shown(identity[name]) if name in identity else _ABSENT for identity in identities.values()]
+        if len(set(values)) > 1:
+            lines.append(f"{name} is {_who_has_what(identities, values)}")
     return lines
 
 
 def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: int | None) -> None:
+    expected = processes_per_rank or -(-len(ranks) // num_ranks)
     holders: dict[int, list[int]] = {rank: [] for rank in range(num_ranks)}
     for process, rank in ranks.items():
         holders[rank].append(process)
-    expected = processes_per_rank or -(-len(ranks) // num_ranks)
-    wrong = {f"rank {rank}": some for rank, some in holders.items() if len(some) != expected}
+    wrong = [f"rank {rank} has {_processes(some)}" for rank, some in holders.items() if len(some) != expected]
     if not wrong:
         return
-    named = [f"{name} has {_processes(some)}" for name, some in list(wrong.items())[:_NUM_VALUES_NAMED]]
+    named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
         f"{len(ranks)} processes are to be {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Give "
@@ -198,10 +188,7 @@ class SharedBatchCheck:
         )
 
     def _holders(self, shown: Sequence[str]) -> str:
-        holders: dict[str, list[int]] = {}
-        for process, value in zip(self._processes, shown, strict=True):
-            holders.setdefault(value, []).append(process)
-        return _who_has_what(holders)
+        return _who_has_what(self._processes, shown)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         if self._stream is None:
@@ -245,7 +232,10 @@ def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0][:300].rstrip(". ")
 
 
-def _who_has_what(holders: Mapping[str, Sequence[int]]) -> str:
+def _who_has_what(processes: Iterable[int], values: Iterable[str]) -> str:
+    holders: dict[str, list[int]] = {}
+    for process, value in zip(processes, values, strict=True):
+        holders.setdefault(value, []).append(process)
     commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[1][0]))
     named = [f"{value} on {_processes(some)}" for value, some in commonest[:_NUM_VALUES_NAMED]]
     more = len(commonest) - _NUM_VALUES_NAMED
@@ -267,12 +257,6 @@ def _processes(numbers: Sequence[int]) -> str:
 
 
 # How it travels.
-
-
-def _is_initialised() -> bool:
-    # Only a program that imported torch can have initialised it.
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _backends(group: ProcessGroup) -> dict[str, str]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
-from streamvid.config import options_of
+from streamvid.config import options_of, require_integer
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import ConfigError, LoaderError
+from streamvid.errors import LoaderError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.ring import make_batch, pin
 from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
 from streamvid.loader.delivery.quarantine import Substitution
+from streamvid.loader.exchange import compare_plans
 from streamvid.loader.mix import DataArguments, Datasets, Features
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.report import report_memory, report_plan
@@ -322,11 +323,10 @@ class VideoLoader:
         Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
         resume. Raises ConfigError for an epoch that cannot be, and a step that the epoch does not have.
         """
-        _check_epoch(epoch)
+        require_integer("epoch", epoch, 0, MAX_EPOCH - 1)
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
-            _check_step(step, start.num_steps_left)
-            self._jump_to(start.cursor_after(step))
+            self._jump_to(start.cursor_after(require_integer("step", step, 0, start.num_steps_left)))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
             # Asked for again after its last batch, which iter() alone would take for its end.
             self._jump_to(self._start)
@@ -343,12 +343,12 @@ class VideoLoader:
         return {"datasets": self._selection.mix.identity(), "split": self.split, **options}
 
     def _compare(self) -> None:
-        """The plan's hash, compared with that of the other processes before the first step of a loop."""
-        if self._setup.plan_check is not None:
+        """Compare the plan with those of the other processes before the first step of a loop."""
+        if self._setup.compared_groups is not None:
             costs = self._selection.costs if uses_costs(self.options) else {}
             parts = {"num_epochs": self._setup.num_epochs, "costs": costs, "batch_sizes": self.batch_sizes}
             identity = plan_identity(self._belongs_to(), self._plan.cursor, self.options, parts)
-            self._setup.plan_check.compare(identity)
+            compare_plans(identity, self.world, self._setup.compared_groups)
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)
@@ -413,13 +413,3 @@ class VideoLoader:
 
     def __reduce__(self) -> Any:
         raise TypeError("VideoLoader cannot be pickled; make it in the process that iterates it, and pass state_dict()")
-
-
-def _check_epoch(epoch: int) -> None:
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MAX_EPOCH:
-        raise ConfigError(f"epoch={epoch!r}: must be an integer from 0 to {MAX_EPOCH - 1}")
-
-
-def _check_step(step: int, num_steps: int) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= num_steps:
-        raise ConfigError(f"step={step!r}: must be an integer from 0 to {num_steps}, the steps of the epoch")

@@ -13,6 +13,7 @@ from streamvid.buckets.batch_size import batch_sizes
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
+from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
 from streamvid.loader.batch.contents import RING_LAYOUT
@@ -23,13 +24,13 @@ from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions
 from streamvid.loader.delivery.quarantine import Quarantine
 from streamvid.loader.delivery.requests import Selection
-from streamvid.loader.exchange import PlanCheck, SharedBatchCheck
+from streamvid.loader.exchange import SharedBatchCheck
 from streamvid.loader.mix import DataArguments, Mix, open_mix
 from streamvid.loader.model_rule import check_dataset, check_view, common_rule, rule_of
 from streamvid.loader.options import LimitOptions, OutputOptions, ProcessGroups, ScheduleOptions
 from streamvid.loader.stores import Stores
 from streamvid.loader.view.clip_part import TABLE_BYTES
-from streamvid.loader.view.media import Medium, media_bytes
+from streamvid.loader.view.media import Medium, PictureRoom
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.loader.world import default_num_workers, detect_world
 from streamvid.plan import PlanOptions, World
@@ -91,7 +92,7 @@ class Setup:
     """Parts of a loader.
 
     numeric: columns that hold numbers in all datasets.
-    plan_check: comparison of plans with other processes; None: no comparison.
+    compared_groups: groups of processes whose plans are compared; None: no comparison.
     view_facts: what a visit shows of each dataset, see sidecar.py.
     """
 
@@ -102,7 +103,7 @@ class Setup:
     num_epochs: int | None
     stage: DeviceStage
     pipeline: PipelineOptions
-    plan_check: PlanCheck | None
+    compared_groups: ProcessGroups | None
     shared_check: SharedBatchCheck | None
     view_facts: tuple[dict[str, Any], ...]
 
@@ -137,7 +138,8 @@ class Setup:
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
     """Check the arguments and open the datasets. Raises ConfigError, DatasetError, PlanError."""
     world, options = _world(plan.world), plan.options(data.split)
-    at_least("num_epochs", plan.num_epochs, 1)
+    if plan.num_epochs is not None:
+        require_integer("num_epochs", plan.num_epochs, 1)
     num_workers = _num_workers(delivery.num_workers)
     columns = _columns(data.columns, delivery.output)
     stores, rule = Stores.of(data.storage), rule_of(plan.preset)
@@ -164,7 +166,7 @@ def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments
         plan.num_epochs,
         stage,
         _pipeline(selection, delivery, stage, num_workers, stores.num_fetch_threads(mix.sources)),
-        _plan_check(plan.world, world, delivery.groups),
+        _compared_groups(plan.world, delivery.groups),
         None if delivery.groups.shared_group is None else SharedBatchCheck(world, delivery.groups.shared_group),
         facts,
     )
@@ -178,17 +180,10 @@ def _world(world: object) -> World:
     return world
 
 
-def at_least(name: str, value: int | None, least: int) -> None:
-    """Raise ConfigError unless `value` is None or an integer that is large enough."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise ConfigError(f"{name}={value!r}: must be an integer of at least {least}")
-
-
 def _num_workers(num_workers: int | None) -> int:
     if num_workers is None:
         return default_num_workers()
-    at_least("num_workers", num_workers, 0)
-    if num_workers and sys.platform != "linux":
+    if require_integer("num_workers", num_workers, 0) and sys.platform != "linux":
         raise ConfigError(
             f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
         )
@@ -206,13 +201,12 @@ def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _plan_check(given: World | None, world: World, groups: ProcessGroups) -> PlanCheck | None:
+def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroups | None:
     if groups.shared_group is not None and given is None:
         raise ConfigError(
             "groups.shared_group: needs world; set it to the rank that the processes share, see world_from_mesh"
         )
-    is_compared = given is None or groups.process_group is not None
-    return PlanCheck(world, groups) if is_compared else None
+    return groups if given is None or groups.process_group is not None else None
 
 
 def uses_costs(options: PlanOptions) -> bool:
@@ -345,5 +339,4 @@ def _sample_bytes(bucket: Bucket, max_clip_bytes: int, pixels: Pixels | None, me
         return TEXT_ROW_BYTES
     if pixels is None:
         return max_clip_bytes + TABLE_BYTES
-    picture_bytes = PictureFormat(bucket.height, bucket.width, pixels).num_bytes
-    return bucket.num_frames * picture_bytes + media_bytes(media, bucket, picture_bytes)
+    return PictureRoom(PictureFormat(bucket.height, bucket.width, pixels), bucket, 1, tuple(media)).num_bytes

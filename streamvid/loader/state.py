@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from streamvid.errors import StateError
-from streamvid.loader.exchange import SHOWN_LENGTH
 from streamvid.plan import PLAN_VERSION, Cursor, EpochPlan, PlanOptions
 
 _log = logging.getLogger(__name__)
@@ -72,43 +69,34 @@ def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """What differs between what a state belongs to and what it should, each said with both values."""
-    differing = []
-    theirs, ours = found.get("datasets"), expected["datasets"]
-    if isinstance(theirs, list) and len(theirs) == len(ours) and all(isinstance(one, Mapping) for one in theirs):
-        for number, (one, other) in enumerate(zip(theirs, ours, strict=True)):
-            where = f" of dataset {number}" if len(ours) > 1 else ""
-            differing += [
-                f"{name}{where} is {one.get(name)!r} in the state and {value!r} here"
-                for name, value in other.items()
-                if one.get(name) != value
-            ]
-    else:
-        count = len(theirs) if isinstance(theirs, list) else 0
-        differing.append(f"the state is of {count} dataset(s) and there are {len(ours)} here")
-    return differing + [
-        f"{name} is {found.get(name)!r} in the state and {value!r} here"
-        for name, value in expected.items()
-        if name != "datasets" and found.get(name) != value
+    datasets = found.get("datasets")
+    is_valid = isinstance(datasets, list) and all(isinstance(one, Mapping) for one in datasets)
+    theirs = _name_by_name({**found, "datasets": datasets if is_valid else []})
+    return [
+        f"{name} is {theirs.get(name)!r} in the state and {value!r} here"
+        for name, value in _name_by_name(expected).items()
+        if theirs.get(name) != value
     ]
+
+
+def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a state belongs to as one mapping."""
+    several = belongs_to["datasets"]
+    of_datasets = {f"{name} of dataset {n}": value for n, one in enumerate(several) for name, value in one.items()}
+    others = {name: value for name, value in belongs_to.items() if name != "datasets"}
+    return {"number of datasets": len(several), **of_datasets, **others}
 
 
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """All that a plan depends on but the rank, name by name, causes before what follows from them: what ranks compare.
 
-    Values are plain JSON, short enough to be shown; of a longer one a hash.
+    Values are plain JSON.
     """
-    of_datasets = {
-        f"{name} of dataset {number}": value
-        for number, one in enumerate(belongs_to["datasets"])
-        for name, value in one.items()
-    }
-    identity = {
+    return {
         "plan_version": PLAN_VERSION,
-        "number of datasets": len(belongs_to["datasets"]),
-        **of_datasets,
-        **{name: value for name, value in belongs_to.items() if name != "datasets"},
+        **_name_by_name(belongs_to),
         "sync": options.sync,
         "order": options.order,
         "accumulate": options.accumulate,
@@ -116,11 +104,3 @@ def plan_identity(
         **parts,
         "position": cursor.to_json(),
     }
-    return {name: _short(value) for name, value in identity.items()}
-
-
-def _short(value: Any) -> Any:
-    text = json.dumps(value, sort_keys=True)
-    if isinstance(value, str) or len(text) <= SHOWN_LENGTH:
-        return value  # of a text its beginning is shown
-    return f"sha256 {hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -29,9 +29,9 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
     Raises ConfigError for launcher variables that contradict themselves.
     """
     if environ is None:
-        initialised = _from_torch()
-        if initialised is not None:
-            return initialised
+        if is_initialised():
+            torch = sys.modules["torch"]
+            return World(rank=torch.distributed.get_rank(), num_ranks=torch.distributed.get_world_size())
         environ = os.environ
     for launcher, rank_name, size_name in _LAUNCHERS:
         if rank_name in environ and size_name in environ:
@@ -45,12 +45,10 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
     return World()
 
 
-def _from_torch() -> World | None:
-    # Only a program that imported torch can have initialised it.
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    return World(rank=torch.distributed.get_rank(), num_ranks=torch.distributed.get_world_size())
+def is_initialised() -> bool:
+    """Return whether torch.distributed is initialised."""
+    torch = sys.modules.get("torch")  # only a program that imported it can have done so
+    return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def world_from_mesh(mesh: DeviceMesh, *data_dims: str) -> World:

@@ -265,27 +265,8 @@ def test_every_device_gives_the_same_pixels(is_compiled: bool) -> None:
         ((["rgb"], ["full"], ["left"]), "matrix 'rgb'"),
         ((["bt709"], ["tv"], ["left"]), "range 'tv'.*limited"),
         ((["bt709"], ["full"], ["right"]), "siting 'right'.*topleft"),
-        ((["bt709"] * 2, ["full"], ["left"]), "2, 1 and 1 entries"),
     ],
 )
 def test_names_that_are_none_are_refused(lists: tuple[list[str], list[str], list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         color_table(*lists)
-
-
-@pytest.mark.parametrize(("height", "width"), [(5, 8), (6, 7), (0, 8), (6, -2)])
-def test_odd_sizes_are_refused(height: int, width: int) -> None:
-    with pytest.raises(ConfigError, match=rf"{width}x{height}.*even"):
-        yuv420p_to_rgb(random_planes(1, 1, 6, 8), table_of(MIXED[:1]), height, width)
-
-
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    planes, table = random_planes(3, 2, 6, 8), table_of(MIXED)
-    with pytest.raises(ConfigError, match=r"layout='BTWHC'.*BTHWC"):
-        yuv420p_to_rgb(planes, table, 6, 8, "BTWHC")  # type: ignore[arg-type]
-    for wrong in (planes[..., :-1], planes[0], planes.to(torch.int16)):
-        with pytest.raises(ConfigError, match=r"planes are.*\(B, T, 72\)"):
-            yuv420p_to_rgb(wrong, table, 6, 8)
-    for wrong in (table[:2], table.to(torch.int64), table[:, :7], table.to("meta")):
-        with pytest.raises(ConfigError, match="table is.*color_table"):
-            yuv420p_to_rgb(planes, wrong, 6, 8)

@@ -318,7 +318,7 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
             loader.load_state_dict(state)
     with (
         streamvid.VideoLoader(other, batch_size=1, num_workers=0) as loader,
-        pytest.raises(StateError, match="plan_fingerprint is"),
+        pytest.raises(StateError, match="plan_fingerprint of dataset 0 is"),
     ):
         loader.load_state_dict(state)
 

@@ -200,7 +200,7 @@ def test_a_forced_state_goes_on_at_the_same_share_of_the_same_epoch(sizes: dict[
             state = json.loads(json.dumps(loader.state_dict()))
         for size in (32, 48):
             with streamvid.VideoLoader(sizes[size], **options) as loader:
-                with pytest.raises(StateError, match="plan_fingerprint is"):
+                with pytest.raises(StateError, match="plan_fingerprint of dataset 0 is"):
                     loader.load_state_dict(state)
                 loader.load_state_dict(state, force=True)
                 left = size - round(size * step / 40)

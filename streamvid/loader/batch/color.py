@@ -39,7 +39,6 @@ SITINGS = {
     "bottom": (1, 2),
 }
 
-_LAYOUTS = ("BCTHW", "BTCHW", "BTHWC")
 _COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the most that fits: the sum of two products stays below 2**31
 _SHIFT = _COEFFICIENT_BITS + 4
 # What is worked on at once: on the CPU what stays in the cache; elsewhere what is worth the launches, at some 35 bytes
@@ -52,15 +51,10 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
     matrices: names of LUMA_SHARES; ranges: of RANGES; sitings: of SITINGS, FFmpeg's AVChromaLocation ("left" is what
     H.264, HEVC and MPEG-2 mean where they say nothing, "center" what JPEG means). One of each a sample.
-    Raises ConfigError for an unknown name and for lists of different lengths.
+    Raises ConfigError for an unknown name.
     """
     import torch
 
-    if not len(matrices) == len(ranges) == len(sitings):
-        raise ConfigError(
-            f"matrices, ranges and sitings have {len(matrices)}, {len(ranges)} and {len(sitings)} entries; "
-            "give one of each a sample"
-        )
     rows = [_coefficients(*names) for names in zip(matrices, ranges, sitings, strict=True)]
     return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), 8)
 
@@ -91,11 +85,9 @@ def yuv420p_to_rgb(
     of these B samples, on the same device; other values make no new compilation, since nothing here branches on them.
     Chroma is upsampled linearly from where its siting puts it, with the edges repeated; values below black and above
     white are clamped last.
-    Raises ConfigError for odd sizes, another layout, and tensors of other shapes, dtypes or devices.
     """
     import torch
 
-    _check(planes, table, height, width, layout)
     if torch.compiler.is_compiling():  # one kernel without intermediates: nothing to cut
         channels = _channels(planes, table, height, width)
         return torch.stack([channel.to(torch.uint8) for channel in channels], dim=layout.index("C"))
@@ -107,27 +99,6 @@ def yuv420p_to_rgb(
         for picture, channel in zip(pictures, channels, strict=True):
             picture[samples, frames] = channel
     return out
-
-
-def _check(planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: str) -> None:
-    import torch
-
-    if layout not in _LAYOUTS:
-        raise ConfigError(f"layout={layout!r}; allowed are {', '.join(_LAYOUTS)}")
-    if height < 2 or width < 2 or height % 2 or width % 2:
-        raise ConfigError(
-            f"yuv420p frames of {width}x{height}: both sides have to be even and at least 2; take RGB for other buckets"
-        )
-    if planes.dtype != torch.uint8 or planes.ndim != 3 or planes.shape[2] != height * width * 3 // 2:
-        raise ConfigError(
-            f"planes are {planes.dtype} {tuple(planes.shape)}; allowed is torch.uint8 (B, T, "
-            f"{height * width * 3 // 2}) for frames of {width}x{height}"
-        )
-    if table.dtype != torch.int32 or table.shape != (planes.shape[0], 8) or table.device != planes.device:
-        raise ConfigError(
-            f"table is {table.dtype} {tuple(table.shape)} on {table.device}; make it with color_table for these "
-            f"{planes.shape[0]} samples, and send it to {planes.device}"
-        )
 
 
 def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, slice]]:

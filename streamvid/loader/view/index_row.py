@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamvid.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from streamvid.dataset.features.tables import SidecarShard
+    from streamvid.dataset.manifest import ShardInfo
 
 MAX_FRAMES = (1 << 31) - 1
 _SHA256_BYTES = 32
@@ -55,17 +59,10 @@ class IndexRow:
     is_missing: bool = False
 
 
-class _ShardFile(Protocol):
-    @property
-    def num_bytes(self) -> int: ...
-    @property
-    def max_clip_bytes(self) -> int: ...
-
-
 def sample_file(
     name: str,
     values: tuple[object, object, object, object],
-    tar: _ShardFile,
+    tar: ShardInfo | SidecarShard,
     *,
     num_frames: tuple[int, int],
     least_bytes: int = 1,

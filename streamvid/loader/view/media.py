@@ -80,14 +80,7 @@ def _medium(name: str, dataset: Dataset) -> Medium:
         there = f"it has {', '.join(known)}" if known else "it has none: shard it with --media NAME=COLUMN"
         raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
     info = known[name]
-    return Medium(
-        name,
-        is_list=info.is_list,
-        is_mask=info.is_mask,
-        is_optional=info.is_optional,
-        is_still=info.is_still,
-        num_items=info.max_items,
-    )
+    return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
 
 
 def _described(medium: Medium) -> str:
@@ -193,8 +186,3 @@ class PictureRoom:
 
     def _sample_bytes(self, medium: Medium) -> int:
         return medium.num_items * medium.num_pictures(self.bucket) * self.picture.num_bytes
-
-
-def media_bytes(media: Sequence[Medium], bucket: Bucket, picture_bytes: int) -> int:
-    """Return the ring memory of one sample's media."""
-    return sum(medium.num_items * medium.num_pictures(bucket) for medium in media) * picture_bytes

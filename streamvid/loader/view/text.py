@@ -31,6 +31,7 @@ from streamvid.loader.view.view import CAPTION, CAPTION_COLUMN, CAPTION_DROPOUT,
 MAX_TEMPLATE_CHARS = 4096
 _MAX_DEPTH = 8
 _FORMAT = re.compile(r"[+ ]?0?[0-9]{0,2},?(\.[0-9]{1,2})?[dfeg%]?")
+_BRACE = re.compile(r"[{}]")
 _NAME = re.compile(r"[^{}:!.\[\]?]+")
 
 CaptionChoice: TypeAlias = Literal["draw", "first"]
@@ -290,16 +291,18 @@ class _TemplateParser:
                 if not depth:
                     self._fail("a brace that closes nothing; write '}}' for the character")
                 self._at += 1
-                return TemplatePart(number, _joined(nodes))
+                return TemplatePart(number, tuple(nodes))
             elif character == "{":
                 nodes.append(self._braced(depth))
             else:
-                nodes.append(character)
-                self._at += 1
+                brace = _BRACE.search(self._text, self._at)
+                end = brace.start() if brace else len(self._text)
+                nodes.append(self._text[self._at : end])
+                self._at = end
         if depth:
             self._at = begin
             self._fail("a part that is never closed; end it with '}'")
-        return TemplatePart(number, _joined(nodes))
+        return TemplatePart(number, tuple(nodes))
 
     def _braced(self, depth: int) -> Node:
         if self._text.startswith("{?", self._at):
@@ -323,14 +326,3 @@ class _TemplateParser:
 
     def _fail(self, message: str) -> NoReturn:
         raise ConfigError(f"template={self._text!r}, column {self._at + 1}: {message}")
-
-
-def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Characters that stand together as one text."""
-    found: list[Node] = []
-    for node in nodes:
-        if isinstance(node, str) and found and isinstance(found[-1], str):
-            found[-1] += node
-        else:
-            found.append(node)
-    return tuple(found)

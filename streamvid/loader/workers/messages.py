@@ -73,12 +73,13 @@ class DecodeTask(NamedTuple):
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
 
-        task_id, generation, (*place, checks, num_frames, stream, key_time), pick, crop, picture, *others = value
+        task_id, generation, source, pick, crop, picture, *others = value
+        offset, table_bytes, num_bytes, checks, num_frames, stream, key_time = source
         pieces = tuple((start, end, bytes.fromhex(checksum)) for start, end, checksum in checks)
         return DecodeTask(
             task_id,
             generation,
-            ClipBlock(*place, pieces, num_frames, stream, key_time),
+            ClipBlock(offset, table_bytes, num_bytes, pieces, num_frames, stream, key_time),
             Pick.from_json(pick),
             None if crop is None else Crop(*crop),
             PictureFormat(*picture),
@@ -191,8 +192,8 @@ class Answer(NamedTuple):
 
     @staticmethod
     def from_json(data: bytes) -> Answer:
-        *head, results = json.loads(data)
-        return Answer(*head, results=tuple(ReadResult(*one) for one in results))
+        pid, task_id, kind, text, seconds, color, results = json.loads(data)
+        return Answer(pid, task_id, kind, text, seconds, color, tuple(ReadResult(*one) for one in results))
 
 
 def _plain(value: Any) -> Any:
