@@ -18,7 +18,8 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import LoaderError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.ring import make_batch, pin
-from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.delivery.pipeline import Pipeline
 from streamvid.loader.delivery.quarantine import Substitution
 from streamvid.loader.exchange import compare_plans
 from streamvid.loader.mix import DataArguments, Datasets, Features

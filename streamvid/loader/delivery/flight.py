@@ -73,7 +73,7 @@ class Kind(Protocol):
 class Flight:
     """Slots under way, their threads and memory, and their substitutes.
 
-    `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, are set by the stages as they open.
+    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, as it opens.
     """
 
     clips: Arena

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from streamvid.dataset.features.tables import MemberTable
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
 from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, SampleFile, sample_file
 from streamvid.loader.view.media import media_files
 from streamvid.loader.workers.cache import Name, SharedCache
+from streamvid.storage import while_wanted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "window_num_frames")
 _PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
+_MAX_ASKED = 4096
+_LOOKAHEAD = 16  # batches whose shards' rows are read ahead from an object store
 _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
 
@@ -113,19 +118,39 @@ class IndexRows:
             return None
         return self._tables.get(_shard_name(sample), partial(_read_packets, sample, row.packets)).clip(row.number)
 
-    def warm(self, sample: SampleRequest) -> None:
+    def ahead(
+        self,
+        requests: Iterator[BatchRequest],
+        submit: Callable[[Callable[[], None]], None],
+        is_wanted: Callable[[], bool],
+    ) -> Iterator[BatchRequest]:
+        """Yield the requests; the rows of those that follow are read from an object store meanwhile.
+
+        submit: runs a read in another thread. is_wanted: whether the run goes on.
+        """
+        coming: deque[BatchRequest] = deque()
+        asked: set[Name] = set()
+        for request in requests:
+            for name, sample in {_shard_name(sample): sample for sample in request.samples}.items():
+                if name not in asked and sample.part.is_remote and not self._rows.has(name):
+                    submit(partial(self._warm, sample, is_wanted))
+                    asked.add(name)
+            if len(asked) > _MAX_ASKED:
+                asked.clear()
+            coming.append(request)
+            if len(coming) > _LOOKAHEAD:
+                yield coming.popleft()
+        yield from coming
+
+    def _warm(self, sample: SampleRequest, is_wanted: Callable[[], bool]) -> None:
         """Read what `row` and `packets` need of a sample's shard. Raises nothing: whoever needs it reads it again."""
-        with contextlib.suppress(StreamvidError):
+        with while_wanted(is_wanted), contextlib.suppress(StreamvidError):
             rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
             sidecar = sample.part.sidecar
             if sidecar is not None:
                 self._members.get(_shard_name(sample), partial(sidecar.members, sample.shard_info))
             elif rows.packets is not None:
                 self._tables.get(_shard_name(sample), partial(_read_packets, sample, rows.packets))
-
-    def has(self, sample: SampleRequest) -> bool:
-        """Return whether the rows of a sample's shard are there, or on their way."""
-        return self._rows.has(_shard_name(sample))
 
 
 def _least_frames(part: MixPart, bucket: Bucket) -> int:

@@ -27,30 +27,33 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from streamvid.errors import LoaderError, RingFullError, StreamvidError, fresh
-from streamvid.loader.delivery.clock import Clock, Wait
+from streamvid.errors import LoaderError, RingFullError, StreamvidError, WorkerError, fresh
+from streamvid.loader.delivery.clock import Clock, Wait, where_threads_are
 from streamvid.loader.delivery.decoded import DecodedDelivery
-from streamvid.loader.delivery.flight import Kind
+from streamvid.loader.delivery.delivery import Delivery
+from streamvid.loader.delivery.fetch import FetchThreads
+from streamvid.loader.delivery.flight import Flight, Kind
 from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES, PendingBatch
 from streamvid.loader.delivery.quarantine import Quarantine, Substitution
+from streamvid.loader.delivery.repair import repair_bytes
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.delivery.signals import Signals
-from streamvid.loader.delivery.stages import Stages
 from streamvid.loader.delivery.stored import FeatureDelivery, StoredDelivery
 from streamvid.loader.mix import MixPart
 from streamvid.loader.options import LimitOptions
-from streamvid.loader.workers.arena import Arena, Block
+from streamvid.loader.workers.arena import ALIGN_BYTES, Arena, Block
+from streamvid.loader.workers.messages import GENERATION, Answer
+from streamvid.loader.workers.pool import DecodePool, InlineDecoder
 from streamvid.storage import while_wanted
 from streamvid.video.picture import Accuracy, Pixels
-
-__all__ = ["PendingBatch", "Pipeline", "PipelineOptions"]
 
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _CLOSE_SECONDS = 10.0  # decode workers are given half of it
-_STUCK_SECONDS = 1.0
+_STUCK_SECONDS = 1.0  # for threads that hang already
+_NUM_WARMERS = 8
 RING_WAIT_SECONDS = 10.0
 
 
@@ -87,11 +90,11 @@ class Pipeline:
         self._quarantine = Quarantine(options.limits, options.rank, [part.dataset for part in parts])
         self._ready: deque[PendingBatch | None] = deque()  # None: the run has ended
         self._signals = Signals(parts[0].dataset.url)
-        clock, rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
-        self._kind = _kind(parts, rows, options)
-        self._stages = Stages(
-            parts, self._kind, rows, self._signals, clock, options.num_workers, options.num_fetch_threads
-        )
+        self._clock, self._rows = Clock(options.limits.sample_timeout_seconds), IndexRows()
+        self._kind = _kind(parts, self._rows, options)
+        self._flight = Flight(self._signals, self._rows, self._kind)
+        self._is_remote = any(part.is_remote for part in parts)
+        self._repair_bytes = repair_bytes(parts)
         self.is_open = False
         self._ring_wait_since: float | None = None
         self._feeder: threading.Thread | None = None
@@ -101,7 +104,7 @@ class Pipeline:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the decode workers."""
-        return self._stages.worker_pids if self.is_open else ()
+        return self._flight.decoder.pids if self.is_open else ()
 
     @property
     def substituted(self) -> list[Substitution]:
@@ -165,7 +168,7 @@ class Pipeline:
                 if batch.error is not None:
                     self.count(batch)
                     raise fresh(batch.error)
-            self._stages.watch(wait)
+            self._watch(wait)
             self._signals.wait(_POLL_SECONDS)
 
     def count(self, batch: PendingBatch) -> None:
@@ -195,9 +198,8 @@ class Pipeline:
         if run != self._signals.run or not self.is_open or self._is_copy:
             return
         self._signals.run += 1
-        self._stages.set_run(self._signals.run)
-        self.ring.wake()
-        self._stages.wake()
+        GENERATION.pack_into(self._flight.clips.view, 0, self._signals.run)  # harmless if the arena is being closed
+        self._wake_feeder()
         self._signals.tell()
 
     def stop(self) -> None:
@@ -207,13 +209,12 @@ class Pipeline:
         self.cancel(self._signals.run)
         wait = Wait()
         while self._feeder is not None and self._feeder.is_alive() and not self._signals.is_stuck:
-            self._stages.watch(wait)
-            self.ring.wake()
-            self._stages.wake()
+            self._watch(wait)
+            self._wake_feeder()
             self._feeder.join(0.05)
         # Once something has failed or all is closed, no run will use the memory that a task may still write to.
-        while not self._stages.is_idle and self._signals.failure is None and not self._signals.is_closing:
-            self._stages.watch(wait)
+        while self._flight.slots and self._signals.failure is None and not self._signals.is_closing:
+            self._watch(wait)
             self._signals.wait(0.05)
         while self._ready:
             batch = self._ready.popleft()
@@ -257,15 +258,57 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _open(self, resources: contextlib.ExitStack) -> None:
-        self.ring = Arena("ring", self._options.frame_bytes)
+        options, flight, fail = self._options, self._flight, self._signals.fail_unexpected
+        self.ring = flight.ring = Arena("ring", options.frame_bytes)
         resources.callback(self.ring.close)
-        self._stages.open(resources, self._options.clip_bytes, self.ring)
+        # Clips need some memory in any case: without any, the wait for it would never end.
+        ahead = max(options.clip_bytes if self._kind.reads_ahead else 0, self._repair_bytes)
+        clips = flight.clips = Arena("clips", ahead + self._repair_bytes + ALIGN_BYTES)
+        resources.callback(clips.close)
+        clips.allocate(GENERATION.size, 0.0)  # the first page holds the run that workers look at
+        flight.repair_block = clips.allocate(self._repair_bytes, 0.0) or 0
+        flight.fetchers = FetchThreads(options.num_fetch_threads, fail)
+        resources.callback(self._close_threads, flight.fetchers)
+        self._warmers = FetchThreads(_NUM_WARMERS, fail)  # clips that are needed wait for none
+        resources.callback(self._close_threads, self._warmers)
+        workers = options.num_workers
+        flight.decoder = DecodePool(workers, clips, self.ring) if workers else InlineDecoder(clips, self.ring)
+        answers = threading.Thread(target=self._serve_answers, name="streamvid-answers", daemon=True)
+        resources.callback(self._end_decoding, answers)
+        self._kind.open(flight, resources)
+        answers.start()
         resources.callback(self.stop)
 
-    def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:
+    def _close_threads(self, threads: FetchThreads) -> None:
+        threads.close(_STUCK_SECONDS if self._signals.is_stuck else None)
+
+    def _end_decoding(self, answers: threading.Thread) -> None:
+        self._flight.decoder.close()
+        if answers.is_alive():
+            answers.join(_STUCK_SECONDS if self._signals.is_stuck else None)
+
+    def _serve_answers(self) -> None:
         try:
-            with while_wanted(lambda: run == self._signals.run and not self._signals.is_closing):
-                for request in self._stages.ahead(requests):
+            while not self._signals.is_closing:
+                self._flight.decoder.serve(_POLL_SECONDS, self._hear)
+        except WorkerError as error:
+            slot = None if error.task_id is None else self._flight.slots.get(error.task_id)
+            about = "" if slot is None else f". It was decoding {slot.name}"
+            self._signals.fail(WorkerError(f"{error}{about}"))
+        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            self._signals.fail_unexpected(error)
+
+    def _hear(self, answer: Answer) -> None:
+        self._clock.heard_at = time.monotonic()
+        self._kind.hear(answer)
+
+    def _feed(self, requests: Iterator[BatchRequest], run: int) -> None:
+        is_alive = partial(self._flight.is_alive, run)
+        if self._is_remote:
+            requests = self._rows.ahead(requests, self._warmers.submit, is_alive)
+        try:
+            with while_wanted(is_alive):
+                for request in requests:
                     if not self._begin(request, run):
                         return
             self._ready.append(None)
@@ -276,7 +319,7 @@ class Pipeline:
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
-        deliveries, error = self._stages.deliveries(request)
+        deliveries, error = self._deliveries(request)
         is_text = request.bucket.is_text
         num_bytes = TEXT_ROW_BYTES * len(request.samples) if is_text else self._kind.ring_bytes(request, deliveries)
         self._ring_wait_since = time.monotonic()
@@ -297,13 +340,43 @@ class Pipeline:
         return self._kind.begin(batch, partial(self._allocate, run=run), run)
 
     def _allocate(self, arena: Arena, num_bytes: int, run: int) -> int | None:
-        while run == self._signals.run and not self._signals.is_closing:
+        while self._flight.is_alive(run):
             offset = arena.allocate(num_bytes, _POLL_SECONDS)
             if offset is not None:
                 return offset
         return None
 
+    def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
+        """Decide what is delivered of a batch's samples; where one fails, return those before it and the error."""
+        found: list[Delivery] = []
+        for sample in request.samples:
+            self._clock.index_read = (sample, time.monotonic())
+            try:
+                found.append(self._flight.prepare(sample, request.bucket))
+            except StreamvidError as error:
+                return found, error
+            finally:
+                self._clock.index_read = None
+        return found, None
+
     # Between the caller and the threads.
+
+    def _wake_feeder(self) -> None:
+        """End the feeder's wait for memory, if its run is over."""
+        self.ring.wake()
+        self._flight.clips.wake()
+
+    def _watch(self, wait: Wait) -> None:
+        """Fail if something has taken too long, and kill the worker that is stuck on it."""
+        flight = self._flight
+        overdue = None if self._signals.failure else self._clock.overdue(wait, list(flight.slots.values()))
+        if overdue is None:
+            return
+        self._signals.is_stuck = overdue.task_id is None or not flight.decoder.pids
+        self._signals.fail(overdue.error)
+        if overdue.task_id is not None:
+            _log.warning("%s. Threads:\n%s", overdue.error, where_threads_are())
+            flight.decoder.kill(overdue.task_id)
 
     def _check(self, run: int) -> None:
         if self._is_copy:
@@ -336,7 +409,8 @@ class Pipeline:
 def _kind(parts: Sequence[MixPart], rows: IndexRows, options: PipelineOptions) -> Kind:
     if options.decode:
         return DecodedDelivery(rows, options.num_workers, options.pixels, options.accuracy, parts[0].media)
-    is_remote = any(part.is_remote for part in parts)
     stores = {part.source.url: part.source.store for part in parts}
     has_features = any(part.sidecar is not None for part in parts)  # other parts are texts
-    return (FeatureDelivery if has_features else StoredDelivery)(rows, stores, is_remote=is_remote)
+    return (FeatureDelivery if has_features else StoredDelivery)(
+        rows, stores, is_remote=any(part.is_remote for part in parts)
+    )
