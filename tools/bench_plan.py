@@ -82,7 +82,7 @@ def peak_bytes() -> int:
 
 def steps_of_rank(plan: EpochPlan, stop: int, rank: int) -> list[Any]:
     """Steps [0, stop) of one rank."""
-    return list(plan.rank_steps(0, stop, rank))
+    return list(plan.steps(0, stop, rank))
 
 
 def measure_plan(job: dict[str, Any]) -> dict[str, Any]:

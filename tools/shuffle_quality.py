@@ -152,6 +152,6 @@ def _shards_per_window(plan: EpochPlan) -> float:
     counts = []
     for first in np.linspace(0, max(0, plan.num_steps - WINDOW_STEPS), _MIN_SLICES).round().astype(int).tolist():
         for rank in _some_ranks(plan.num_ranks)[:_MIN_SLICES]:
-            steps = plan.rank_steps(first, first + WINDOW_STEPS, rank)
+            steps = plan.steps(first, first + WINDOW_STEPS, rank)
             counts.append(len({(step.bucket_id, shard) for step in steps for shard in step.shards.tolist()}))
     return sum(counts) / len(counts)

@@ -63,7 +63,7 @@ class ByShard:
         assert isinstance(self.source.url, Dataset)
         return self.source.url
 
-    def view_facts(self) -> dict[str, Any]:
+    def view_facts(self) -> Mapping[str, Any]:
         """What a visit's tensors depend on, as JSON: see `sidecar.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +15,8 @@ from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.model import ModelRule
 from streamvid.config import options_of, require_integer
 from streamvid.dataset.reader import Dataset
-from streamvid.errors import LoaderError
 from streamvid.loader.batch.batch import Batch
+from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.ring import make_batch, pin
 from streamvid.loader.delivery.pending import PendingBatch
 from streamvid.loader.delivery.pipeline import Pipeline
@@ -142,9 +142,7 @@ class VideoLoader:
         self._setup = set_up(data, plan, delivery)
         self._selection, self.split = self._setup.selection, split
         self._meter = StatsMeter()
-        self._pipeline: Pipeline | None = None
-        self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._pid, self._closed = os.getpid(), False
+        self._pipeline = self._new_pipeline()
         self._start, self._num_done = Cursor(), 0
         self._plan = self._selection.plan(self._start)
         self._plan.check(num_epochs)
@@ -182,7 +180,7 @@ class VideoLoader:
         return tuple(part.dataset for part in self._selection.mix.parts)
 
     @property
-    def view_facts(self) -> tuple[dict[str, Any], ...]:
+    def view_facts(self) -> tuple[Mapping[str, Any], ...]:
         """For each dataset, what determines the view of a visit, as JSON; features must be made with the same."""
         return self._setup.view_facts
 
@@ -223,30 +221,34 @@ class VideoLoader:
 
         Last batches of tail="shrink" and "uneven" are smaller.
         """
-        return self._setup.shapes
+        axes = [RING_LAYOUT.index(name) for name in self._setup.output.layout]
+        found = []
+        for bucket in self.buckets:
+            if not bucket.is_text:
+                size = (self.batch_sizes[bucket.id], *bucket.shape, 3)
+                found.append((bucket.id, tuple(size[axis] for axis in axes)))
+        return sorted(found, key=lambda named: -math.prod(named[1]))
 
     @property
     def ring_bytes(self) -> int:
         """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
-        return self._setup.ring_bytes
+        options = self._setup.pipeline
+        return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
         """Return statistics of the batches handed over so far: time, bytes, substitutions, requests."""
         store, cache = store_stats(self._selection.mix.sources)
-        found = replace(self._meter.stats(), store=store, cache=cache)
-        if self._pipeline is None:
-            return replace(found, queue_depth=0)
-        return replace(found, queue_depth=self._pipeline.queue_depth, ring_batches=self._pipeline.num_in_ring)
+        depth, in_ring = self._pipeline.queue_depth, self._pipeline.num_in_ring
+        return replace(self._meter.stats(), store=store, cache=cache, queue_depth=depth, ring_batches=in_ring)
 
     @property
     def substituted(self) -> list[Substitution]:
         """Bad samples that were substituted, the last 10000 of this rank (BAD-1)."""
-        return self._pipeline.substituted if self._pipeline is not None else []
+        return self._pipeline.substituted
 
     # Iterating.
 
     def __iter__(self) -> Iterator[Batch]:
-        self._check_usable()
         pipeline = self._open_pipeline()
         pipeline.stop()
         # Who counts its batches takes the last and never asks for the end of the loop: that epoch is over all the same.
@@ -311,7 +313,7 @@ class VideoLoader:
         exactly-once holds from the next epoch on.
         Within a group of `accumulate`, loss weights count the remaining batches of that group alone.
         """
-        self._check_usable()
+        self._pipeline.check_usable()
         cursor, progress, belongs_to = read_state(state)
         if not belongs(belongs_to, self._belongs_to(), force):
             cursor = self._selection.at_share(cursor.epoch, progress)
@@ -337,7 +339,7 @@ class VideoLoader:
             follows = epoch == self.epoch + 1 and not self.num_steps_left
             self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
 
-    def _belongs_to(self) -> dict[str, Any]:
+    def _belongs_to(self) -> Mapping[str, Any]:
         # With another tail, positions mean the same samples; but one that "carry" has carried is behind the start of
         # the epoch, where the others do not look: it would be lost without a word.
         options = {**self.options.order_key(), "tail": self.options.tail}
@@ -353,8 +355,7 @@ class VideoLoader:
 
     def _jump_to(self, cursor: Cursor) -> None:
         self._move_to(cursor)
-        if self._pipeline is not None:
-            self._pipeline.stop()
+        self._pipeline.stop()
 
     def _move_to(self, cursor: Cursor) -> None:
         self._plan = self._selection.plan(cursor)
@@ -365,30 +366,31 @@ class VideoLoader:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the decode workers; empty before the first `iter()`."""
-        return self._pipeline.worker_pids if self._pipeline is not None else ()
+        return self._pipeline.worker_pids
+
+    def _new_pipeline(self) -> Pipeline:
+        pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
+        # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
+        self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
+        return pipeline
 
     def _open_pipeline(self) -> Pipeline:
-        if self._pipeline is None:
-            pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
-            # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
-            self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
+        pipeline = self._pipeline
+        pipeline.check_usable()
+        if not pipeline.is_open:
             try:
                 pipeline.open()
                 pin(pipeline.ring, self._setup.stage.device)
             except BaseException:
+                self._pipeline = self._new_pipeline()  # the next loop may fare better
                 pipeline.close(wait=False)
                 raise
-            self._pipeline = pipeline
-        return self._pipeline
+        return pipeline
 
     def close(self) -> None:
         """End workers and threads and release the memory; batches that are held stay valid. Idempotent."""
-        self._closed = True
-        if self._pipeline is not None:
-            self._pipeline.close()
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._pipeline = None
+        self._pipeline.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -397,12 +399,6 @@ class VideoLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise LoaderError("this loader is closed; make a new one")
-        if os.getpid() != self._pid:
-            raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
 
     # What it is not.
 

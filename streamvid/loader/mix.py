@@ -191,25 +191,21 @@ class Mix:
         """Whether a column, by the caller's name, holds numbers or truth values in all datasets."""
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
-    def identity(self) -> list[dict[str, Any]]:
+    def identity(self) -> list[dict[str, str | None]]:
         """What positions depend on, of each dataset, as plain JSON."""
-        return [
-            {
-                "plan_fingerprint": part.dataset.manifest.fingerprints.plan,
-                "where": part.subset.filter.text if part.subset.filter else None,
-                "num_repeats": str(repeats),
-            }
-            | ({"name": part.name} if len(self.parts) > 1 else {})
-            | _later_values(part)
-            for part, repeats in zip(self.parts, self.repeats, strict=True)
-        ]
-
-
-def _later_values(part: MixPart) -> dict[str, str]:
-    """Which samples pass a filter depends on its columns, and `annotate` may have given these other values."""
-    chosen = part.subset.filter
-    digest = part.dataset.columns_digest(chosen.columns) if chosen else None
-    return {} if digest is None else {"where_columns": digest}
+        found = []
+        for part, repeats in zip(self.parts, self.repeats, strict=True):
+            chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.plan
+            where = chosen.text if chosen else None
+            one = {"plan_fingerprint": fingerprint, "where": where, "num_repeats": str(repeats)}
+            if len(self.parts) > 1:
+                one["name"] = part.name
+            # Which samples pass a filter depends on its columns, and `annotate` may have given these other values.
+            digest = part.dataset.columns_digest(chosen.columns) if chosen else None
+            if digest is not None:
+                one["where_columns"] = digest
+            found.append(one)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +348,8 @@ def _repeats(
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed
             model = model or common_rule(part.dataset.manifest for part in parts)
-        tokens = [_tokens(part, buckets, model) for part in parts]
+        each = [{name: part.subset.samples_per_pass(name) for name in part.subset.counts} for part in parts]
+        tokens = [round(sum(n * tokens_of(buckets[name], model) for name, n in one.items())) for one in each]
         return repeats_of_weights(weights, [part.subset.num_samples for part in parts], tokens, samples_per_epoch, by)
     if samples_per_epoch is not None:
         raise ConfigError(
@@ -389,12 +386,6 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
 
 def _both(general: str | None, own: str | None) -> str | None:
     return f"({general}) and ({own})" if general is not None and own is not None else general or own
-
-
-def _tokens(part: MixPart, buckets: Mapping[str, Bucket], model: ModelRule | None) -> int:
-    """Of a pass."""
-    counts = (part.subset.samples_per_pass(name) * tokens_of(buckets[name], model) for name in part.subset.counts)
-    return round(sum(counts, Fraction(0)))
 
 
 def _draws(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,11 @@ from streamvid.buckets.model import ModelRule
 from streamvid.config import require_integer
 from streamvid.errors import ConfigError
 from streamvid.loader.batch.batch import STANDARD_FIELDS
-from streamvid.loader.batch.contents import RING_LAYOUT
 from streamvid.loader.batch.device import DeviceStage
 from streamvid.loader.batch.features import view_facts, with_features
 from streamvid.loader.batch.tokens import check_token_fields
 from streamvid.loader.delivery.pending import TEXT_ROW_BYTES
 from streamvid.loader.delivery.pipeline import PipelineOptions
-from streamvid.loader.delivery.quarantine import Quarantine
 from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.exchange import SharedBatchCheck
 from streamvid.loader.mix import DataArguments, Mix, open_mix
@@ -105,7 +102,7 @@ class Setup:
     pipeline: PipelineOptions
     compared_groups: ProcessGroups | None
     shared_check: SharedBatchCheck | None
-    view_facts: tuple[dict[str, Any], ...]
+    view_facts: tuple[Mapping[str, Any], ...]
 
     @property
     def mix(self) -> Mix:
@@ -116,23 +113,6 @@ class Setup:
     def buckets(self) -> tuple[Bucket, ...]:
         """Buckets in the order of their ids."""
         return tuple(self.mix.buckets.values())
-
-    @property
-    def ring_bytes(self) -> int:
-        """Shared memory of a loader that iterates: the ring of decoded frames and the clips read ahead."""
-        own = LoaderMemory(self.pipeline.frame_bytes, self.pipeline.clip_bytes, self.mix.max_clip_bytes)
-        return own.num_bytes
-
-    @property
-    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(bucket id, shape of a whole batch's video), largest first."""
-        axes = [RING_LAYOUT.index(name) for name in self.output.layout]
-        found = []
-        for bucket in self.buckets:
-            if not bucket.is_text:
-                size = (self.selection.batch_sizes[bucket.id], *bucket.shape, 3)
-                found.append((bucket.id, tuple(size[axis] for axis in axes)))
-        return sorted(found, key=lambda named: -math.prod(named[1]))
 
 
 def set_up(data: DataArguments, plan: PlanArguments, delivery: DeliveryArguments) -> Setup:
@@ -266,7 +246,6 @@ def _pipeline(
 ) -> PipelineOptions:
     mix, output, limits = selection.mix, delivery.output, delivery.limits
     buckets = tuple(mix.buckets.values())
-    Quarantine(limits, selection.world.rank, [part.dataset for part in mix.parts])  # raises now, not at the first loop
     decode = output.decode and all(part.sidecar is None for part in mix.parts)
     pixels = _pixels(output, stage, buckets)
     memory = loader_memory(

@@ -35,7 +35,7 @@ def _progress(plan: EpochPlan, cursor: Cursor) -> float:
     return round(done / total, 6) if total else 1.0
 
 
-def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, dict[str, Any]]:
+def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, Any]]:
     """Return (cursor, progress, what it belongs to) of a state. Raise StateError for anything else."""
     if not isinstance(state, Mapping):
         raise StateError(f"state={state!r}: expected the mapping that state_dict() gave")

@@ -91,8 +91,7 @@ class LoaderStats:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON, seconds and shares rounded to microseconds."""
-        record: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        del record["queue_depth_sum"]
+        record = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "queue_depth_sum"}
         record |= asdict(record.pop("work"))
         record |= {"wait_share": self.wait_share, "mean_queue_depth": self.mean_queue_depth}
         record["last"] = self.last and self.last.to_json()

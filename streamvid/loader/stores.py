@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from streamvid.storage import (
     open_store,
 )
 
+_OF_SLOWEST = ("p50_seconds", "p99_seconds")
 _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 
@@ -57,20 +60,14 @@ def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | Non
     if not stores:
         return None, None
     cached = [store.cache for store in stores.values() if isinstance(store, CachedStore)]
-    return _sum([store.stats() for store in stores.values()]), cached[0].stats() if cached else None
+    return reduce(_sum, [store.stats() for store in stores.values()]), cached[0].stats() if cached else None
 
 
-def _sum(several: list[StoreStats]) -> StoreStats:
-    total: dict[str, Any] = {}
-    for stats in several:
-        for field in fields(stats):
-            value = getattr(stats, field.name)
-            if isinstance(value, dict):
-                known = total.setdefault(field.name, {})
-                for cause, count in value.items():
-                    known[cause] = known.get(cause, 0) + count
-            elif field.name in ("p50_seconds", "p99_seconds"):  # of the slowest store
-                total[field.name] = max(total.get(field.name, 0.0), value)
-            else:
-                total[field.name] = total.get(field.name, 0) + value
-    return StoreStats(**total)
+def _sum(one: StoreStats, other: StoreStats) -> StoreStats:
+    def joined(name: str, mine: Any, theirs: Any) -> Any:
+        if isinstance(mine, dict):
+            return dict(Counter(mine) + Counter(theirs))
+        return max(mine, theirs) if name in _OF_SLOWEST else mine + theirs
+
+    names = [field.name for field in fields(StoreStats)]
+    return StoreStats(**{name: joined(name, getattr(one, name), getattr(other, name)) for name in names})

@@ -211,18 +211,13 @@ class EpochPlan:
 
     # The steps.
 
-    def steps(self, start: int, stop: int) -> list[Step]:
-        """Return steps [start, stop) of all ranks, counted from the cursor and cut to `num_steps_left`.
+    def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
+        """Return steps [start, stop), counted from the cursor and cut to `num_steps_left`.
 
         A slice costs a search of the order besides its samples, so take 256 steps or more at a time.
+        rank: return the part of one rank, which costs a fraction of all for many ranks; None: of all ranks.
         """
-        return self._steps(start, stop, range(self.num_ranks))
-
-    def rank_steps(self, start: int, stop: int, rank: int) -> list[Step]:
-        """Return the part of one rank in steps [start, stop); for many ranks it costs a fraction of `steps`."""
-        return self._steps(start, stop, range(rank, rank + 1))
-
-    def _steps(self, start: int, stop: int, ranks: range) -> list[Step]:
+        ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
         require_integer("stop", stop, 0)
         stop = min(stop, self.num_steps_left)

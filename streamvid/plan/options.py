@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
@@ -62,6 +62,6 @@ class PlanOptions:
         """Properties of the tail policy."""
         return TAIL_RULES[self.tail]
 
-    def order_key(self) -> dict[str, Any]:
+    def order_key(self) -> dict[str, int | str]:
         """Return, as plain JSON, what the meaning of a position depends on; a state belongs to plans of equal keys."""
         return {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}

@@ -20,7 +20,8 @@ import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, SampleError, StorageError
-from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline, PipelineOptions
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest, Subset
 from streamvid.loader.options import LimitOptions

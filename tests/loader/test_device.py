@@ -20,7 +20,8 @@ from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.batch.batch import Batch
 from streamvid.loader.batch.device import DeviceStage, check_device
 from streamvid.loader.batch.ring import make_batch, pin
-from streamvid.loader.delivery.pipeline import PendingBatch, Pipeline, PipelineOptions
+from streamvid.loader.delivery.pending import PendingBatch
+from streamvid.loader.delivery.pipeline import Pipeline, PipelineOptions
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest, Subset
 from streamvid.loader.options import Layout

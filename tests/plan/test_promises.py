@@ -146,7 +146,7 @@ def test_a_rank_computes_its_part_alone(case: Case, leg: Leg, data: st.DataObjec
     rank = data.draw(st.integers(0, leg.num_ranks - 1))
     start = data.draw(st.integers(0, len(steps)))
     stop = data.draw(st.integers(start, len(steps)))
-    assert_same_steps(plan.rank_steps(start, stop, rank), [step.for_rank(rank) for step in steps[start:stop]])
+    assert_same_steps(plan.steps(start, stop, rank), [step.for_rank(rank) for step in steps[start:stop]])
     num_batches = sum(bool(len(step.for_rank(rank).shards)) for step in steps)
     assert plan.num_batches_left(rank) == num_batches
     left = sum(bool(len(step.for_rank(rank).shards)) for step in steps[start:])

@@ -82,7 +82,9 @@ class DeviceStage:
             with profiled("streamvid.copy"):
                 is_host = self.device.type == "cpu"
                 return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
-        stream = self._side_stream()
+        if self._stream is None:  # one for all epochs: each stream has its own share of torch's memory
+            self._stream = torch_cuda().Stream(self.device)
+        stream = self._stream
         # The host batch is made and dies on the side stream: its place in the ring waits for that stream alone.
         with torch_cuda().stream(stream):
             host = make(pending)
@@ -109,11 +111,6 @@ class DeviceStage:
                 tensor.record_stream(current)
         hand_over(pending, perf_counter() - since, seconds)
         return batch
-
-    def _side_stream(self) -> Any:
-        if self._stream is None:  # one for all epochs: each stream has its own share of torch's memory
-            self._stream = torch_cuda().Stream(self.device)
-        return self._stream
 
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

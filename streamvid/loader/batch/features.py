@@ -141,7 +141,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
         raise sample_error(first.sample, first.key, f"{error}; copy the sidecar again") from error
 
 
-def view_facts(part: MixPart, output: OutputOptions) -> dict[str, Any]:
+def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
     """What of a loader decides what a visit shows and says of a sample, but for dropout, as JSON.
 
     Who encodes visits keeps it in the sidecar's `made_with` under "view", and who reads them compares it.

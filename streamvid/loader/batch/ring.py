@@ -13,7 +13,7 @@ from streamvid.loader.batch.color import color_table
 from streamvid.loader.batch.contents import RING_LAYOUT, BatchMedia, MediaPictures, Planes, StoredClip, profiled
 from streamvid.loader.batch.device import torch_cuda
 from streamvid.loader.batch.features import tensor_fields
-from streamvid.loader.batch.tokens import MASK, TOKENS, tokenize
+from streamvid.loader.batch.tokens import tokenize
 from streamvid.loader.delivery.pending import VIDEO, ClipPlace, PendingBatch
 from streamvid.loader.options import Layout, Tokenizer
 from streamvid.loader.view.media import ABSENT_COLORS, PictureRoom
@@ -142,20 +142,14 @@ def make_batch(
         return Batch(fields, slot.copied)
 
 
-def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
+def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
         raise LoaderError(f"the tokenizer gave {', '.join(taken)}, which the batch has already; rename it")
-    kinds = {TOKENS: torch.int64, MASK: torch.bool}
-    return {
-        name: value if isinstance(value, list) else torch.as_tensor(value, dtype=kinds.get(name))
-        for name, value in found.items()
-    }
+    return found
 
 
-def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
+def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> Mapping[str, Any]:
     bucket, num_samples, room = pending.request.bucket, len(pending.deliveries), pending.room
     if bucket.is_text:
         return {}
@@ -166,7 +160,7 @@ def _media(pending: PendingBatch, memory: torch.Tensor, layout: Layout) -> dict[
     return {"video": video, **(_further_media(pending, room, memory, layout) if room.media else {})}
 
 
-def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> dict[str, Any]:
+def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tensor, layout: Layout) -> Mapping[str, Any]:
     import torch
 
     pictures: dict[str, MediaPictures] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +23,8 @@ def check_token_fields(columns: Sequence[str]) -> None:
             raise ConfigError(f"columns: {name!r} is a field with the tokenizer's result; rename the column")
 
 
-def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> dict[str, Any]:
-    """Call the tokenizer, once, and give its result as fields: numpy arrays, tensors that it made, or lists of B.
+def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
+    """Call the tokenizer, once, and give its result as fields: tensors, or lists of B.
 
     A mapping: `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` text_mask, bool (B, L), any other `name`
     text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's Encoding) or an array
@@ -37,12 +38,19 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> dic
     except Exception as error:
         raise LoaderError(_about(keys, f"failed: {type(error).__name__}: {error}")) from error
     try:
-        return _fields(result, len(texts), getattr(tokenizer, "pad_token_id", None))
+        fields = _fields(result, len(texts), getattr(tokenizer, "pad_token_id", None))
     except ValueError as error:
         raise LoaderError(_about(keys, str(error))) from error
+    import torch
+
+    kinds = {TOKENS: torch.int64, MASK: torch.bool}
+    return {
+        name: value if isinstance(value, list) else torch.as_tensor(value, dtype=kinds.get(name))
+        for name, value in fields.items()
+    }
 
 
-def _fields(result: Any, num_samples: int, pad: object) -> dict[str, Any]:
+def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     if isinstance(result, Mapping):
         given = {name: value for name, value in result.items() if value is not None}
         named = {_NAMES.get(name, f"text_{name}"): value for name, value in given.items()}
@@ -55,14 +63,14 @@ def _fields(result: Any, num_samples: int, pad: object) -> dict[str, Any]:
             named[MASK] = [one.attention_mask for one in result]
     else:
         named = {TOKENS: result}
-    fields: dict[str, Any] = {}
+    fields = {}
     for name, value in named.items():
         filler = pad if name == TOKENS and isinstance(pad, int) else 0
         fields[name], mask = _padded(name, value, num_samples, filler)
         if name == TOKENS and MASK not in named:
             fields[MASK] = mask
-    for name, is_right in ((TOKENS, _is_integer), (MASK, _is_mask)):
-        if name in fields and not is_right(fields[name]):
+    for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
+        if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
                 f"gave {name} of type {fields[name].dtype}; give integers, and anything else by name in a dict"
             )
@@ -98,18 +106,6 @@ def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, 
         out[number, : len(row)] = row
         mask[number, : len(row)] = True
     return out, mask
-
-
-def _is_integer(value: Any) -> bool:
-    return not _is_bool(value) and "int" in str(value.dtype)
-
-
-def _is_mask(value: Any) -> bool:
-    return _is_bool(value) or "int" in str(value.dtype)
-
-
-def _is_bool(value: Any) -> bool:
-    return "bool" in str(value.dtype)
 
 
 def _about(keys: Sequence[str], what: str) -> str:

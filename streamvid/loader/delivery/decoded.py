@@ -20,7 +20,6 @@ from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.clip_part import ClipPart, clip_part
 from streamvid.loader.view.index_row import IndexRow
 from streamvid.loader.view.media import MediaPart, Medium, PictureRoom
-from streamvid.loader.workers.arena import Block
 from streamvid.loader.workers.messages import Answer, ClipBlock, DecodeTask
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
@@ -58,13 +57,9 @@ class DecodedDelivery:
         return clip_part(row.clip, packets, pick, max_pieces=_MAX_PIECES)
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
-        return self._room(request).num_bytes
+        return self.room(request).num_bytes
 
-    def new_batch(self, request: BatchRequest, deliveries: list[Delivery], block: Block) -> PendingBatch:
-        memory = self._flight.ring.map
-        return PendingBatch(request, deliveries, memory, block, len(request.samples), room=self._room(request))
-
-    def _room(self, request: BatchRequest) -> PictureRoom:
+    def room(self, request: BatchRequest) -> PictureRoom:
         bucket = request.bucket
         picture = _format(bucket.height, bucket.width, self._pixels)
         return PictureRoom(picture, bucket, len(request.samples), self._media)

@@ -22,7 +22,8 @@ from streamvid.loader.delivery.signals import Signals
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.clip_part import ClipPart
 from streamvid.loader.view.index_row import IndexRow
-from streamvid.loader.workers.arena import Arena, Block
+from streamvid.loader.view.media import PictureRoom
+from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.messages import Answer
 from streamvid.loader.workers.pool import Decoder
 from streamvid.storage import UNPROVEN, while_wanted
@@ -45,12 +46,12 @@ class Kind(Protocol):
         """Return what to read of a clip; is_whole: all of it. Raises IntegrityError, ConfigError."""
         ...
 
-    def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
-        """Return the ring memory of a batch."""
+    def room(self, request: BatchRequest) -> PictureRoom | None:
+        """Return where the pictures of a batch lie in its memory; None where none are decoded."""
         ...
 
-    def new_batch(self, request: BatchRequest, deliveries: list[Delivery], block: Block) -> PendingBatch:
-        """Return a batch whose place in the ring is `block`."""
+    def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
+        """Return the ring memory of a batch."""
         ...
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:

@@ -20,7 +20,7 @@ from streamvid.dataset.reader import Dataset
 from streamvid.errors import IntegrityError, StreamvidError
 from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest
-from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, SampleFile, sample_file
+from streamvid.loader.view.index_row import MAX_FRAMES, IndexRow, PacketsPlace, sample_file
 from streamvid.loader.view.media import media_files
 from streamvid.loader.workers.cache import Name, SharedCache
 from streamvid.storage import while_wanted
@@ -108,7 +108,10 @@ class IndexRows:
             duration_seconds=0.0 if part.rate.fps is None else _known(value("duration_seconds")),
             texts={name: value(name) for name in part.text.needed},
             columns={name: value(column) for name, column in part.columns.items()},
-            media=_media(sample, num_frames, value) if part.media else {},
+            media={
+                medium.name: media_files(value(medium.column) or [], medium, num_frames, sample.shard_info)
+                for medium in part.media
+            },
             is_missing=is_missing,
         )
 
@@ -163,17 +166,6 @@ def _known(value: float | None) -> float:
     return float(value) if value is not None and 0 < value < math.inf else 0.0
 
 
-def _media(sample: SampleRequest, num_frames: int, value: Callable[[str], Any]) -> dict[str, tuple[SampleFile, ...]]:
-    return {
-        medium.name: media_files(value(medium.column) or [], medium, num_frames, sample.shard_info)
-        for medium in sample.part.media
-    }
-
-
-def _own_columns(part: MixPart) -> tuple[str, ...]:
-    return _ROW_COLUMNS if part.rate.fps is None else (*_ROW_COLUMNS, "duration_seconds")
-
-
 def _shard_name(sample: SampleRequest) -> Name:
     return sample.part.number, sample.bucket_id, sample.shard
 
@@ -186,7 +178,8 @@ def _read_packets(sample: SampleRequest, place: PacketsPlace) -> PacketTables:
 def _read_rows(sample: SampleRequest) -> _ShardRows:
     part, shard, chosen = sample.part, sample.shard_info, sample.part.subset.filter
     of_media = [medium.column for medium in part.media]
-    kept = list(dict.fromkeys([*_own_columns(part), *part.text.needed, *part.columns.values(), *of_media]))
+    of_rate = () if part.rate.fps is None else ("duration_seconds",)
+    kept = list(dict.fromkeys([*_ROW_COLUMNS, *of_rate, *part.text.needed, *part.columns.values(), *of_media]))
     of_packets = _PACKETS_COLUMNS if part.dataset.manifest.files.packets else ()
     wanted = list(dict.fromkeys([*kept, *of_packets, *(chosen.columns if chosen else ())]))
     table = part.dataset.samples(shard, wanted)

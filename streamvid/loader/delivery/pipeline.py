@@ -327,12 +327,10 @@ class Pipeline:
         self._ring_wait_since = None
         if offset is None:
             return False
+        num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text is complete with its caption
+        room = None if is_text else self._kind.room(request)
         block = Block(self.ring, offset)
-        if is_text:  # complete with its captions
-            batch = PendingBatch(request, deliveries, self.ring.map, block, len(request.samples) - len(deliveries))
-        else:
-            batch = self._kind.new_batch(request, deliveries, block)
-        batch.error = error
+        batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error)
         self._ready.append(batch)
         if error is not None or is_text:
             self._signals.tell()
@@ -378,11 +376,15 @@ class Pipeline:
             _log.warning("%s. Threads:\n%s", overdue.error, where_threads_are())
             flight.decoder.kill(overdue.task_id)
 
-    def _check(self, run: int) -> None:
+    def check_usable(self) -> None:
+        """Raise LoaderError for a loader that is closed, or that another process made."""
         if self._is_copy:
             raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
         if self._signals.is_closing:
             raise LoaderError("this loader is closed; make a new one")
+
+    def _check(self, run: int) -> None:
+        self.check_usable()
         if run != self._signals.run:
             raise LoaderError(
                 "this iteration is over: another iteration of this loader has begun, or its state or epoch was set; "

@@ -97,7 +97,7 @@ class Selection:
         group: list[Step] = []
         while first < plan.num_steps_left:
             last = first + (_SLICE if first else _FIRST_SLICE)
-            for step in plan.rank_steps(first, last, self.world.rank):
+            for step in plan.steps(first, last, self.world.rank):
                 group.append(step)
                 if len(group) == length:
                     yield group

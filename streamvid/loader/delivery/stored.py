@@ -19,7 +19,6 @@ from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import SampleRequest
 from streamvid.loader.view.clip_part import TABLE_BYTES, ClipPart, clip_part, whole_clip, wrong_bytes
 from streamvid.loader.view.index_row import IndexRow, PacketsPlace
-from streamvid.loader.workers.arena import Block
 from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, ReadResult, ReadSlot, ReadTask, TarFile
 from streamvid.loader.workers.reader import ClipReader
 
@@ -70,8 +69,8 @@ class StoredDelivery:
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
         return max(_ALIGN, sum(map(_room, deliveries)))
 
-    def new_batch(self, request: BatchRequest, deliveries: list[Delivery], block: Block) -> PendingBatch:
-        return PendingBatch(request, deliveries, self._flight.ring.map, block, len(request.samples))
+    def room(self, request: BatchRequest) -> None:
+        return None
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
         offset, slots = 0, list[Slot]()
