@@ -101,7 +101,7 @@ class LimitOptions:
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit of one read and of one decode; None: no limit."
+        60.0, help="Time limit of one read and of one decode; None: no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
@@ -114,10 +114,6 @@ class LimitOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.sample_timeout_seconds is not None and not self.sample_timeout_seconds > 0:
-            raise ConfigError(
-                f"sample_timeout_seconds={self.sample_timeout_seconds}: must be above 0, or None for no limit"
-            )
         if self.quarantine is not None and not isinstance(self.quarantine, str | Path):
             raise ConfigError(f"quarantine={self.quarantine!r}: must be the path of a local folder, or None")
 

@@ -14,6 +14,7 @@ buckets of a set find the same without knowing of each other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -138,10 +139,7 @@ class DrawnStream(BucketStream):
         # The last pass that begins there or before: of several that begin at a position, all but it have no sample.
         rate, slack = self.samples_per_pass, self.slack
         low, high = max(0, int((position - slack) / rate)), int((position + slack) / rate) + 2
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._pass_start(middle) <= position else (low, middle)
-        return low
+        return low + bisect_right(range(low + 1, high), position, key=self._pass_start)
 
     def _pass_start(self, number: int) -> int:
         found = self._pass_starts.get(number)

@@ -6,6 +6,7 @@ cursor, and of nothing else. It holds the prefix sums of the shards; steps are c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
@@ -201,13 +202,10 @@ class EpochPlan:
         if not self.options.tail_rule.carries:
             return None  # other tails make the same steps in every epoch: none
         positions = {span.bucket_id: span.position for span in self._spans}
-        low, high = self.cursor.epoch, MAX_EPOCH
-        if not self._num_carried_steps(positions, high):
+        if not self._num_carried_steps(positions, MAX_EPOCH):
             return None
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._num_carried_steps(positions, middle) else (middle, high)
-        return high - self.cursor.epoch
+        later = range(self.cursor.epoch + 1, MAX_EPOCH)
+        return 1 + bisect_right(later, 0, key=lambda epoch: self._num_carried_steps(positions, epoch))
 
     # The steps.
 

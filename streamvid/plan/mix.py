@@ -12,6 +12,7 @@ is arithmetic on the position; nothing depends on the number of ranks. A bucket 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
@@ -191,10 +192,7 @@ class MixedStream:
         slack = sum((stream.slack for stream in self._streams), Fraction(0))
         low = max(0, math.floor((position - slack) / self.rate))
         high = math.floor((position + slack) / self.rate) + 1
-        while low + 1 < high:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.boundary(middle) <= position else (low, middle)
-        return low
+        return low + bisect_right(range(low + 1, high), position, key=self.boundary)
 
 
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:

@@ -35,12 +35,12 @@ Allocate: TypeAlias = Callable[[Arena, int], int | None]
 
 
 class Kind(Protocol):
-    """A kind of delivery: decoded pictures, clips as they are stored, or precomputed features."""
+    """A kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether clips are read into the clip arena, ahead of the decoders."""
-        ...
+    reads_ahead: whether clips are read into the clip arena, ahead of the decoders.
+    """
+
+    reads_ahead: bool
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         """Return what to read of a clip; is_whole: all of it. Raises IntegrityError, ConfigError."""

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from typing import Literal, NoReturn, TypeAlias
 
 from streamvid.config import check_options, option
@@ -139,21 +141,20 @@ class TextOptions:
 class TextRule:
     """The texts of one dataset's deliveries.
 
-    columns: index columns of captions with their weights. captions: whether samples may have several captions.
+    columns: index columns of captions with their weights; samples may have several captions in place of `text`.
     template: None for none; template_columns: its names → index columns, except {text} and {fps}, which are no columns.
     """
 
     options: TextOptions = field(default_factory=TextOptions)
     columns: tuple[tuple[str, float], ...] = ((_TEXT, 1.0),)
-    captions: bool = False
     template: TemplatePart | None = None
     template_columns: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @cached_property
     def needed(self) -> tuple[str, ...]:
         """The index columns that a row needs in `texts`."""
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
-        return tuple(dict.fromkeys(names + ([_CAPTIONS] if self.captions else [])))
+        return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
         """Return the text of a delivery. Raises IntegrityError.
@@ -180,7 +181,7 @@ class TextRule:
         if len(there) > 1 and self.options.choice == "draw":
             column = _drawn(there, choices.share(CAPTION_COLUMN))
         several = texts.get(_CAPTIONS)
-        if column != _TEXT or not self.captions or several is None or self.options.choice == "first":
+        if column != _TEXT or several is None or self.options.choice == "first":
             return str(texts[column])
         try:
             captions = captions_from_json(str(several))
@@ -205,10 +206,9 @@ def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
                 f"{_nearest(dataset)}; numbers come in by a template: captions.template='{{{name}}}'"
             )
         columns.append((column, float(weight)))
-    captions = any(column == _TEXT for column, _ in columns)
     template = None if options.template is None else parse_template(options.template)
     found = {} if template is None else _template_columns(template, dataset)
-    return TextRule(options, tuple(columns), captions, template, tuple(found.items()))
+    return TextRule(options, tuple(columns), template, tuple(found.items()))
 
 
 def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str]:
@@ -254,12 +254,9 @@ def _is_weight(weight: object) -> bool:
 def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
     """The one within whose part of all weights, laid end to end, `share` lies; share is in [0, 1)."""
     there = [(text, weight) for text, weight in options if weight > 0]
-    place, end = share * sum(weight for _, weight in there), 0.0
-    for text, weight in there:
-        end += weight
-        if place < end:
-            return text
-    return there[-1][0]  # where rounding has left nothing
+    ends = list(accumulate(weight for _, weight in there))
+    place = bisect_right(ends, share * sum(weight for _, weight in there))
+    return there[min(place, len(there) - 1)][0]  # the last where rounding has left nothing
 
 
 def parse_template(text: object) -> TemplatePart:
