@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import sys
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import av
 import numpy as np
 
+from tools import make_corpus
+
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@cache
-def corpus_tool() -> ModuleType:
-    """tools/make_corpus.py as a module."""
-    spec = importlib.util.spec_from_file_location("make_corpus", ROOT / "tools" / "make_corpus.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["make_corpus"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def real_clip(name: str) -> Path:
@@ -69,7 +58,7 @@ def encode(
         for number, picture in enumerate(frames):
             picture = picture.copy()
             if numbered:
-                corpus_tool().burn_number(picture, number)
+                make_corpus.burn_number(picture, number)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts = number
             output.mux(stream.encode(frame))

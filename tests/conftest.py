@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.clips import corpus_tool
+from tests.processes import run_command
+from tools import make_corpus
 
 pytest_plugins = ["tests.servers"]  # fixtures of real S3 servers; none starts before a test asks for it
 
@@ -79,12 +80,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 SHARD_ARGUMENTS = ("--resolution", "128px,256px", "--num-frames", "1,5,17", "--shard-size", "2MB")
 
 
-def run_streamvid(*arguments: object, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_streamvid(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """The streamvid command in a process of its own."""
-    command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, **options)
-    assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    return run_command([sys.executable, "-m", "streamvid", *arguments], **options)
 
 
 def merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    root, described = made_once(tmp_path_factory, "corpus", lambda root: corpus_tool().make_corpus(root))
+    root, described = made_once(tmp_path_factory, "corpus", make_corpus.make_corpus)
     return Corpus(root, {entry["path"]: entry for entry in described["files"]})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import av
 import numpy as np
 
-from tests.clips import corpus_tool, encode, frames_of
+from tests.clips import encode, frames_of
 from tests.video.clips import run_ffmpeg
+from tools import make_corpus
 
 CONTROL, REFERENCE = 2000, 50
 WIDTH, HEIGHT = 192, 128
@@ -23,7 +23,7 @@ def numbered(frames: Pictures, first: int) -> Pictures:
     """The frames with the numbers `first`, `first` + 1, … in their pixels."""
     frames = frames.copy()
     for number, picture in enumerate(frames, first):
-        corpus_tool().burn_number(picture, number)
+        make_corpus.burn_number(picture, number)
     return frames
 
 
@@ -75,12 +75,6 @@ def make_rows(folder: Path, num_clips: int = 6) -> list[dict[str, Any]]:
         names = {"control_video": f"control{k}.mkv", "matte": f"matte{k}.mp4", "refs": refs}
         rows.append({"path": f"clip{k}.mp4", "caption": f"clip {k}", "score": k / 2, **names})
     return rows
-
-
-def write_rows(folder: Path, rows: list[dict[str, Any]], name: str = "metadata.jsonl") -> Path:
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def uneven_clip(frames: Pictures, container: str, ticks: list[int], rate: int = 1000) -> bytes:

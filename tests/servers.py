@@ -105,6 +105,10 @@ class S3Server:
         data: bytes = self.client.get_object(Bucket=bucket, Key=key)["Body"].read()
         return data
 
+    def tree(self, bucket: str, prefix: str) -> dict[str, bytes]:
+        """Every object below a prefix, by relative path, as another client sees it."""
+        return {key.removeprefix(f"{prefix}/"): self.read(bucket, key) for key in self.objects(bucket, f"{prefix}/")}
+
     def put(self, bucket: str, key: str, data: bytes) -> str:
         """Its ETag."""
         return str(self.client.put_object(Bucket=bucket, Key=key, Body=data)["ETag"])

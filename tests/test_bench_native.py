@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 from tests.clips import ROOT, real_clip
+from tests.processes import run_command
 
 
 def test_the_benchmark_reports_every_profile() -> None:
     command = [sys.executable, str(ROOT / "tools" / "bench_native.py"), "--clips", str(real_clip("bikes"))]
     command += ["--sizes", "96x160", "--max-frames", "32", "--repeats", "2"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, timeout=200)
+    done = run_command([*command, "--json"])
     report = json.loads(done.stdout)
     (size,) = report["sizes"]
     assert (size["size"], size["num_clips"], report["repeats"], done.stderr) == ("96x160", 1, 2, "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import streamvid
 from streamvid.video import decode_into
 from tests.clips import encode, frames_of
+from tests.processes import run_python
 from tests.shard_options import shard_options
 from tools.peers.client import DecodePeers, PeerFailure, convert, decode_peers, missing, run_loader
 from tools.peers.install import link_ffmpeg
@@ -166,5 +166,5 @@ def test_pyavs_ffmpeg_is_linked_under_the_names_that_torchcodec_looks_for(tmp_pa
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path / "ffmpeg")}
     (codec,) = (tmp_path / "ffmpeg").glob("libavcodec.so.??")
     code = f"import ctypes; print(ctypes.CDLL({codec.name!r}).avcodec_version() >> 16)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = run_python(code, env=environment)
     assert int(done.stdout) == int(codec.name.rsplit(".", 1)[1])

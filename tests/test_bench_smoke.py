@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.clips import ROOT
+from tests.processes import run_command
 from tools.bench_smoke import REFERENCE, cpu_seconds, exit_code, interval, judge, measure
 
 REFERENCES = {"copy": 1.6, "native": 1.2}
@@ -96,5 +97,4 @@ def test_a_real_run_notices_an_injected_slowdown(tmp_path: Path) -> None:
 
 
 def run(*given_arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tools.bench_smoke", *given_arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250)
+    return run_command([sys.executable, "-m", "tools.bench_smoke", *given_arguments], check=False, cwd=ROOT)

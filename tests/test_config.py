@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 
 from streamvid.config import dump_config, load_config
 from streamvid.errors import ConfigError
+from tests.processes import run_python
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,5 +198,4 @@ def test_dumped_configs_load_back_equal(
 
 
 def test_importing_config_costs_neither_pydantic_nor_yaml() -> None:
-    code = "import sys, streamvid.config; sys.exit(bool({'pydantic', 'yaml', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    run_python("import sys, streamvid.config; sys.exit(bool({'pydantic', 'yaml', 'torch'} & set(sys.modules)))")

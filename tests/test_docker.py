@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,6 +23,7 @@ from streamvid.shipped import shipped_config
 from streamvid.storage import open_store
 from streamvid.trainer.config import TrainConfig
 from tests.conftest import Corpus
+from tests.processes import run_command
 from tests.servers import S3Env, S3Server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,9 +62,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
 
 
 def test_hadolint_finds_nothing_wrong() -> None:
-    command = [str(Path(sys.executable).with_name("hadolint")), "--no-color", str(DOCKERFILE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_command([str(Path(sys.executable).with_name("hadolint")), "--no-color", str(DOCKERFILE)])
 
 
 def test_images_run_without_privileges_and_hold_no_secrets() -> None:
@@ -154,11 +152,7 @@ def test_what_the_compose_file_says_works(
     def run(argv: list[str], environment: dict[str, str]) -> str:
         there = {name: _placed(value, places) for name, value in environment.items()}
         argv = [sys.executable if part == "python" else _placed(part, places) for part in argv]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path,
-            env={**os.environ, "HOME": str(home), **there},
-        )  # fmt: skip
-        assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+        done = run_command(argv, cwd=tmp_path, env={**os.environ, "HOME": str(home), **there})
         return done.stdout
 
     services = compose()["services"]

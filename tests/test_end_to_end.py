@@ -20,9 +20,13 @@ import pytest
 import streamvid
 from streamvid.dataset.tar import scan_tar
 from streamvid.video import Transform, decode_into, probe
-from tests.clips import ROOT, corpus_tool
+from tests.clips import ROOT
 from tests.conftest import SHARD_ARGUMENTS, Corpus, Sharded, run_streamvid
+from tests.loader.conftest import new_keys
+from tests.processes import run_command, run_python
+from tests.trainer.runs import losses_in, metrics_in
 from tests.video.clips import FFMPEG, decode_with_ffmpeg, mean_square_errors, psnr
+from tools import make_corpus
 
 
 @pytest.mark.timeout(900)  # builds the corpus
@@ -72,7 +76,7 @@ def ffmpeg_timestamps(path: Path) -> list[float]:
 
 def check_windows(corpus: Corpus, dataset: Path, num_windows: int) -> int:
     """Random windows of every stored clip against a full decode by the ffmpeg program; how many numbers were read."""
-    tool, draw = corpus_tool(), random.Random(0)
+    tool, draw = make_corpus, random.Random(0)
     num_burned = 0
     for sample in stored_clips(dataset):
         path, bucket = corpus.root / sample["source"], sample["bucket"]
@@ -109,7 +113,7 @@ def test_windows_of_every_clip_are_the_frames_that_ffmpeg_gives(corpus: Corpus, 
 @pytest.mark.timeout(3600)
 def test_windows_of_the_full_corpus(tmp_path: Path) -> None:
     """SAMPLE-2 over every codec, rate, GOP and size that the corpus builder knows."""
-    described = corpus_tool().make_corpus(tmp_path / "corpus", size="full")
+    described = make_corpus.make_corpus(tmp_path / "corpus", size="full")
     corpus = Corpus(tmp_path / "corpus", {entry["path"]: entry for entry in described["files"]})
     done = run_streamvid("shard", corpus.root, tmp_path / "dataset", *SHARD_ARGUMENTS, "--json")
     rejected = {row["source"]: row["reason"] for row in json.loads(done.stdout)["rejections"]}
@@ -131,7 +135,7 @@ def test_an_epoch_over_ranks(sharded: Sharded, num_ranks: int, tail: Any) -> Non
                 steps.append(batch.bucket.id)
                 assert batch.video.shape == (1, 3, *batch.bucket.shape)
                 repeats += int(batch.is_repeat.sum())
-                seen.update(k for k, r in zip(batch.sample_keys, batch.is_repeat.tolist(), strict=True) if not r)
+                seen.update(new_keys(batch))
             assert len(steps) == num_steps
             sequences.append(steps)
     assert all(steps == sequences[0] for steps in sequences)
@@ -191,10 +195,7 @@ for batch in energon.get_loader(dataset):
         members = {k: hashlib.sha256(v).hexdigest() for k, v in sample.items() if not k.startswith("__")}
         print(json.dumps([sample["__key__"], members]))
 """)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(sharded.root)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_command([sys.executable, "-W", "ignore", str(script), str(sharded.root)])
     expected: dict[str, dict[str, str]] = {}
     for path in (sharded.root / "shards").rglob("*.tar"):
         data = path.read_bytes()
@@ -215,26 +216,13 @@ def train(output: Path, dataset: Path, *overrides: str, ranks: int = 1) -> subpr
     arguments = ["--config", str(ROOT / "configs/train/tiny.yaml"), *(part for s in settings for part in ("--set", s))]
     if ranks == 1:
         return run_streamvid("train", *arguments)
-    launcher = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(ROOT / "configs/accelerate/cpu_2ranks.yaml"),
-    ]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [*launcher, "-m", "streamvid", "train", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def metrics(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(output: Path) -> list[tuple[int, float]]:
-    return [(record["step"], record["loss"]) for record in metrics(output) if "loss" in record]
+    return run_command(
+        [*launcher, str(ROOT / "configs/accelerate/cpu_2ranks.yaml"), "-m", "streamvid", "train", *arguments],
+        env=environment,
+        cwd=ROOT,
+    )
 
 
 @pytest.mark.slow
@@ -245,8 +233,8 @@ def test_training_resumes_with_the_loaders_cursor(sharded: Sharded, tmp_path: Pa
     train(tmp_path / "whole", sharded.root, "max_steps=12", *common)
     train(tmp_path / "parts", sharded.root, "max_steps=6", *common)
     train(tmp_path / "parts", sharded.root, "max_steps=12", *common, "data.num_workers=0")
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    assert [step for step, _ in losses(tmp_path / "whole")] == list(range(1, 13))
+    assert losses_in(tmp_path / "parts") == losses_in(tmp_path / "whole")
+    assert list(losses_in(tmp_path / "whole")) == list(range(1, 13))
     assert (tmp_path / "whole" / "step-12.safetensors").exists()
 
 
@@ -264,29 +252,24 @@ def test_two_ranks_train_together(sharded: Sharded, tmp_path: Path) -> None:
         "eval.num_batches=0",
         ranks=2,
     )
-    found = metrics(tmp_path / "run")
+    found = metrics_in(tmp_path / "run")
     with streamvid.VideoLoader(sharded.root, batch_size=1, world=streamvid.World(0, 2), num_workers=0) as loader:
-        assert len(losses(tmp_path / "run")) == loader.num_steps(1)
-    assert found[-1]["samples"] == 2 * len(losses(tmp_path / "run"))
+        assert len(losses_in(tmp_path / "run")) == loader.num_steps(1)
+    assert found[-1]["samples"] == 2 * len(losses_in(tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_a_wheel_runs_the_demo_outside_the_checkout(tmp_path: Path) -> None:
     """Presets and the corpus builder travel inside the wheel."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True, timeout=240)
+    run_command([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)])
     (wheel,) = tmp_path.glob("streamvid-*.whl")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True, timeout=120
-    )
+    run_command([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     done = run_streamvid("demo", "--steps", "4", cwd=elsewhere, env=environment)
     assert "39 input rows" in done.stdout and "held-out loss" in done.stdout and "what to type next" in done.stdout
-    where = subprocess.run(
-        [sys.executable, "-c", "import streamvid; print(streamvid.__file__)"],
-        cwd=elsewhere, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    where = run_python("import streamvid; print(streamvid.__file__)", cwd=elsewhere, env=environment)
     assert str(tmp_path / "site") in where.stdout
     assert sorted(p.name for p in elsewhere.iterdir()) == ["streamvid-demo"]

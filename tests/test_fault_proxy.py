@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.processes import serving
 from tools.fault_proxy import FaultProxy
 from tools.faults import BODY_FAULTS, FAULTS, OWN_ANSWERS, Settings, decide
 
@@ -77,14 +77,10 @@ class Plain:
 def plain() -> Iterator[Plain]:
     kept: dict[str, bytes] = {}
     handler = type("Bound", (Handler,), {"kept": kept})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # resets are meant
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield Plain(f"http://127.0.0.1:{server.server_port}", kept)
-        server.shutdown()
-        thread.join()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # resets are meant
+    with serving(server) as url:
+        yield Plain(url, kept)
 
 
 def connect(proxy: FaultProxy) -> http.client.HTTPConnection:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import itertools
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from types import ModuleType
 
 import av
 import numpy as np
 import pytest
+
+from tests.processes import run_command
+from tools import make_corpus
 
 SCRIPT = Path(__file__).parents[1] / "tools" / "make_corpus.py"
 SUBSET = (
@@ -33,18 +33,6 @@ SUBSET = (
 )
 # (width, height): square, wide, tall, the widest and the tallest that presets ask for, and very small ones
 BUCKETS = ((256, 256), (208, 112), (112, 208), (400, 168), (168, 400), (96, 96), (64, 36))
-
-
-def load_script() -> ModuleType:
-    name = "corpus_script_under_test"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, SCRIPT)
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-make_corpus = load_script()
 
 
 @pytest.fixture(scope="module")
@@ -252,12 +240,11 @@ def test_extra_wheels_are_unpacked_under_names_of_our_own(built, tmp_path):
 
 def test_it_runs_as_a_script(tmp_path):
     command = [sys.executable, str(SCRIPT), str(tmp_path / "corpus"), "--only", "*blink*", "images/*.png"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_command(command)
     assert "[3/3]" in done.stderr
     assert "Svt" not in done.stderr
     (tmp_path / "corpus" / "mine.txt").write_text("x")
-    again = subprocess.run([*command, "--seed", "5"], capture_output=True, text=True, check=False)
+    again = run_command([*command, "--seed", "5"], check=False)
     assert again.returncode == 1
     assert "mine.txt" in again.stderr
     assert "Traceback" not in again.stderr

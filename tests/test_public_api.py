@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import streamvid
 from streamvid.config import option_info, option_types
+from tests.processes import run_python
 
 PACKAGE = Path(streamvid.__file__).parent
 MANY_FIELDS = {"VideoInfo"}
@@ -145,7 +144,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_importing_is_light(statement: str) -> None:
     """A worker, a notebook and `--help` pay for nothing that they do not use."""
     code = f"{statement}\nimport sys; print([m for m in {HEAVY!r} if m in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = run_python(code)
     assert result.stdout.strip() == "[]"
 
 
@@ -155,6 +154,6 @@ def test_help_imports_nothing_heavy() -> None:
         "try: streamvid.cli.main()\nexcept SystemExit: pass\n"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = run_python(code)
     assert result.stdout.splitlines()[-1] == "[]"
     assert "shard" in result.stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.processes import run_python
 from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
 
 BODY = hashlib.shake_256(b"body").digest(1_000_000)
@@ -109,6 +110,6 @@ def test_the_environment_leads_to_the_server_and_to_nothing_else(
     assert Path(set_here["AWS_CONFIG_FILE"]).read_bytes() == b""
     bucket = f"by-environment-{os.getpid()}"
     script = f"import boto3; boto3.client('s3').create_bucket(Bucket={bucket!r})"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=200)
+    run_python(script)
     assert moto_server.objects(bucket) == {}
     assert "motosecret" not in repr(moto_server)

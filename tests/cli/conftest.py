@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streamvid.cli import main
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
 
@@ -38,6 +43,25 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(videos, root / "dataset", json.loads(done.stdout))
 
 
-def files_of(root: Path) -> dict[str, bytes]:
-    """Path → content of all files below a folder."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The streamvid command in this process, for what is refused before any work begins: a process costs a second."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        words = ["streamvid", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", words)
+        logger = logging.getLogger()
+        handlers, level = logger.handlers[:], logger.level
+        capsys.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            logger.handlers[:] = handlers
+            logger.setLevel(level)
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -30,9 +30,8 @@ def test_columns_and_captions_are_put_there_and_shown(dataset: Path, tmp_path: P
     again = json.loads(run_streamvid(*arguments, "--json").stdout)
     assert (again["state"], again["num_annotated"], again["unmatched"]) == ("already annotated", 2, ["none.mp4"])
     rows = {row["source"]: row for row in streamvid.open_dataset(dataset).samples_table().to_pylist()}
-    assert {name: (row["text"], row["user.motion"]) for name, row in rows.items()} == {
-        "wide.mp4": ("a wide road", 0.5), "tall.mp4": ("a tall street", None),
-    }  # fmt: skip
+    found = {name: (row["text"], row["user.motion"]) for name, row in rows.items()}
+    assert found == {"wide.mp4": ("a wide road", 0.5), "tall.mp4": ("a tall street", None)}
     stats = run_streamvid("stats", dataset).stdout
     assert "columns: motion" in stats and "annotated later: text, motion (" in stats
     facts = json.loads(run_streamvid("stats", dataset, "--json").stdout)

@@ -12,14 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import Tiny, files_of
+from tests.cli.conftest import Tiny
 from tests.conftest import run_streamvid
+from tests.files import tree_of
 
 SHORT = ("--seconds", "0.3")
 
 
 def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> None:
-    before = files_of(tiny.dataset)
+    before = tree_of(tiny.dataset)
     done = run_streamvid("bench", tiny.dataset, *SHORT, "--num-workers", "0,1", "--step-seconds", "100")
     text = done.stdout
     assert text.startswith(f"{tiny.dataset}: 2 samples in split train; clips: copy; pixels: rgb24, exact; ")
@@ -27,7 +28,7 @@ def test_it_tells_rates_limit_and_workers_and_changes_nothing(tiny: Tiny) -> Non
         assert part in text, part
     assert "\na step of 100 s: a rank needs 1 worker(s), 20% in reserve" in text
     assert "store, first pass 0/1\nstore, first pass 1/1\n" in done.stderr and done.stderr.endswith("1 worker 1/1\n")
-    assert files_of(tiny.dataset) == before
+    assert tree_of(tiny.dataset) == before
 
 
 def test_json_has_it_all_and_a_step_too_short_is_a_failure_with_its_reason(tiny: Tiny) -> None:

@@ -8,14 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.conftest import files_of
+import pytest
+
 from tests.conftest import run_streamvid
 from tests.dataset.frozen import FROZEN
 from tests.dataset.whole import flip, seal_whole
-from tests.servers import S3Server
+from tests.files import tree_of
+from tests.servers import S3Env, S3Server
 
 NATIVE = FROZEN / "native"
 
@@ -24,10 +25,10 @@ def test_copy_says_what_it_did(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     dest = tmp_path / "dest"
     done = run_streamvid("copy", NATIVE, dest, env=env)
-    assert done.stdout.splitlines() == [
-        f"12 of 12 files copied, {sum(map(len, files_of(NATIVE).values())) / 1000:.1f} kB", f"copied: {dest}", f"next: streamvid verify {dest}",
-    ]  # fmt: skip
-    assert files_of(dest) == files_of(NATIVE) and "copy 11/11" in done.stderr
+    num_bytes = sum(map(len, tree_of(NATIVE).values()))
+    lines = [f"12 of 12 files copied, {num_bytes / 1000:.1f} kB", f"copied: {dest}", f"next: streamvid verify {dest}"]
+    assert done.stdout.splitlines() == lines
+    assert tree_of(dest) == tree_of(NATIVE) and "copy 11/11" in done.stderr
     report = json.loads(run_streamvid("copy", NATIVE, dest, "--json", env=env).stdout)
     assert (report["state"], report["num_copied"], report["num_kept"]) == ("already there", 0, 12)
 
@@ -45,27 +46,31 @@ def test_what_cannot_be_copied_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2 and "are both" in done.stderr
 
 
-def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["copy", "verify"])
+def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Path, verb: str) -> None:
     """Ctrl-C."""
     source, dest = tmp_path / "source", tmp_path / "dest"
     seal_whole(source, 150)
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    arguments = [sys.executable, "-m", "streamvid", "copy", str(source), str(dest), "--workers", "1"]
+    places = {"copy": [str(source), str(dest)], "verify": [str(source), "--deep"]}
+    arguments = [sys.executable, "-m", "streamvid", verb, *places[verb], "--workers", "1"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
-        while not (line := process.stderr.readline()).startswith("copy "):
+        while not (line := process.stderr.readline()).startswith(("copy ", "shards ")):
             assert line
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130 and not output and "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("interrupted; run the same command again")
     assert not (dest / "manifest.json").exists() and not (dest / ".copying").exists()
     report = json.loads(run_streamvid(*arguments[3:], "--json", env=env).stdout)
-    assert report["num_kept"] >= 1 and files_of(dest) == files_of(source)
+    if verb == "copy":
+        assert report["num_kept"] >= 1 and tree_of(dest) == tree_of(source)
+    else:
+        assert report["is_right"] and report["num_shards_resumed"] >= 1
 
 
-def test_from_one_server_to_another(
-    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
-) -> None:
+def test_from_one_server_to_another(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
     """--source-endpoint-url and --dest-endpoint-url; the variable names a server where there is none."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
@@ -74,6 +79,4 @@ def test_from_one_server_to_another(
     ends = [flag for side in ("source", "dest") for flag in (f"--{side}-endpoint-url", moto_server.endpoint_url)]
     done = run_streamvid("copy", f"s3://{source}/ds", f"s3://{dest}/copy/ds", *ends, env=env)
     assert "12 of 12 files copied" in done.stdout
-    tree = files_of(NATIVE)
-    assert {path: moto_server.read(dest, f"copy/ds/{path}") for path in tree} == tree
-    assert len(moto_server.objects(dest)) == len(tree)
+    assert moto_server.tree(dest, "copy/ds") == tree_of(NATIVE)

@@ -17,8 +17,10 @@ from click.testing import CliRunner
 
 from streamvid.cli.main import cli
 from streamvid.errors import ConfigError
-from tests.cli.conftest import Tiny, files_of
+from tests.cli.conftest import Tiny
+from tests.clips import ROOT
 from tests.conftest import run_streamvid
+from tests.files import tree_of
 
 # The small module that ships; one visit, no workers: the dataset has two samples.
 SETTINGS = (
@@ -59,14 +61,13 @@ def test_encoding_in_parts_and_training_on_what_they_made(tiny: Tiny, tmp_path: 
     assert (half["num_samples_done"], half["is_sealed"]) == (1, False)
     second = json.loads(invoke("encode", *given, "--part", "1/2", "--json"))
     assert second["is_sealed"] and second["num_samples"] == 1
-    written = files_of(tmp_path / "sidecar")
+    written = tree_of(tmp_path / "sidecar")
     size = sum(len(data) for path, data in written.items() if path.startswith("shards/"))
     whole = json.loads(invoke("encode", *given, "--dry-run", "--json"))
     assert json.loads(written["train.json"])["dataset"] == str(tiny.dataset)  # for --dataset_base_path
     assert whole["is_sealed"] and whole["num_bytes_expected"] == size
     assert (
-        "encoded 0 samples in 0 shards\nsealed" in invoke("encode", *given)
-        and files_of(tmp_path / "sidecar") == written
+        "encoded 0 samples in 0 shards\nsealed" in invoke("encode", *given) and tree_of(tmp_path / "sidecar") == written
     )
     trained = invoke("train", *given, "--set", "task=sft:train", "--set", "model.args={dim: 24, heads: 2}")
     assert "step 2: loss" in trained
@@ -93,10 +94,9 @@ def test_ctrl_c_ends_it_and_the_same_command_goes_on(tiny: Tiny, tmp_path: Path)
     slow = ["--set", "model.factory=tests.trainer.encoders:build", "--set", "data.features.num_visits=3"]
     given = arguments(tiny, tmp_path) + slow
     args = ["--set", f"model.args={{log: '{tmp_path}', pause: 0.3}}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streamvid", "encode", *given, *args],
-        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2], env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "streamvid", "encode", *given, *args]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     while process.poll() is None and not list(tmp_path.glob("encoded-*")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)

@@ -18,6 +18,7 @@ from streamvid.forecast.dataset import forecast_dataset
 from streamvid.forecast.run import PlannedRun
 from streamvid.plan import PlanOptions, World
 from streamvid.plan.cost import fit_costs
+from tests.cli.conftest import Call
 from tests.conftest import run_streamvid
 from tests.dataset.frozen import FROZEN
 from tests.loader.conftest import build_dataset
@@ -30,9 +31,7 @@ def facts(*arguments: str) -> dict[str, Any]:
 
 
 def facts_of(dataset: Path, *arguments: str) -> dict[str, Any]:
-    done = run_streamvid("plan", dataset, *arguments, "--json", check=False)
-    assert done.returncode == 0, done.stderr
-    value: dict[str, Any] = json.loads(done.stdout)
+    value: dict[str, Any] = json.loads(run_streamvid("plan", dataset, *arguments, "--json").stdout)
     return value
 
 
@@ -159,8 +158,8 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
         (("--batch-size", "1", "--tail", "cary"), 2, "'carry'"),
     ],
 )
-def test_what_is_wrong_is_named(arguments: tuple[str, ...], code: int, message: str) -> None:
-    done = run_streamvid("plan", DATASET, *arguments, check=False)
+def test_what_is_wrong_is_named(call: Call, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = call("plan", DATASET, *arguments)
     assert done.returncode == code and message in done.stderr, done.stderr
     assert not done.stdout and "Traceback" not in done.stderr
 
@@ -244,9 +243,8 @@ def test_metadata_is_planned_without_a_file(tmp_path: Path) -> None:
     (tmp_path / "meta.csv").write_text(METADATA)
     told = facts_of(tmp_path / "meta.csv", "--preset", "wan2.1-480p", "--num-ranks", "2", "--batch-size", "1")
     assert told["kind"] == "metadata"
-    assert {row["bucket_id"]: (row["num_samples"], row["num_steps"]) for row in told["buckets"]} == {
-        "832x480-81f": (6, 3), "480x832-81f": (2, 1),
-    }  # fmt: skip
+    counts = {row["bucket_id"]: (row["num_samples"], row["num_steps"]) for row in told["buckets"]}
+    assert counts == {"832x480-81f": (6, 3), "480x832-81f": (2, 1)}
     (left,) = told["metadata"]["left_out"]
     assert (left["kind"], left["num_rows"], left["examples"][0]["source"]) == ("too-few-frames", 1, "v/8.mp4")
     assert told["shapes"]["832x480-81f"]["crop_mean"] == 0

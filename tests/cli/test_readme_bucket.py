@@ -87,10 +87,7 @@ def theirs(rgw: Rgw) -> Iterator[str]:
 
 
 def test_the_policy_of_readers_lets_them_read_and_nothing_else(
-    theirs: str,
-    rgw: Rgw,
-    s3_env: S3Env,
-    tiny: Tiny,
+    theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny
 ) -> None:
     rgw.upload_folder(tiny.dataset, theirs, "ds/")
     rgw.put(theirs, "elsewhere", b"x")
@@ -135,13 +132,7 @@ def write(server: Rgw, bucket: str, videos: Path, dataset: Path, tmp_path: Path)
     streamvid.copy_dataset(f"s3://{bucket}/ds/theirs", f"s3://{bucket}/ds/copy", journal=tmp_path / "journal")
 
 
-def test_the_policy_of_writers_is_enough(
-    theirs: str,
-    rgw: Rgw,
-    s3_env: S3Env,
-    tiny: Tiny,
-    tmp_path: Path,
-) -> None:
+def test_the_policy_of_writers_is_enough(theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs))
     write(rgw, theirs, tiny.videos, tiny.dataset, tmp_path)
@@ -152,12 +143,7 @@ def test_the_policy_of_writers_is_enough(
 @pytest.mark.slow
 @pytest.mark.parametrize("action", actions(1) if blocks("json") else [])
 def test_the_policy_of_writers_has_nothing_that_is_not_needed(
-    action: str,
-    theirs: str,
-    rgw: Rgw,
-    s3_env: S3Env,
-    tiny: Tiny,
-    tmp_path: Path,
+    action: str, theirs: str, rgw: Rgw, s3_env: S3Env, tiny: Tiny, tmp_path: Path
 ) -> None:
     s3_env(rgw.other)
     rgw.client.put_bucket_policy(Bucket=theirs, Policy=policy(1, theirs, without=action))

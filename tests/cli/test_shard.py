@@ -17,9 +17,10 @@ import pytest
 
 import streamvid
 from streamvid.dataset.reader import open_dataset
-from tests.cli.conftest import OPTIONS, Tiny, files_of
+from tests.cli.conftest import OPTIONS, Call, Tiny
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
+from tests.files import tree_of
 
 # Control characters that are no line break: bars, colours, cursor moves.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -33,7 +34,7 @@ def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None
     assert re.search(r"^rejected: row 0  broken\.mp4: .*no video", done.stdout, re.MULTILINE)
     assert "3 input rows = 2 samples in 2 shards" in done.stdout and "+ 1 rejected" in done.stdout
     assert f"next: streamvid stats {tmp_path / 'ds'}" in done.stdout
-    assert files_of(tmp_path / "ds") == files_of(tiny.dataset)
+    assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)
 
 
 def test_progress_goes_to_the_error_stream_without_control_characters(tiny: Tiny, tmp_path: Path) -> None:
@@ -90,33 +91,33 @@ def test_dry_run_tells_the_same_and_writes_nothing(tiny: Tiny, tmp_path: Path, o
 
 
 def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
-    before = files_of(tiny.dataset)
+    before = tree_of(tiny.dataset)
     run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--seed", "7", "--dry-run")
-    assert files_of(tiny.dataset) == before
+    assert tree_of(tiny.dataset) == before
 
 
 def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
-    before = files_of(tiny.dataset)
+    before = tree_of(tiny.dataset)
     done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
     assert "sealed there before, left as it is" in done.stdout
     state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
     assert state == tiny.report | {"state": "already sealed"}
-    assert files_of(tiny.dataset) == before
+    assert tree_of(tiny.dataset) == before
 
 
 def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     dataset = tmp_path / "ds"
     run_streamvid("shard", tiny.videos, dataset, *OPTIONS)
-    before = files_of(dataset)
+    before = tree_of(dataset)
     refused = run_streamvid("shard", tiny.videos, dataset, *OPTIONS, "--seed", "3", check=False)
     assert refused.returncode == 1
     assert "seed: 0 there, 3 asked" in refused.stderr and "--overwrite" in refused.stderr
-    assert files_of(dataset) == before
+    assert tree_of(dataset) == before
     one_bucket = ("--buckets", "96x64@5", "--workers", "1")
     done = run_streamvid("shard", tiny.videos, dataset, *one_bucket, "--overwrite", "--json")
     assert json.loads(done.stdout)["state"] == "built"
     assert [bucket.id for bucket in streamvid.open_dataset(dataset).manifest.buckets] == ["96x64-5f"]
-    assert not any("64x96-5f" in name for name in files_of(dataset)), "the old dataset's shards are gone"
+    assert not any("64x96-5f" in name for name in tree_of(dataset)), "the old dataset's shards are gone"
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,9 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_exit_code_2_with_the_remedy(
-    tiny: Tiny, tmp_path: Path, options: tuple[str, ...], says: str
+    call: Call, tiny: Tiny, tmp_path: Path, options: tuple[str, ...], says: str
 ) -> None:
-    done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *options, check=False)
+    done = call("shard", tiny.videos, tmp_path / "ds", *options)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr and "Traceback" not in done.stderr and not done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -188,7 +189,7 @@ def test_a_dest_that_is_something_else_is_left_alone(tiny: Tiny, tmp_path: Path)
     for dest in (tmp_path / "letters", tmp_path / "letters" / "mine.txt"):
         done = run_streamvid("shard", tiny.videos, dest, *OPTIONS, "--overwrite", check=False)
         assert done.returncode == 1 and "choose an empty folder or a new one" in done.stderr
-    assert files_of(tmp_path) == {"letters/mine.txt": b"dear"}
+    assert tree_of(tmp_path) == {"letters/mine.txt": b"dear"}
 
 
 def test_a_folder_of_one_video(tiny: Tiny, tmp_path: Path) -> None:
@@ -265,12 +266,10 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert not output and "Traceback" not in errors
-    assert (
-        errors.splitlines()[-1]
-        == "interrupted; run the same command again (copy, encode, shard, train and verify go on where they were)"
-    )
+    remedy = "run the same command again (copy, encode, shard, train and verify go on where they were)"
+    assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1
     again = run_streamvid(*arguments, "--json")
     assert json.loads(again.stdout)["state"] == "built"
-    assert files_of(tmp_path / "ds") == files_of(many_sharded)
+    assert tree_of(tmp_path / "ds") == tree_of(many_sharded)

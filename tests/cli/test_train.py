@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,16 +35,14 @@ def test_a_bad_key_or_value_is_named(tmp_path: Path, override: str, says: str) -
     assert list(tmp_path.iterdir()) == []
 
 
+def run_train(dataset: Path, output: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    overrides = (f"data.dataset={dataset}", f"output={output}", *overrides)
+    arguments = [part for override in overrides for part in ("--set", override)]
+    return run_streamvid("train", "--config", TINY, *arguments, check=False)
+
+
 def test_a_bad_key_is_exit_code_2(tiny: Tiny, tmp_path: Path) -> None:
-    arguments = (
-        "--set",
-        f"data.dataset={tiny.dataset}",
-        "--set",
-        f"output={tmp_path / 'run'}",
-        "--set",
-        "data.datset=ds",
-    )
-    done = run_streamvid("train", "--config", TINY, *arguments, check=False)
+    done = run_train(tiny.dataset, tmp_path / "run", "data.datset=ds")
     assert done.returncode == 2 and "did you mean 'dataset'?" in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -56,8 +55,7 @@ def test_a_missing_config_is_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -> None:
-    arguments = ("--set", f"data.dataset={tmp_path / 'ds'}", "--set", f"output={tmp_path / 'run'}")
-    done = run_streamvid("train", "--config", TINY, *arguments, check=False)
+    done = run_train(tmp_path / "ds", tmp_path / "run")
     assert done.returncode == 1 and f"error: no dataset at {tmp_path / 'ds'}" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
@@ -66,8 +64,7 @@ def test_a_missing_dataset_is_exit_code_1_and_leaves_no_output(tmp_path: Path) -
 def test_an_output_that_is_a_file_is_one_line(tiny: Tiny, tmp_path: Path) -> None:
     """As a full disk is: what the system says of it, and no traceback."""
     (tmp_path / "run").write_text("mine")
-    arguments = ("--set", f"data.dataset={tiny.dataset}", "--set", f"output={tmp_path / 'run'}", "--set", "max_steps=1")
-    done = run_streamvid("train", "--config", TINY, *arguments, check=False)
+    done = run_train(tiny.dataset, tmp_path / "run", "max_steps=1")
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: ")
     assert str(tmp_path / "run") in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert (tmp_path / "run").read_text() == "mine"

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import run_streamvid
 from tests.dataset.frozen import FROZEN
-from tests.dataset.whole import flip, seal_whole
-from tests.servers import S3Server
+from tests.dataset.whole import flip
+from tests.servers import S3Env, S3Server
 
 NATIVE = FROZEN / "native"
 TAR = "shards/96x64-5f/96x64-5f-000000.tar"
@@ -62,26 +58,7 @@ def test_json_is_the_whole_report(tmp_path: Path) -> None:
     assert report["extra"] == ["notes.txt"] and "--check-existing" in report["remedy"]
 
 
-def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    """Ctrl-C."""
-    seal_whole(tmp_path / "dataset", 150)
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    arguments = [sys.executable, "-m", "streamvid", "verify", str(tmp_path / "dataset"), "--deep", "--workers", "1"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stderr is not None
-        while not (line := process.stderr.readline()).startswith("shards "):
-            assert line
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=200)
-    assert process.returncode == 130 and not output and "Traceback" not in errors
-    assert errors.splitlines()[-1].startswith("interrupted; run the same command again")
-    again = json.loads(run_streamvid(*arguments[3:], "--json", env=env).stdout)
-    assert again["is_right"] and again["num_shards_resumed"] >= 1
-
-
-def test_a_bucket_by_flags_alone(
-    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
-) -> None:
+def test_a_bucket_by_flags_alone(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
     """--endpoint-url and --region in place of variables; keys are in the environment, and in no output."""
     env = {**os.environ, **s3_env(moto_server), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     for name in ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):

@@ -25,8 +25,9 @@ from streamvid.errors import ConfigError, StorageError
 from streamvid.host.resources import user_cache
 from streamvid.sharder.options import WorkOptions
 from streamvid.storage import StorageOptions
-from tests.cli.conftest import files_of
-from tests.clips import ROOT, encode, frames_of
+from tests.clips import ROOT
+from tests.compat.conftest import make_videos
+from tests.files import tree_of
 from tests.servers import S3Env, S3Server
 
 CLIPS = {"wide": (96, 64, 12), "tall": (64, 96, 9), "big": (160, 96, 30)}  # width, height, frames
@@ -37,17 +38,7 @@ MAX_PIXELS, NUM_FRAMES = 8000, 9
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three clips, two of them with a control video, and their metadata."""
-    folder = tmp_path_factory.mktemp("media") / "videos"
-    folder.mkdir()
-    rows = [",".join(COLUMNS)]
-    for number, (name, (width, height, count)) in enumerate(CLIPS.items()):
-        (folder / f"{name}.mp4").write_bytes(encode(frames_of("bikes", width, height, count)))
-        control = f"{name}_edges.mp4" if name != "big" else ""
-        if control:
-            (folder / control).write_bytes(encode(frames_of("carphone_pristine", width, height, count)))
-        rows.append(f"{name}.mp4,a {name} street,{control},{number}")
-    (folder / "metadata.csv").write_text("\n".join(rows) + "\n")
-    return folder
+    return make_videos(tmp_path_factory.mktemp("media") / "videos", CLIPS, ("wide", "tall"), "a {} street")
 
 
 KEYS = "video,control_video"
@@ -60,8 +51,8 @@ def whole(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("whole")))
         folder, built = sharded(made, data_file_keys=KEYS)
         assert built and folder.parent == cache_folder()
-        before = files_of(folder)
-        assert sharded(made, data_file_keys=KEYS) == (folder, False) and files_of(folder) == before
+        before = tree_of(folder)
+        assert sharded(made, data_file_keys=KEYS) == (folder, False) and tree_of(folder) == before
     return folder
 
 
@@ -174,7 +165,7 @@ def test_a_killed_sharder_blocks_nobody(videos: Path, whole: Path) -> None:
     folder, built = sharded(videos, data_file_keys=KEYS)
     assert built and not part.exists()
     assert whole != folder and whole.name == folder.name
-    assert files_of(whole) == files_of(folder)
+    assert tree_of(whole) == tree_of(folder)
 
 
 def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +228,7 @@ def test_media_in_a_bucket_are_the_same_dataset(
     data = DataFlags(url, f"{url}/metadata.csv", data_file_keys=KEYS, max_pixels=MAX_PIXELS, num_frames=NUM_FRAMES)
     options = replace(shard_options(data, COLUMNS, StorageOptions()), work=WorkOptions(workers=1))
     folder, report = cached_dataset(url, options, lambda *_: None, lambda _: None)
-    assert report is not None and files_of(folder) == files_of(whole)
+    assert report is not None and tree_of(folder) == tree_of(whole)
     assert cached_dataset(url, options, lambda *_: None, lambda _: None) == (folder, None)
     moto_server.put(bucket, "media/wide.mp4", (videos / "wide.mp4").read_bytes()[::-1])
     assert content_key(url, options) != folder.name

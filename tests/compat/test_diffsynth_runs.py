@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,9 +16,11 @@ from streamvid.cli.verbs.train import command
 from streamvid.compat.dataset_cache import VARIABLE, cache_folder
 from streamvid.compat.diffsynth_data import NOTE
 from streamvid.errors import ConfigError
-from tests.clips import ROOT, encode, frames_of
+from tests.clips import ROOT
+from tests.compat.conftest import make_videos
 from tests.compat.logged_training import PIXELS
 from tests.compat.test_diffsynth import config_of
+from tests.processes import run_command
 
 FACTORY = "tests.compat.logged_training:build"
 CLIPS = {"a": (96, 64, 12), "b": (96, 64, 9), "c": (96, 64, 30), "d": (96, 64, 13), "e": (160, 96, 8)}
@@ -31,17 +32,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five clips, four of one bucket; the first two with a control video."""
-    folder = tmp_path_factory.mktemp("media") / "videos"
-    folder.mkdir()
-    rows = ["video,prompt,control_video,score"]
-    for number, (name, (width, height, count)) in enumerate(CLIPS.items()):
-        (folder / f"{name}.mp4").write_bytes(encode(frames_of("bikes", width, height, count)))
-        control = f"{name}_edges.mp4" if name in "ab" else ""
-        if control:
-            (folder / control).write_bytes(encode(frames_of("carphone_pristine", width, height, count)))
-        rows.append(f"{name}.mp4,street {name},{control},{number}")
-    (folder / "metadata.csv").write_text("\n".join(rows) + "\n")
-    return folder
+    return make_videos(tmp_path_factory.mktemp("media") / "videos", CLIPS, "ab", "street {}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -116,10 +107,7 @@ def test_ranks_share_the_samples_and_one_of_them_shards(videos: Path, tmp_path: 
         "train",
     ]
     environment = {**os.environ, **ONE_THREAD, VARIABLE: str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*launch, *arguments(log, *given)], capture_output=True, text=True, timeout=280, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_command([*launch, *arguments(log, *given)], env=environment)
     assert done.stderr.count("rows: 5 samples in 2 buckets") == 1
     steps = logged(log)
     assert {step["rank"] for step in steps} == {0, 1}
@@ -181,8 +169,7 @@ def test_the_low_memory_recipe(videos: Path, tmp_path: Path) -> None:
         "METADATA": str(videos / "metadata.csv"), "OUTPUT": str(output), "LORA_LAYERS": "q,o", "LORA_RANK": "2",
     }  # fmt: skip
     script = [str(ROOT / "configs" / "recipes" / "low_memory.sh"), *arguments(log, *SIZES)[2:]]
-    done = subprocess.run(["bash", *script], capture_output=True, text=True, timeout=280, check=False, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_command(["bash", *script], env=environment)
     steps = logged(log)
     assert Counter(text for step in steps for text in step["texts"]) == {f"street {name}": 1 for name in CLIPS}
     assert not any(step["has_encoder"] for step in steps)

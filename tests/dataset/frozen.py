@@ -28,8 +28,10 @@ import streamvid
 from streamvid.dataset.features.sidecar import open_sidecar
 from streamvid.dataset.features.tensors import RawTensor
 from streamvid.dataset.features.writer import SidecarWriter
-from tests.clips import corpus_tool, encode, frames_of
+from tests.clips import encode, frames_of
+from tests.files import write_rows
 from tests.media_clips import clip_of, picture_of, png_of
+from tools import make_corpus
 
 FROZEN = Path(__file__).resolve().parents[1] / "data" / "frozen"
 EXPECTED = FROZEN / "expected.json"
@@ -167,11 +169,6 @@ def small(frames: Any, **options: Any) -> bytes:
     return encode(frames, options={"g": "6", "bf": "2", "crf": "34", "preset": "veryfast"}, **options)
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def make_copy(folder: Path) -> None:
     for name, clip, count, fps in (("a", "bikes", 12, 24), ("b", "bigbuckbunny", 15, 30), ("c", "bikes", 19, 12)):
         frames = frames_of(clip, 96, 64, count)
@@ -221,7 +218,7 @@ def make_native(folder: Path) -> None:
         (folder / name).write_bytes(encode(frames_of(clip, 192, 128, count), container=container))
         rows.append({"video": name, "caption": f"a clip of {clip}", "score": count / 2})
     picture = frames_of("bikes", 192, 128, 30)[29].copy()
-    corpus_tool().burn_number(picture, 29)
+    make_corpus.burn_number(picture, 29)
     (folder / "d.jpg").write_bytes(clip_of(picture[None], "image2pipe", codec="mjpeg", options={"strict": "-1"}))
     (folder / "broken.mp4").write_bytes(b"not a video" * 99)
     rows += [{"video": name, "caption": None, "score": None} for name in ("d.jpg", "broken.mp4")]

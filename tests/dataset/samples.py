@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from streamvid.dataset.index import (
 from streamvid.dataset.manifest import (
     MANIFEST,
     Counts,
+    FileInfo,
     Fingerprints,
     Manifest,
     ManifestFiles,
     ShardInfo,
+    manifest_checksum,
     manifest_to_json,
+    offsets_path,
 )
-from streamvid.dataset.tar import write_shard
+from streamvid.dataset.tar import energon_files, scan_tar, tar_index, write_shard
 from streamvid.storage import LocalStore
 
 BUCKETS = (Bucket(9, 64, 96), Bucket(16, 192, 336, "256px", "16:9"))
@@ -54,43 +59,116 @@ def tar_bytes(samples: list[tuple[str, dict[str, bytes]]]) -> bytes:
     return file.getvalue()
 
 
+def clip_offsets(tar: bytes) -> list[int]:
+    """Where the clips of a tar begin, in order."""
+    return [member.offset for member in scan_tar(io.BytesIO(tar)) if member.extension == "mp4"]
+
+
 def shard_info(bucket: Bucket, number: int, num_samples: int, data: bytes, index_path: str, group: int) -> ShardInfo:
     digest = hashlib.sha256(data).hexdigest()
-    return ShardInfo(
-        bucket.id, number, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group
-    )  # fmt: skip
+    return ShardInfo(bucket.id, number, "train", num_samples, len(data), digest, 8, "0" * 64, 3, index_path, group)
 
 
-def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Manifest:
-    """Seal shards of these sample counts, the last in the second bucket, with changes to the manifest's fields.
+@dataclass(frozen=True)
+class Part:
+    """A shard that is to be sealed: its tar, and the rows of its samples."""
 
-    A change of `counts`, `files` or `fingerprints` is a mapping of the fields in it that change.
+    bucket: Bucket
+    number: int
+    tar: bytes
+    rows: list[SampleRow]
+    split: str = "train"
+
+    def info(self, index_path: str, group: int) -> ShardInfo:
+        offsets = self.offsets
+        return ShardInfo(
+            bucket_id=self.bucket.id,
+            number=self.number,
+            split=self.split,
+            num_samples=len(self.rows),
+            num_bytes=len(self.tar),
+            sha256=hashlib.sha256(self.tar).hexdigest(),
+            offsets_num_bytes=len(offsets),
+            offsets_sha256=hashlib.sha256(offsets).hexdigest(),
+            max_clip_bytes=max(row.clip.num_bytes for row in self.rows),
+            index_path=index_path,
+            index_row_group=group,
+        )
+
+    @property
+    def offsets(self) -> bytes:
+        return tar_index(list(scan_tar(io.BytesIO(self.tar))))
+
+
+def seal_parts(
+    root: Path,
+    buckets: Sequence[Bucket],
+    parts: Sequence[Part],
+    user_types: Mapping[str, str],
+    *,
+    rejections: Sequence[tuple[int, str, str, str]] = (),
+    change_index: Callable[[bytes], bytes] = bytes,
+    has_shards: bool = True,
+    **changes: Any,
+) -> Manifest:
+    """Seal a dataset with a samples file that `change_index` returns, and with changes to the manifest's fields.
+
+    A change of `manifest_counts`, `manifest_files` or `manifest_fingerprints` is a mapping of the fields that change.
     """
     store = LocalStore(root)
-    places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
-    groups = [RowGroup(bucket.id, n, "train", rows(count)) for (bucket, n), count in zip(places, counts, strict=True)]
-    sample_data = encode_samples(groups, USER_TYPES)
-    samples = named_by_content("samples", 0, sample_data)
-    shards = []
-    for group, ((bucket, number), count) in enumerate(zip(places, counts, strict=True)):
-        data = tar_bytes([(f"a-{i}", {"mp4": b"mp4", "txt": b""}) for i in range(count)])
-        shards.append(shard_info(bucket, number, count, data, samples.path, group))
-        store.put(shards[-1].path, data)
-    shard_data, rejection_data = encode_shards(shards), encode_rejections([(7, "b.mp4", "no video", "not-media")])
-    files = named_by_content("shards", 0, shard_data), named_by_content("rejections", 0, rejection_data)
+    contents: dict[str, bytes] = {}
+
+    def named(stem: str, data: bytes) -> FileInfo:
+        file = named_by_content(stem, 0, data)
+        contents[file.path] = data
+        return file
+
+    groups = [RowGroup(part.bucket.id, part.number, part.split, part.rows) for part in parts]
+    samples = named("samples", change_index(encode_samples(groups, user_types)))
+    shards = [part.info(samples.path, group) for group, part in enumerate(parts)]
+    for shard, part in zip(shards, parts if has_shards else [], strict=has_shards):
+        contents |= {shard.path: part.tar, offsets_path(shard.path): part.offsets}
+    others = energon_files(shards)
+    files = ManifestFiles(
+        shards=(named("shards", encode_shards(shards)),),
+        samples=(samples,),
+        rejections=(named("rejections", encode_rejections(list(rejections))),),
+        other=tuple(FileInfo.of(path, data) for path, data in others.items()),
+    )
+    num_samples, num_bytes = sum(shard.num_samples for shard in shards), sum(shard.num_bytes for shard in shards)
     manifest = Manifest(
-        buckets=BUCKETS,
+        buckets=tuple(buckets),
         clips="copy",
-        counts=Counts(sum(counts) + 1, sum(counts), 1, len(shards), sum(shard.num_bytes for shard in shards)),
-        files=ManifestFiles((files[0],), (samples,), (files[1],)),
-        fingerprints=Fingerprints.of(BUCKETS, shards, (samples,)),
+        counts=Counts(num_samples + len(rejections), num_samples, len(rejections), len(shards), num_bytes),
+        files=files,
+        fingerprints=Fingerprints.of(buckets, shards, (samples,)),
         build={"options": {"seed": 0}},
     )
     for name in ("counts", "files", "fingerprints"):
         if (nested := changes.pop(f"manifest_{name}", None)) is not None:
             changes[name] = replace(getattr(manifest, name), **nested)
     manifest = replace(manifest, **changes)
-    for file, data in ((samples, sample_data), (files[0], shard_data), (files[1], rejection_data)):
-        store.put(file.path, data)
+    for path, data in (contents | others).items():
+        store.put(path, data)
     store.put(MANIFEST, manifest_to_json(manifest))
     return manifest
+
+
+def seal(root: Path, counts: tuple[int, ...] = (2, 3, 1), **changes: Any) -> Manifest:
+    """Seal shards of these sample counts, the last in the second bucket; `changes` are those of `seal_parts`."""
+    places = [(BUCKETS[0], number) for number in range(len(counts) - 1)] + [(BUCKETS[1], 0)]
+    parts = [
+        Part(bucket, number, tar_bytes([(f"a-{i}", {"mp4": b"mp4", "txt": b""}) for i in range(count)]), rows(count))
+        for (bucket, number), count in zip(places, counts, strict=True)
+    ]
+    return seal_parts(root, BUCKETS, parts, USER_TYPES, rejections=[(7, "b.mp4", "no video", "not-media")], **changes)
+
+
+def edit_manifest(root: Path, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Change the manifest of a dataset or of features in place; its checksum fits what it says then."""
+    path = root / MANIFEST
+    value: dict[str, Any] = json.loads(path.read_bytes())
+    change(value)
+    value["manifest_sha256"] = manifest_checksum(value)
+    path.write_text(json.dumps(value))
+    return value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,12 +23,12 @@ from streamvid.dataset.upkeep.copy_file import SCRATCH
 from streamvid.dataset.upkeep.verify import verify_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, SealedError, StorageError
 from streamvid.storage import LocalStore, open_store
-from tests.clips import ROOT
 from tests.dataset.frozen import DATASETS, FROZEN
-from tests.dataset.test_verify import tars, tree_of
+from tests.dataset.test_verify import tars
 from tests.dataset.whole import Watched, flip, seal_whole
-from tests.servers import Rgw, S3Server
-from tools.fault_proxy import FaultProxy
+from tests.files import tree_of
+from tests.processes import run_python
+from tests.servers import ProxyFactory, Rgw, S3Env, S3Server
 
 NATIVE = FROZEN / "native"
 FILES = sorted(tree_of(NATIVE))
@@ -224,10 +224,7 @@ print(copy_dataset(source, dest, workers=3, journal=journal, temp_dir=temp_dir, 
 
 
 def run(*order: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CODE, *map(str, order)]
-    return subprocess.run(
-        command, cwd=ROOT, timeout=100, capture_output=True, text=True, env={**os.environ, **(env or {})}
-    )
+    return run_python(CODE, *order, check=False, env={**os.environ, **(env or {})})
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(25, marks=pytest.mark.slow)])
@@ -277,9 +274,7 @@ def test_what_lies_in_the_way_is_not_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "dest" / SCRATCH / "thesis.txt").read_text() == "mine"
 
 
-def test_disk_bucket_bucket_disk(
-    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
-) -> None:
+def test_disk_bucket_bucket_disk(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
     """SHARD-2, FETCH-2: through two buckets and memory the bytes stay the same; no upload and no temporary file stays.
 
     Tars of more than a part, so that they go up in parts.
@@ -289,12 +284,8 @@ def test_disk_bucket_bucket_disk(
     one, two = (f"s3://{moto_server.new_bucket()}/some/ds" for _ in range(2))
     (tmp_path / "temp").mkdir()
     tree = tree_of(tmp_path / "dataset")
-    for source, dest in (
-        (tmp_path / "dataset", one),
-        (one, two),
-        (two, "memory://here/ds"),
-        ("memory://here/ds", tmp_path / "back"),
-    ):
+    places = [tmp_path / "dataset", one, two, "memory://here/ds", tmp_path / "back"]
+    for source, dest in itertools.pairwise(places):
         report = copy_dataset(source, dest, journal=tmp_path / "journal", temp_dir=tmp_path / "temp")
         assert (report.state, report.num_copied) == ("copied", len(tree))
     assert tree_of(tmp_path / "back") == tree
@@ -304,9 +295,7 @@ def test_disk_bucket_bucket_disk(
     assert not moto_server.uploads(bucket) and not list((tmp_path / "temp").iterdir())
 
 
-def test_a_copy_to_a_bucket_that_is_killed_goes_on(
-    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]]
-) -> None:
+def test_a_copy_to_a_bucket_that_is_killed_goes_on(tmp_path: Path, moto_server: S3Server, s3_env: S3Env) -> None:
     """kill -9 while files go up; what an unfinished upload left is given up at the end."""
     env = s3_env(moto_server)
     seal_whole(tmp_path / "source", 20, clip_bytes=32_000)
@@ -327,11 +316,7 @@ def test_a_copy_to_a_bucket_that_is_killed_goes_on(
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 23))])
 def test_copy_and_verify_through_faults(
-    tmp_path: Path,
-    moto_server: S3Server,
-    s3_env: Callable[[S3Server], dict[str, str]],
-    fault_proxy: Callable[..., FaultProxy],
-    seed: int,
+    tmp_path: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory, seed: int
 ) -> None:
     """FETCH-1, SHARD-2: every fault that the proxy knows on a tenth of requests: the bytes are right, and found so."""
     proxy = fault_proxy(moto_server, fault_rate=0.1, seed=seed, stall_s=0.5, slow_s=0.5)
@@ -342,18 +327,13 @@ def test_copy_and_verify_through_faults(
     copy_dataset(one, two, journal=tmp_path / "journal", temp_dir=tmp_path)
     report = verify_dataset(two, deep=True, journal=tmp_path / "journal")
     assert report.is_right, report.problems
-    tree = tree_of(tmp_path / "source")
     bucket = two.split("/")[2]
-    assert {path: moto_server.read(bucket, f"ds/{path}") for path in tree} == tree
-    assert len(moto_server.objects(bucket)) == len(tree) and not moto_server.uploads(bucket)
+    assert moto_server.tree(bucket, "ds") == tree_of(tmp_path / "source") and not moto_server.uploads(bucket)
     assert sum(proxy.counts().faults.values()) > 10
 
 
 def test_a_bucket_that_answers_no_more_is_an_error_in_time(
-    tmp_path: Path,
-    moto_server: S3Server,
-    s3_env: Callable[[S3Server], dict[str, str]],
-    fault_proxy: Callable[..., FaultProxy],
+    tmp_path: Path, moto_server: S3Server, s3_env: S3Env, fault_proxy: ProxyFactory
 ) -> None:
     """FETCH-1: within the deadline, of source, dest and of what is verified; it is no finding. The same call goes on."""
     proxy = fault_proxy(moto_server)
@@ -378,16 +358,16 @@ def test_a_bucket_that_answers_no_more_is_an_error_in_time(
     assert not list(journal.iterdir())
 
 
-def test_a_real_object_store(tmp_path: Path, rgw: Rgw, s3_env: Callable[[S3Server], dict[str, str]]) -> None:
+def test_a_real_object_store(tmp_path: Path, rgw: Rgw, s3_env: S3Env) -> None:
     """SHARD-2 against Ceph RGW: parts and all; whoever may not read or write is told so at once."""
     s3_env(rgw)
     seal_whole(tmp_path / "source", 2, clip_bytes=6 * 2**20)
     bucket = rgw.new_bucket()
-    url, tree = f"s3://{bucket}/ds", tree_of(tmp_path / "source")
+    url = f"s3://{bucket}/ds"
     rgw.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/left.tar")
     report = copy_dataset(tmp_path / "source", url, journal=tmp_path / "journal", temp_dir=tmp_path)
     assert report.num_uploads_aborted == 1 and not rgw.uploads(bucket)
-    assert {path: rgw.read(bucket, f"ds/{path}") for path in tree} == tree
+    assert rgw.tree(bucket, "ds") == tree_of(tmp_path / "source")
     assert verify_dataset(url, deep=True, journal=tmp_path / "journal").is_right
     s3_env(rgw.other)
     for refused in (

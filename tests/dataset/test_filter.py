@@ -18,12 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.dataset.filter.filter import CountCache, Filter, count_matches, parse_filter
-from streamvid.dataset.index import RowGroup, encode_samples, named_by_content
-from streamvid.dataset.manifest import Fingerprints, manifest_to_json
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError
-from streamvid.storage import LocalStore
-from tests.dataset.samples import BUCKETS, ROW, seal
+from tests.dataset.samples import BUCKETS, ROW, Part, seal, seal_parts, tar_bytes
 
 TYPES = {"score": "double", "year": "int64", "place": "string", "good": "bool", "my col": "double", "fps": "int64"}
 
@@ -42,25 +39,10 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def dataset_of(root: Path, values: list[dict[str, Any]], types: dict[str, str]) -> Dataset:
-    manifest = seal(root, (len(values), 1))
-    store, old = LocalStore(root), open_dataset(root)
     rows = [replace(ROW, key=f"k{i}", index=i, columns=row) for i, row in enumerate(values)]
-    groups = [RowGroup("96x64-9f", 0, "train", rows), RowGroup(BUCKETS[1].id, 0, "train", [replace(ROW, columns={})])]
-    data = encode_samples(groups, types)
-    samples = named_by_content("samples", 0, data)
-    store.put(samples.path, data)
-    shards = [replace(shard, index_path=samples.path) for shard in old.shards]
-    from streamvid.dataset.index import encode_shards
-
-    table = encode_shards(shards)
-    shard_file = named_by_content("shards", 0, table)
-    store.put(shard_file.path, table)
-    changed = replace(
-        manifest,
-        files=replace(manifest.files, samples=(samples,), shards=(shard_file,)),
-        fingerprints=Fingerprints.of(BUCKETS, shards, (samples,)),
-    )
-    store.put("manifest.json", manifest_to_json(changed))
+    tar = tar_bytes([("a-0", {"mp4": b"mp4"})])
+    parts = [Part(BUCKETS[0], 0, tar, rows), Part(BUCKETS[1], 0, tar, [replace(ROW, columns={})])]
+    seal_parts(root, BUCKETS, parts, types)
     return open_dataset(root)
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from streamvid.dataset.passes import in_parallel
+from tests.processes import run_python
 
 # Each interrupt comes as one result is asked for or handed over: where a lock taken for it would be held for ever.
 INTERRUPTED = """
@@ -35,8 +34,7 @@ print("done")
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_moment_ends_it(seed: int) -> None:
     """Ctrl-C of a verify, copy or plan: it ends at once, and no thread is left or waited for."""
-    command = [sys.executable, "-c", INTERRUPTED, str(seed), "20000" if seed else "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = run_python(INTERRUPTED, seed, "20000" if seed else "1000", check=False)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr[-2000:]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +18,7 @@ from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError, DatasetError, IntegrityError, StorageError, StreamvidError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import seal
+from tests.processes import run_python
 
 
 def test_shards_samples_and_rejections(tmp_path: Path) -> None:
@@ -80,8 +79,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     """One of Arrow's that still holds what is of Python aborts a process that ends: "terminate called …", exit 134."""
     seal(tmp_path, (3, 2))
-    command = [sys.executable, "-c", READING, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = run_python(READING, tmp_path, check=False)
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 

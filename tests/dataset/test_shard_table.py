@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -38,6 +36,7 @@ from streamvid.dataset.shard_table import ShardRows, ShardTable, exact_sum, larg
 from streamvid.errors import IntegrityError
 from streamvid.storage import LocalStore
 from tests.dataset.samples import seal
+from tests.processes import run_python
 
 BUCKET = Bucket(9, 64, 96)
 SAMPLES = (FileInfo("index/samples", 3, "b" * 64),)
@@ -243,6 +242,6 @@ def test_opening_takes_memory_by_the_table_and_little_of_it(tmp_path: Path) -> N
     sealed = Manifest((BUCKET,), "copy", counts, files, Fingerprints(plan, base, base))
     LocalStore(tmp_path).put(MANIFEST, manifest_to_json(sealed))
     assert len(open_dataset(tmp_path).shards) == count
-    done = subprocess.run([sys.executable, "-c", OPEN, tmp_path], capture_output=True, text=True, check=True)
+    done = run_python(OPEN, tmp_path)
     found, taken = map(int, done.stdout.split())
     assert found == count and taken < 450 * count

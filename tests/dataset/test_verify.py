@@ -6,8 +6,6 @@ import json
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,16 +17,11 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.dataset.upkeep.verify import MAX_PROBLEMS, VerifyReport, verify_dataset
 from streamvid.errors import ConfigError, DatasetError, StorageError
 from streamvid.storage import LocalStore
-from tests.clips import ROOT
 from tests.dataset.frozen import DATASETS, FROZEN
 from tests.dataset.whole import Watched, flip, seal_whole
-from tests.servers import S3Server
-
-Tree = dict[str, bytes]
-
-
-def tree_of(root: Path) -> Tree:
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+from tests.files import tree_of
+from tests.processes import run_python
+from tests.servers import S3Env, S3Server
 
 
 def named(report: VerifyReport) -> set[str]:
@@ -322,10 +315,7 @@ def test_killed_runs_go_on_and_find_the_same(tmp_path: Path) -> None:
     flip(root / tars(root)[60], 800)
     killed = 0
     for phase, number in (("index", 1), ("shards", 1), ("shards", 20), ("shards", 60), ("shards", 80)):
-        order = [str(root), str(journal), phase, str(number), str(rng.choice([0.0, 0.001, 0.003]))]
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, *order], cwd=ROOT, timeout=60, capture_output=True, text=True
-        )
+        done = run_python(CODE, root, journal, phase, number, rng.choice([0.0, 0.001, 0.003]), check=False)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         killed += done.returncode != 0
         assert done.returncode or done.stdout.startswith("1 ")
@@ -336,9 +326,7 @@ def test_killed_runs_go_on_and_find_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_dataset_in_a_bucket(
-    tmp_path: Path, moto_server: S3Server, s3_env: Callable[[S3Server], dict[str, str]], deep: bool
-) -> None:
+def test_a_dataset_in_a_bucket(tmp_path: Path, moto_server: S3Server, s3_env: S3Env, deep: bool) -> None:
     """The same findings as on a disk, by a real server; an interrupted run goes on there too."""
     s3_env(moto_server)
     seal_whole(tmp_path / "dataset", 9)

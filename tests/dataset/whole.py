@@ -13,69 +13,35 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamvid.dataset.index import RowGroup, encode_rejections, encode_samples, encode_shards, named_by_content
-from streamvid.dataset.manifest import (
-    MANIFEST,
-    Counts,
-    FileInfo,
-    Fingerprints,
-    Manifest,
-    ManifestFiles,
-    ShardInfo,
-    manifest_to_json,
-    offsets_path,
-)
-from streamvid.dataset.tar import energon_files, scan_tar, tar_index
-from streamvid.storage import LocalStore, Ranges, Store
-from tests.dataset.samples import BUCKETS, ROW, USER_TYPES, tar_bytes
+from streamvid.dataset.manifest import Manifest
+from streamvid.storage import Ranges, Store
+from tests.dataset.samples import BUCKETS, ROW, USER_TYPES, Part, clip_offsets, seal_parts, tar_bytes
 
 
 def seal_whole(
     root: Path, num_shards: int = 6, clip_bytes: int = 3000, caption: str = "words {}", has_shards: bool = True
 ) -> Manifest:
     """Seal three samples per shard, whose clips are not videos. Captions' checksums are always those of "words KEY"."""
-    store, bucket = LocalStore(root), BUCKETS[0]
-    groups, tars = [], []
-    for number in range(num_shards):
+
+    def part_of(number: int) -> Part:
         keys = [f"s{number}-{index}" for index in range(3)]
         clips = [hashlib.sha256(key.encode()).digest() * (clip_bytes // 32) for key in keys]
-        data = tar_bytes([(k, {"mp4": c, "txt": caption.format(k).encode()}) for k, c in zip(keys, clips, strict=True)])
-        members = list(scan_tar(io.BytesIO(data)))
-        tars.append((data, tar_index(members)))
-        offsets = [member.offset for member in members if member.extension == "mp4"]
-        groups.append(
-            RowGroup(
-                bucket.id,
-                number,
-                "train",
-                [
-                    replace(
-                        ROW,
-                        key=key,
-                        index=index,
-                        text=f"words {key}",
-                        clip=replace(
-                            ROW.clip, offset=offset, num_bytes=len(clip), sha256=hashlib.sha256(clip).digest()
-                        ),
-                        columns={"score": 1.0},
-                    )
-                    for index, (key, offset, clip) in enumerate(zip(keys, offsets, clips, strict=True))
-                ],
-            )
-        )
-    samples_data = with_captions(encode_samples(groups, USER_TYPES), caption)
-    samples = named_by_content("samples", 0, samples_data)
-    shards = [
-        ShardInfo(
-            bucket.id, number, "train", 3, len(tar), hashlib.sha256(tar).hexdigest(), len(index),
-            hashlib.sha256(index).hexdigest(), clip_bytes, samples.path, number,
-        )
-        for number, (tar, index) in enumerate(tars)
-    ]  # fmt: skip
-    for shard, (tar, index) in zip(shards, tars if has_shards else [], strict=has_shards):
-        store.put(shard.path, tar)
-        store.put(offsets_path(shard.path), index)
-    return _seal_index(store, shards, samples, samples_data)
+        tar = tar_bytes([(k, {"mp4": c, "txt": caption.format(k).encode()}) for k, c in zip(keys, clips, strict=True)])
+        rows = []
+        for index, (key, data, offset) in enumerate(zip(keys, clips, clip_offsets(tar), strict=True)):
+            clip = replace(ROW.clip, offset=offset, num_bytes=len(data), sha256=hashlib.sha256(data).digest())
+            rows.append(replace(ROW, key=key, index=index, text=f"words {key}", clip=clip, columns={"score": 1.0}))
+        return Part(BUCKETS[0], number, tar, rows)
+
+    parts = [part_of(number) for number in range(num_shards)]
+    return seal_parts(
+        root,
+        BUCKETS[:1],
+        parts,
+        USER_TYPES,
+        change_index=lambda data: with_captions(data, caption),
+        has_shards=has_shards,
+    )
 
 
 def with_captions(data: bytes, caption: str) -> bytes:
@@ -88,30 +54,6 @@ def with_captions(data: bytes, caption: str) -> bytes:
             place = table.schema.get_field_index("text")
             writer.write_table(table.set_column(place, table.schema.field("text"), texts))
     return sink.getvalue()
-
-
-def _seal_index(store: Store, shards: list[ShardInfo], samples: FileInfo, samples_data: bytes) -> Manifest:
-    shard_data, rejection_data, others = encode_shards(shards), encode_rejections([]), energon_files(shards)
-    files = named_by_content("shards", 0, shard_data), named_by_content("rejections", 0, rejection_data)
-    manifest = Manifest(
-        buckets=BUCKETS[:1],
-        clips="copy",
-        counts=Counts(3 * len(shards), 3 * len(shards), 0, len(shards), sum(shard.num_bytes for shard in shards)),
-        files=ManifestFiles(
-            shards=(files[0],),
-            samples=(samples,),
-            rejections=(files[1],),
-            other=tuple(FileInfo.of(path, data) for path, data in others.items()),
-        ),
-        fingerprints=Fingerprints.of(BUCKETS[:1], shards, (samples,)),
-        build={"options": {"seed": 0}},
-    )
-    for file, data in ((samples, samples_data), (files[0], shard_data), (files[1], rejection_data)):
-        store.put(file.path, data)
-    for path, data in others.items():
-        store.put(path, data)
-    store.put(MANIFEST, manifest_to_json(manifest))
-    return manifest
 
 
 class Watched:

@@ -108,10 +108,7 @@ def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
         run = dataclasses.replace(run_of(2), prefetch_bytes=prefetch, details=True)
         details = forecast_dataset(dataset, run).details
         assert details is not None
-        for pixels, num_bytes in (
-            ("rgb24", details.memory.ring_bytes),
-            ("yuv420p", details.memory.ring_bytes_yuv420p),
-        ):
+        for pixels, num_bytes in (("rgb24", details.memory.ring_bytes), ("yuv420p", details.memory.ring_bytes_yuv420p)):
             with streamvid.VideoLoader(
                 sharded.root,
                 batch_size=SIZES,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter
 from dataclasses import asdict
 from fractions import Fraction
@@ -11,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import streamvid
@@ -28,6 +24,7 @@ from streamvid.forecast.run import LeftOutRow
 from streamvid.sharder.assign import record_key, stable_hash
 from streamvid.sharder.sharder import dry_run
 from tests.conftest import Corpus, Sharded
+from tests.files import write_rows
 from tests.shard_options import shard_options
 
 OPENSORA = {"256px": {1: [1.0, 45], 17: [0.5, 12], 33: [[0.7, 0.4], 6]}, "512px": {1: [0.3, 8], 17: [[0.2, 0.9], 2]}}
@@ -64,21 +61,6 @@ def rows_of(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return made
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=97)
-    elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        path.write_text(json.dumps(rows))
-    return path
-
-
 def forecast(source: Path, config: BucketConfig, seed: int = 7) -> AssignedRows:
     return assign_rows(open_facts(source).blocks(), config, seed)
 
@@ -109,7 +91,7 @@ def one_by_one(
 def test_rows_are_counted_as_if_each_were_asked_alone(tmp_path: Path, name: str) -> None:
     """SHARD-3: every row is in a bucket or left out with a kind, as a plain loop over `choices` says; draws too."""
     rows = rows_of(3000)
-    found = forecast(write(tmp_path / "m.parquet", rows), CONFIGS[name])
+    found = forecast(write_rows(tmp_path / "m.parquet", rows), CONFIGS[name])
     drawn, left, expected = one_by_one(rows, CONFIGS[name])
     left_out = sum(one.num_rows for one in found.left_out.values())
     assert found.num_rows == len(rows) == sum(found.counts.values()) + left_out
@@ -128,8 +110,8 @@ def test_all_kinds_of_files_say_the_same(tmp_path: Path) -> None:
     folder = tmp_path / "many"
     folder.mkdir()
     for number in range(5):
-        write(folder / f"part-{number}.parquet", rows[100 * number : 100 * number + 100])
-    sources = [write(tmp_path / f"m.{kind}", rows) for kind in ("csv", "json", "jsonl", "parquet")] + [folder]
+        write_rows(folder / f"part-{number}.parquet", rows[100 * number : 100 * number + 100])
+    sources = [write_rows(tmp_path / f"m.{kind}", rows) for kind in ("csv", "json", "jsonl", "parquet")] + [folder]
     found = [forecast(source, CONFIGS["probabilities"]) for source in sources]
     assert all(is_metadata(source) for source in sources)
     for other in found[1:]:
@@ -170,18 +152,18 @@ def test_broken_rows_and_values_are_left_out_with_a_reason(tmp_path: Path) -> No
 
 def test_frames_may_be_said_by_duration_and_rate(tmp_path: Path) -> None:
     rows = [{"height": 480, "width": 832, "fps": 24.0, "duration": 2.0}] * 3
-    found = forecast(write(tmp_path / "m.csv", rows), CONFIGS["resolutions"])
+    found = forecast(write_rows(tmp_path / "m.csv", rows), CONFIGS["resolutions"])
     assert found.counts == {"480p-33f-16x9": 3} and found.frames_are_estimated
 
 
 def test_a_rate_that_needs_a_duration_says_so(tmp_path: Path) -> None:
     rows = [{"num_frames": 33, "height": 480, "width": 832}] * 2
-    found = forecast(write(tmp_path / "m.csv", rows), CONFIGS["resampled"])
+    found = forecast(write_rows(tmp_path / "m.csv", rows), CONFIGS["resampled"])
     assert {kind: one.num_rows for kind, one in found.left_out.items()} == {"unknown-duration": 2}
 
 
 def test_metadata_without_sizes_names_what_to_use(tmp_path: Path) -> None:
-    source = write(tmp_path / "m.csv", [{"path": "a.mp4", "caption": "x"}])
+    source = write_rows(tmp_path / "m.csv", [{"path": "a.mp4", "caption": "x"}])
     with pytest.raises(SourceError, match=r"no column height, width, num_frames .*; it has path, caption.*--dry-run"):
         open_facts(source)
 
@@ -197,7 +179,7 @@ def test_it_says_what_shard_does(corpus: Corpus, sharded: Sharded, tmp_path: Pat
         }
         for row in table
     ]  # fmt: skip
-    source = write(tmp_path / "m.parquet", rows)
+    source = write_rows(tmp_path / "m.parquet", rows)
     if not probabilities:
         config = BucketConfig(resolution=("128px", "256px"), num_frames=(1, 5, 17))
         assert forecast(source, config).counts == dict(sorted(Counter(row["bucket_id"] for row in table).items()))
@@ -208,7 +190,7 @@ def test_it_says_what_shard_does(corpus: Corpus, sharded: Sharded, tmp_path: Pat
         )
     )
     options = shard_options(
-        metadata=write(tmp_path / "paths.jsonl", [{"path": row["path"]} for row in rows]), bucket_config=config,
+        metadata=write_rows(tmp_path / "paths.jsonl", [{"path": row["path"]} for row in rows]), bucket_config=config,
         seed=3, workers=2,
     )  # fmt: skip
     report = dry_run(corpus.root, tmp_path / "unused", options)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import streamvid
 from streamvid.buckets.bucket import Bucket
-from streamvid.dataset import index, manifest, tar
 from streamvid.dataset.index import ClipEntry, SampleRow, SourceEntry
-from streamvid.dataset.manifest import FileInfo, Manifest, ShardInfo
-from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
+from tests.dataset.samples import Part, clip_offsets, seal_parts, tar_bytes
+from tests.loader.s3_run import Source, make_sources
+from tests.servers import Rgw
 
 SMALL = Bucket(num_frames=5, height=64, width=96)
 TALL = Bucket(num_frames=9, height=96, width=64)
@@ -41,112 +43,101 @@ def build_dataset(
     damage: Mapping[str, bytes] | None = None,
 ) -> Path:
     """A sealed dataset with shards of these sizes in each bucket; `damage`: key → clip bytes stored in its place."""
-    store = LocalStore(root)
-    shards: list[ShardInfo] = []
-    pieces = []
+    parts = []
     for bucket, sizes in layout.items():
         first = 0
         for number, size in enumerate(sizes):
-            samples, rows = [], []
-            for i in range(size):
-                key = f"{bucket.id}-{first + i}"
-                clip = clip_bytes((first + i) % variants, bucket.width * 2, bucket.height * 2, clip_frames)
-                clip = (damage or {}).get(key, clip)
-                text = f"clip {first + i}".encode()
-                samples.append((key, {"json": b"{}", "mp4": clip, "txt": text}))
-            sink = io.BytesIO()
-            tar.write_shard(sink, samples)
-            data = sink.getvalue()
-            members = list(tar.scan_tar(io.BytesIO(data)))
-            clips = {member.key: member for member in members if member.extension == "mp4"}
-            for i, (key, parts) in enumerate(samples):
-                rows.append(
-                    SampleRow(
-                        key=key,
-                        record_key=key,
-                        index=i,
-                        text=parts["txt"].decode() if i % 5 else None,
-                        clip=ClipEntry(
-                            extension="mp4",
-                            offset=clips[key].offset,
-                            num_bytes=clips[key].num_bytes,
-                            sha256=hashlib.sha256(parts["mp4"]).digest(),
-                            num_frames=clip_frames,
-                            width=bucket.width * 2,
-                            height=bucket.height * 2,
-                            fps=24.0,
-                            duration_seconds=clip_frames / 24,
-                            codec="h264",
-                        ),
-                        source=SourceEntry(
-                            key, bucket.width * 2, bucket.height * 2, clips[key].num_bytes, 0, clip_frames
-                        ),
-                        columns={"score": (first + i) / 2 if i % 3 else None, "place": f"p{i}", "year": 2000 + i},
-                    )
-                )
-            offsets = tar.tar_index(members)
-            path = manifest.shard_path(bucket.id, number)
-            store.put(path, data)
-            store.put(manifest.offsets_path(path), offsets)
-            pieces.append(index.RowGroup(bucket.id, number, split, rows))
-            shards.append(_shard(bucket, number, split, data, offsets, rows, len(shards)))
+            samples = []
+            for i in range(first, first + size):
+                key = f"{bucket.id}-{i}"
+                clip = clip_bytes(i % variants, bucket.width * 2, bucket.height * 2, clip_frames)
+                members = {"json": b"{}", "mp4": (damage or {}).get(key, clip), "txt": f"clip {i}".encode()}
+                samples.append((key, members))
+            tar = tar_bytes(samples)
+            rows = [
+                row_of(bucket, key, members["mp4"], offset, clip_frames, i, first + i)
+                for i, ((key, members), offset) in enumerate(zip(samples, clip_offsets(tar), strict=True))
+            ]
+            parts.append(Part(bucket, number, tar, rows, split))
             first += size
-    encoded = index.encode_samples(pieces, {"score": "double", "place": "string", "year": "int64"})
-    samples_file = index.named_by_content("samples", 0, encoded)
-    shards = [_with_index(shard, samples_file.path) for shard in shards]
-    table = index.encode_shards(shards)
-    shards_file = index.named_by_content("shards", 0, table)
-    rejected = index.encode_rejections([])
-    rejections_file = index.named_by_content("rejections", 0, rejected)
-    for file, content in ((samples_file, encoded), (shards_file, table), (rejections_file, rejected)):
-        store.put(file.path, content)
-    _seal(store, tuple(layout), shards, (shards_file,), (samples_file,), (rejections_file,))
+    seal_parts(root, tuple(layout), parts, {"score": "double", "place": "string", "year": "int64"})
     return root
 
 
-def _shard(
-    bucket: Bucket, number: int, split: str, data: bytes, offsets: bytes, rows: list[SampleRow], group: int
-) -> ShardInfo:
-    return ShardInfo(
-        bucket_id=bucket.id,
-        number=number,
-        split=split,
-        num_samples=len(rows),
-        num_bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        offsets_num_bytes=len(offsets),
-        offsets_sha256=hashlib.sha256(offsets).hexdigest(),
-        max_clip_bytes=max(row.clip.num_bytes for row in rows),
-        index_path="index/pending",
-        index_row_group=group,
+def row_of(bucket: Bucket, key: str, clip: bytes, offset: int, num_frames: int, index: int, number: int) -> SampleRow:
+    """Sample `index` of its shard and `number` of its bucket: every fifth has no caption, every third no score."""
+    width, height = bucket.width * 2, bucket.height * 2
+    return SampleRow(
+        key=key,
+        record_key=key,
+        index=index,
+        text=f"clip {number}" if index % 5 else None,
+        clip=ClipEntry(
+            extension="mp4",
+            offset=offset,
+            num_bytes=len(clip),
+            sha256=hashlib.sha256(clip).digest(),
+            num_frames=num_frames,
+            width=width,
+            height=height,
+            fps=24.0,
+            duration_seconds=num_frames / 24,
+            codec="h264",
+        ),
+        source=SourceEntry(key, width, height, len(clip), 0, num_frames),
+        columns={"score": number / 2 if index % 3 else None, "place": f"p{index}", "year": 2000 + index},
     )
 
 
-def _with_index(shard: ShardInfo, path: str) -> ShardInfo:
-    values: dict[str, Any] = {name: getattr(shard, name) for name in ShardInfo.__slots__}
-    return ShardInfo(**values | {"index_path": path})
+def open_loader(dataset: Any, state: Any = None, **options: Any) -> streamvid.VideoLoader:
+    """A loader of one sample per batch and without workers, unless `options` say otherwise; it goes on from `state`."""
+    loader = streamvid.VideoLoader(dataset, **{"batch_size": 1, "num_workers": 0, **options})
+    if state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
 
 
-def _seal(
-    store: LocalStore,
-    buckets: tuple[Bucket, ...],
-    shards: list[ShardInfo],
-    shard_files: tuple[FileInfo, ...],
-    sample_files: tuple[FileInfo, ...],
-    rejection_files: tuple[FileInfo, ...],
-) -> None:
-    num_samples = sum(shard.num_samples for shard in shards)
-    sealed = Manifest(
-        buckets=buckets,
-        clips="copy",
-        counts=manifest.Counts(num_samples, num_samples, 0, len(shards), sum(shard.num_bytes for shard in shards)),
-        files=manifest.ManifestFiles(shard_files, sample_files, rejection_files),
-        fingerprints=manifest.Fingerprints.of(buckets, shards, sample_files),
-    )
-    store.put(manifest.MANIFEST, manifest.manifest_to_json(sealed))
+def state_after(num_steps: int, dataset: Any, **options: Any) -> dict[str, Any]:
+    """The state of such a loader that has handed over so many batches."""
+    with open_loader(dataset, **options) as loader:
+        for _ in islice(loader, num_steps):
+            pass
+        return loader.state_dict()
+
+
+def in_legs(
+    dataset: Any, legs: Sequence[tuple[int, int, int]], **options: Any
+) -> Iterator[tuple[streamvid.VideoLoader, streamvid.Batch]]:
+    """Every batch of every rank in runs of (ranks, batch size, steps), each going on where the one before stopped."""
+    state = None
+    for num_ranks, batch_size, num_steps in legs:
+        states = []
+        for rank in range(num_ranks):
+            world = streamvid.World(rank, num_ranks)
+            with open_loader(dataset, state, batch_size=batch_size, world=world, **options) as loader:
+                for batch in islice(loader, num_steps):
+                    yield loader, batch
+                states.append(loader.state_dict())
+        assert all(other == states[0] for other in states), "PLAN-5: the state is the same on all ranks"
+        state = states[0]
+
+
+def new_slots(batch: streamvid.Batch) -> list[int]:
+    """The places in a batch of samples that are not repeats."""
+    return [slot for slot, again in enumerate(batch.is_repeat.tolist()) if not again]
+
+
+def new_keys(batch: streamvid.Batch) -> list[str]:
+    return [batch.sample_keys[slot] for slot in new_slots(batch)]
 
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two buckets, five shards, 23 samples."""
     return build_dataset(tmp_path_factory.mktemp("dataset"), {SMALL: [5, 4, 3], TALL: [6, 5]})
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> dict[str, Source]:
+    """Two datasets, on the disk and in buckets of Ceph RGW."""
+    return make_sources(tmp_path_factory.mktemp("sources"), rgw)

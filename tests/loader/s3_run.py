@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 
+USUAL: dict[str, Any] = {"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}}
+
+
 @dataclass(frozen=True)
 class Source:
     """A dataset on disk, and the same in a bucket."""
@@ -75,10 +78,8 @@ def received(batch: streamvid.Batch) -> list[Any]:
             digest.update(json.dumps([clip.start, clip.num_frames, clip.stream_json, len(clip.data)]).encode())
             digest.update(clip.data.numpy().tobytes())
             digest.update(b"" if clip.packets is None else clip.packets.numpy().tobytes())
-    return [
-        batch.bucket.id, list(batch.sample_keys), list(batch.text), batch.is_repeat.tolist(),
-        [str(fps) for fps in batch.fps.tolist()], batch.loss_weight, digest.hexdigest(),
-    ]  # fmt: skip
+    samples = [list(batch.sample_keys), list(batch.text), batch.is_repeat.tolist(), list(map(str, batch.fps.tolist()))]
+    return [batch.bucket.id, *samples, batch.loss_weight, digest.hexdigest()]
 
 
 def all_of(loader: streamvid.VideoLoader) -> list[list[Any]]:
@@ -88,9 +89,7 @@ def all_of(loader: streamvid.VideoLoader) -> list[list[Any]]:
 
 def run(dataset: Any, *, state: dict[str, Any] | None = None, **options: Any) -> list[list[Any]]:
     """What a loader of its own gives, from a state on."""
-    with streamvid.VideoLoader(
-        dataset, **merged({"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}}, options)
-    ) as loader:
+    with streamvid.VideoLoader(dataset, **merged(USUAL, options)) as loader:
         if state is not None:
             loader.load_state_dict(state)
         return all_of(loader)
@@ -108,6 +107,23 @@ def told(out: Path) -> Any:
     return json.loads(out.read_text())
 
 
+def check_processes(source: Source, folder: Path, num_ranks: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Ranks that are processes, all at once, write down what one after the other receives from the disk; statistics."""
+    ranks = [
+        start(dataset=source.url, world=[rank, num_ranks], options=options, out=folder / str(rank))
+        for rank in range(num_ranks)
+    ]
+    own = {name: value for name, value in options.items() if name not in ("num_workers", "storage")}
+    found = []
+    for rank, process in enumerate(ranks):
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
+        got, stats = told(folder / str(rank))
+        assert got == run(source.root, **own, world=streamvid.World(rank, num_ranks))
+        found.append(stats)
+    return found
+
+
 def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
     """The same batches; the seconds until each, and until the end or an error, are added to `waits`."""
     while True:
@@ -123,7 +139,7 @@ def timed(batches: Iterator[Any], waits: list[float]) -> Iterator[Any]:
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    options = merged({"num_workers": 0, "limits": {"prefetch_bytes": 1 << 22}}, order.get("options", {}))
+    options = merged(USUAL, order.get("options", {}))
     if "world" in order:
         options["world"] = streamvid.World(*order["world"])
     with streamvid.VideoLoader(order["dataset"], **options) as loader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,11 @@ import pytest
 
 import streamvid
 from streamvid.errors import StreamvidError
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.files import write_rows
+from tests.loader.conftest import SMALL, TALL, build_dataset, open_loader, state_after
 
 pytestmark = pytest.mark.timeout(120)
-OPTIONS: dict[str, Any] = {"batch_size": 1, "num_workers": 0, "num_epochs": 2}
+OPTIONS: dict[str, Any] = {"num_epochs": 2}
 
 
 @pytest.fixture
@@ -27,29 +27,19 @@ def write(path: Path, root: Path, **columns: Any) -> Path:
     """A row for every sample; values by the sample's number."""
     keys = streamvid.open_dataset(root).samples_table().column("key").to_pylist()
     rows = [{"key": key, **{name: of(n) for name, of in columns.items()}} for n, key in enumerate(keys)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_rows(path, rows)
 
 
 def delivered(root: Path, state: dict[str, Any] | None = None, **options: Any) -> list[tuple[str, str, bytes]]:
     """(key, text, pixels) of each sample, in order."""
-    found = []
-    with streamvid.VideoLoader(root, **OPTIONS | options) as loader:
-        if state is not None:
-            loader.load_state_dict(state)
-        for batch in loader:
-            found.append((batch.sample_keys[0], batch.text[0], batch.video.numpy().tobytes()))
-    return found
+    with open_loader(root, state, **OPTIONS | options) as loader:
+        return [(batch.sample_keys[0], batch.text[0], batch.video.numpy().tobytes()) for batch in loader]
 
 
 def test_a_state_of_before_goes_on_with_the_very_same_samples(root: Path, tmp_path: Path) -> None:
     """PLAN-5, item 5: cursors stay good; samples, order, windows and pixels are as they were, texts are new."""
     whole = delivered(root)
-    with streamvid.VideoLoader(root, **OPTIONS) as loader:
-        iterator = iter(loader)
-        for _ in range(5):
-            next(iterator)
-        state = loader.state_dict()
+    state = state_after(5, root, **OPTIONS)
     file = write(tmp_path / "a.jsonl", root, motion=lambda n: n / 2, caption=lambda n: f"new {n}")
     streamvid.annotate(root, file, caption_column="caption")
     texts = {row["key"]: row["text"] for row in streamvid.open_dataset(root).samples_table().to_pylist()}
@@ -69,7 +59,7 @@ def test_new_columns_are_in_batches_and_in_conditions(root: Path, tmp_path: Path
         seen = []
         for rank in range(num_ranks):
             world = streamvid.World(rank, num_ranks)
-            with streamvid.VideoLoader(root, **options, world=world, tail="pad") as loader:
+            with open_loader(root, **options, world=world, tail="pad") as loader:
                 for batch in loader:
                     key = batch.sample_keys[0]
                     assert batch.motion.tolist() == [expected[key]["user.motion"]]
@@ -82,10 +72,7 @@ def test_a_state_with_a_condition_stays_good_unless_its_own_columns_change(root:
     """PLAN-1, PLAN-5: which samples pass depends on the values; other values are another plan, and are told."""
     where = "year > 2001"
     whole = [key for key, _, _ in delivered(root, where=where)]
-    with streamvid.VideoLoader(root, **OPTIONS, where=where) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = loader.state_dict()
+    state = state_after(1, root, **OPTIONS, where=where)
     streamvid.annotate(root, write(tmp_path / "a.jsonl", root, motion=lambda n: n))
     assert [key for key, _, _ in delivered(root, state, where=where)] == whole[1:]
     streamvid.annotate(root, write(tmp_path / "b.jsonl", root, year=lambda n: 2001 + n % 3), overwrite=True)
@@ -97,7 +84,7 @@ def test_a_state_with_a_condition_stays_good_unless_its_own_columns_change(root:
 def test_a_running_loader_keeps_what_it_began_with(root: Path, tmp_path: Path) -> None:
     """Files are never changed: an epoch that has begun ends as it would have."""
     expected = delivered(root)
-    with streamvid.VideoLoader(root, **OPTIONS) as loader:
+    with open_loader(root, **OPTIONS) as loader:
         found = []
         for number, batch in enumerate(loader):
             if number == 2:
@@ -114,8 +101,3 @@ def test_several_captions_put_there_are_drawn(root: Path, tmp_path: Path) -> Non
     first = delivered(root, num_epochs=6)
     assert {text[0] for _, text, _ in first} == {"a", "b"}
     assert [row[:2] for row in delivered(root, num_epochs=6, num_workers=1)] == [row[:2] for row in first]
-
-
-def test_workers_in_other_processes_see_the_same(root: Path, tmp_path: Path) -> None:
-    streamvid.annotate(root, write(tmp_path / "a.jsonl", root, caption=lambda n: f"new {n}"), caption_column="caption")
-    assert delivered(root, num_workers=2) == delivered(root)

@@ -26,8 +26,9 @@ from streamvid.loader.delivery.requests import BatchRequest
 from streamvid.loader.mix import MixPart, SampleRequest, Subset
 from streamvid.loader.options import LimitOptions
 from streamvid.loader.view.text import TextOptions, text_rule
-from tests.clips import corpus_tool
-from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
+from tests.files import tree_of
+from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes, open_loader, state_after
+from tools import make_corpus
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -103,16 +104,11 @@ class Delivered:
 
 def deliveries(root: Path, skip: int = 0, **options: Any) -> list[Delivered]:
     """What a consumer receives, slot by slot, from a state taken after `skip` batches of another loader."""
-    read_number = corpus_tool().read_number
+    read_number = make_corpus.read_number
     found = []
-    settings = {"batch_size": 3, "num_workers": 0, "num_epochs": 1} | options
-    with streamvid.VideoLoader(root, **settings) as loader:
-        if skip:
-            with streamvid.VideoLoader(root, **settings | {"num_workers": 0}) as other:
-                iterator = iter(other)
-                for _ in range(skip):
-                    next(iterator)
-                loader.load_state_dict(json.loads(json.dumps(other.state_dict())))
+    settings = {"batch_size": 3, "num_epochs": 1} | options
+    state = state_after(skip, root, **settings | {"num_workers": 0}) if skip else None
+    with open_loader(root, state, **settings) as loader:
         for batch in loader:
             for slot, video in enumerate(batch.video.permute(0, 2, 3, 4, 1).numpy()):
                 numbers = [read_number(frame, 0.5) for frame in video]
@@ -188,9 +184,8 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path, num_workers:
     received = []
     with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
         for _ in range(2):
-            with pytest.raises(
-                SampleError, match=r"sample 96x64-5f-\d .*000000.tar.*96x64-5f\).*No other sample of its"
-            ):
+            says = r"sample 96x64-5f-\d .*000000.tar.*96x64-5f\).*No other sample of its"
+            with pytest.raises(SampleError, match=says):
                 for batch in loader:
                     received += batch.sample_keys
     assert set(received) <= {"64x96-9f-0", "64x96-9f-1"}
@@ -236,7 +231,7 @@ def part_of(source: Dataset, **settings: Any) -> tuple[MixPart, Bucket]:
 def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
     """BAD-1: in order of delivery, one line each, appended by the next run; nothing is written into the dataset."""
     root = damaged(tmp_path / "dataset", {SMALL: [3, 2]}, {"96x64-5f-1": "flip", "96x64-5f-4": "undecodable"})
-    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    before = tree_of(root)
     order = [(0, 0), (0, 1), (1, 1), (0, 1), (1, 0)]
     folder = tmp_path / "not" / "there"
     options = {"batch_size": 5, "num_workers": num_workers, "limits": {"quarantine": folder}, "rank": 3}
@@ -256,7 +251,7 @@ def test_the_quarantine_file_lists_each_delivery_of_a_bad_sample(tmp_path: Path,
     assert [one.sample.is_repeat for one in batch.deliveries] == [False, True, True, True, False]
     run(root, order[:2], **options)
     assert (folder / "quarantine-rank00003.jsonl").read_text().splitlines() == lines + lines[:1]
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert tree_of(root) == before
 
 
 def test_what_a_batch_cost(tmp_path: Path) -> None:
@@ -413,9 +408,7 @@ def test_substitutes_pass_the_filter(tmp_path: Path) -> None:
             pipeline.close()
 
     order = [(1, 2), (1, 0), (0, 1), (0, 0)]
-    assert list(filtered(order, counts)) == [
-        ("96x64-5f-9", 2005), ("96x64-5f-7", 2003), ("96x64-5f-7", 2003), ("96x64-5f-7", 2003)
-    ]  # fmt: skip
+    assert list(filtered(order, counts)) == [("96x64-5f-9", 2005), *[("96x64-5f-7", 2003)] * 3]
     with pytest.raises(SampleError, match=r"2 samples of .*000000.tar pass the filter 'year % 2 == 1', 3 were counted"):
         list(filtered([(0, 0)], {"96x64-5f": np.array([3, 3], np.int64)}))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.clips import ROOT, encode, frames_of
+from tests.clips import encode, frames_of
+from tests.processes import run_tool
 
 
 @pytest.mark.slow
@@ -18,11 +17,8 @@ def test_every_method_is_reported(tmp_path: Path) -> None:
         (tmp_path / f"{number}.mp4").write_bytes(encode(frames_of(name, 96, 64, 16 + number)))
     sizes = ("--size", "64x48", "--num-frames", "5", "--copies", "2", "--batch-size", "2", "--epochs", "1")
     runs = ("--repeats", "1", "--pairs", "1", "--workers", "1", "--methods", "files,webdataset")
-    command = [sys.executable, "-m", "tools.bench_loader", "--clips", str(tmp_path), *sizes, *runs, "--json"]
-    command += ["--peers", sys.executable]  # this environment has these two
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    peers = ("--peers", sys.executable)  # this environment has these two
+    found = run_tool("bench_loader", "--clips", tmp_path, *sizes, *runs, *peers)
     ours = {"off": ["streamvid", "streamvid whole"], "on": ["streamvid fast", "streamvid exact", "streamvid yuv420p"]}
     for mode, names in ours.items():
         assert [row["method"] for row in found[mode]] == [*names, "files", "webdataset"]

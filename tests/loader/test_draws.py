@@ -19,6 +19,7 @@ from streamvid.loader.loader import VideoLoader
 from streamvid.plan import World
 from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of
+from tests.loader.conftest import open_loader
 from tests.shard_options import shard_options
 
 NUM_CLIPS = 12
@@ -44,14 +45,8 @@ def epochs(dataset: str, count: int, num_ranks: int = 1, batch_size: int = 1, **
     found: list[list[str]] = [[] for _ in range(count)]
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
-        with VideoLoader(
-            dataset,
-            batch_size=batch_size,
-            world=world,
-            num_workers=0,
-            tail="uneven",
-            output={"decode": False},
-            **options,
+        with open_loader(
+            dataset, batch_size=batch_size, world=world, tail="uneven", output={"decode": False}, **options
         ) as loader:
             for epoch in range(count):
                 for batch in loader:
@@ -114,7 +109,7 @@ def test_filters_hold_and_those_that_tell_copies_apart_are_refused(dataset: str)
     kept = epochs(dataset, 4, where="contains(source, 'clip00') or contains(source, 'clip04')")
     assert {name.split("@")[0] for epoch in kept for name in epoch} <= {"clip 0", "clip 4"}
     with pytest.raises(ConfigError, match="clip_bytes differs between the buckets"):
-        VideoLoader(dataset, batch_size=1, where="clip_bytes > 3", num_workers=0)
+        open_loader(dataset, where="clip_bytes > 3")
 
 
 def test_each_clip_is_stored_in_two_buckets(dataset: str) -> None:
@@ -125,7 +120,7 @@ def test_each_clip_is_stored_in_two_buckets(dataset: str) -> None:
 
 
 def test_decoded_batches_have_the_bucket_s_shape(dataset: str) -> None:
-    with VideoLoader(dataset, batch_size=1, world=World(0, 1), num_workers=0) as loader:
+    with open_loader(dataset, world=World(0, 1)) as loader:
         for batch in loader:
             assert batch.video.shape == (1, 3, *batch.bucket.shape)
 

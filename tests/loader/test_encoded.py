@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +24,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
-from streamvid.errors import ConfigError, LoaderError, SampleError, WorkerError
+from streamvid.errors import ConfigError, SampleError, WorkerError
 from streamvid.loader.batch.contents import StoredClip
 from streamvid.sharder import shard
 from streamvid.video.decode.file import decode_pictures
@@ -36,10 +33,9 @@ from streamvid.video.limits import STORED_LIMITS
 from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 from tests.clips import encode, frames_of
 from tests.conftest import merged
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, build_dataset, open_loader, state_after
 from tests.loader.test_bad import LAYOUT, damaged, expected_substitute
 from tests.loader.test_packets import flip, rows_of
-from tests.loader.test_stop import loader_threads, shared_maps, wait_for_end, wait_for_threads
 from tests.shard_options import shard_options
 
 pytestmark = pytest.mark.timeout(120)
@@ -120,22 +116,15 @@ def decoded(batch: streamvid.Batch) -> bytes:
     return b"".join(pictures(clip, batch.bucket).tobytes() for clip in batch.clips)
 
 
-def loader_of(root: Path, **options: Any) -> streamvid.VideoLoader:
-    return streamvid.VideoLoader(root, **{"batch_size": 2, "num_workers": 0, "num_epochs": 2, **options})
+def loader_of(root: Path, state: Any = None, **options: Any) -> streamvid.VideoLoader:
+    return open_loader(root, state, **{"batch_size": 2, "num_epochs": 2, **options})
 
 
 def undecoded(root: Path, skip: int = 0, **options: Any) -> list[tuple[Given, bytes]]:
     """Batches of decode=False with their clips decoded; from a state of another loader on after `skip` batches."""
-    found = []
-    with loader_of(root, output={"decode": False}, **options) as loader:
-        if skip:
-            with loader_of(root) as other:
-                for _ in zip(range(skip), other, strict=False):
-                    pass
-                loader.load_state_dict(json.loads(json.dumps(other.state_dict())))
-        for batch in loader:
-            found.append((given(batch, loader), decoded(batch)))
-    return found
+    state = state_after(skip, root, batch_size=2, num_epochs=2) if skip else None
+    with loader_of(root, state, output={"decode": False}, **options) as loader:
+        return [(given(batch, loader), decoded(batch)) for batch in loader]
 
 
 def with_decode(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
@@ -192,11 +181,8 @@ def test_a_batch_of_many_messages(dataset: Path, num_workers: int) -> None:
 
 def read_by_workers(root: Path, **options: Any) -> list[tuple[Given, bytes]]:
     """Batches of decode=False, all read by workers."""
-    found = []
     with loader_of(root, output={"decode": False}, num_workers=1, limits={"prefetch_bytes": 0}, **options) as loader:
-        for batch in until_workers_read(loader):
-            found.append((given(batch, loader), decoded(batch)))
-    return found
+        return [(given(batch, loader), decoded(batch)) for batch in until_workers_read(loader)]
 
 
 def test_a_dataset_whose_address_is_very_long(dataset: Path, tmp_path: Path) -> None:
@@ -272,12 +258,8 @@ def test_a_substitute_that_is_larger_than_its_slot(tmp_path: Path, num_workers: 
     assert rows["96x64-5f-0"] < rows["96x64-5f-1"] / 2
     row, path = next((row, path) for row, _, path in rows_of(open_dataset(root)) if row["key"] == "96x64-5f-0")
     flip(root / path, row["clip_offset"] + 100)
-    options: dict[str, Any] = {
-        "num_workers": num_workers,
-        "batch_size": 1,
-        "shuffle": "none",
-        "limits": {"prefetch_bytes": 0},
-    }
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 1, "shuffle": "none"}
+    options["limits"] = {"prefetch_bytes": 0}
     found = undecoded(root, **options)
     assert [batch.keys for batch, _ in found[:2]] == [["96x64-5f-1"]] * 2
     assert found == with_decode(root, **options)
@@ -412,9 +394,8 @@ def command_of(process: psutil.Process) -> list[str]:
 def test_the_first_batches_wait_for_no_worker(dataset: Path) -> None:
     """The caller's own threads read while workers, here stopped before they are up, start."""
     for _ in range(20):
-        with loader_of(
-            dataset, output={"decode": False}, num_workers=2, num_epochs=1, limits={"prefetch_bytes": 0}
-        ) as loader:
+        options: dict[str, Any] = {"output": {"decode": False}, "limits": {"prefetch_bytes": 0}}
+        with loader_of(dataset, num_workers=2, num_epochs=1, **options) as loader:
             others, is_open = set(psutil.Process().children()), threading.Event()
             stopper = threading.Thread(target=stop_children, args=(others, is_open))
             stopper.start()
@@ -452,116 +433,13 @@ def until_workers_read(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batc
     return iter(loader)
 
 
-@pytest.mark.parametrize("when", ["starting", "reading"])
-def test_killed_workers_are_an_error(dataset: Path, when: str) -> None:
-    """STOP-1."""
-    before = loader_threads()
-    loader = loader_of(dataset, output={"decode": False}, num_workers=2, num_epochs=None)
-    iterator = iter(loader) if when == "starting" else until_workers_read(loader)
-    next(iterator)
-    for pid in loader.worker_pids:
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        for _ in iterator:
-            pass
-    del loader, iterator
-    gc.collect()
-    wait_for_threads(before)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_end_leaves_nothing(dataset: Path, num_workers: int) -> None:
-    """STOP-1: the end, a break, an error of the caller's, Ctrl-C's, another loop, and close from within the loop."""
-    me = psutil.Process()
-    others = set(me.children(recursive=True))  # servers of the session
-    options: dict[str, Any] = {"output": {"decode": False}, "num_workers": num_workers}
-    with loader_of(dataset, **options) as loader:
-        expected = [batch.sample_keys for batch in loader]
-    gc.collect()
-    threads, files, maps = set(threading.enumerate()), me.num_fds(), shared_maps()
-    for then in ("end", "break", ZeroDivisionError, KeyboardInterrupt, "iter", "close"):
-        with loader_of(dataset, **options) as loader:
-            run_until(loader, then, expected)
-            pids = loader.worker_pids
-        gc.collect()
-        assert set(threading.enumerate()) == threads, then
-        assert wait_for_end(list(pids)) == [] and set(me.children(recursive=True)) == others, then
-        assert me.num_fds() == files and shared_maps() == maps, then
-
-
-def run_until(loader: streamvid.VideoLoader, then: Any, expected: list[list[str]]) -> None:
-    """A loop that ends in this way, and after it one that begins anew where the loader still can."""
-    try:
-        for number, batch in enumerate(loader):
-            assert batch.sample_keys == expected[number]
-            if number < 2:
-                continue
-            if then == "break":
-                break
-            if isinstance(then, type):
-                raise then
-            if then in ("iter", "close"):
-                iter(loader) if then == "iter" else loader.close()
-    except (ZeroDivisionError, KeyboardInterrupt):
-        assert isinstance(then, type)
-    except LoaderError:
-        assert then in ("iter", "close")
-    if then not in ("end", "close"):
-        assert [batch.sample_keys for batch in loader] == expected
-
-
-CTRL_C = """
-import gc, random, signal, sys, threading, time
-import psutil, streamvid
-
-def left():
-    me = psutil.Process()
-    return [t.name for t in threading.enumerate()][1:], me.children(), me.num_fds()
-
-def make(prefetch_bytes):
-    return streamvid.VideoLoader(
-        sys.argv[1], batch_size=1, num_workers=int(sys.argv[2]),
-        limits={"prefetch_bytes": prefetch_bytes}, output={"decode": False},
-    )
-
-choose = random.Random(1)
-with make(0) as loader:
-    expected = [batch.sample_keys[0] for batch in loader]
-gc.collect()
-before = left()
-signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
-for _ in range(int(sys.argv[3])):
-    loader = make(choose.choice([0, 1 << 22]))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.3)]))
-        for _ in range(3):
-            got = []
-            try:
-                for batch in loader:
-                    got.append(batch.sample_keys[0])
-            except KeyboardInterrupt:
+def test_killed_workers_are_an_error(dataset: Path) -> None:
+    """STOP-1: those that read; test_stop.py kills them while they start."""
+    with loader_of(dataset, output={"decode": False}, num_workers=2, num_epochs=None) as loader:
+        iterator = until_workers_read(loader)
+        next(iterator)
+        for pid in loader.worker_pids:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            for _ in iterator:
                 pass
-            assert got == expected[:len(got)], (got, expected)
-            loader.set_epoch(0)
-        loader.close()
-    except KeyboardInterrupt:
-        pass
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    loader.close()
-batch = None
-gc.collect()
-until = time.monotonic() + 10
-while left() != before and time.monotonic() < until:
-    time.sleep(0.02)
-assert left() == before, (left(), before)
-print("clean")
-"""
-
-
-@pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int, count: int) -> None:
-    """STOP-1."""
-    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), str(count)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert result.stdout == "clean\n", result.stderr

@@ -6,37 +6,19 @@ import gc
 import os
 import resource
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import StreamvidError
-from tests.loader.conftest import build_dataset
+from tests.loader.conftest import build_dataset, open_loader
+from tests.processes import run_python, wait_for_end
 
 LARGE = Bucket(num_frames=17, height=480, width=848)  # 20 MB a sample
-
-
-def wait_for_end(pids: list[int]) -> list[int]:
-    """Those of `pids` that still run after a while."""
-    until = time.monotonic() + 20
-    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
-        time.sleep(0.02)
-    return alive
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -176,21 +158,14 @@ print(len(set(keys)), pixels, os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev
 """
 
 
-def run(command: list[str], **options: Any) -> list[int]:
-    """The numbers that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, **options)
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
-
-
 def test_batches_larger_than_dev_shm(large_dataset: Path) -> None:
     """Docker gives /dev/shm 64 MB: batches of 99 MB come all the same. Where mounts are refused, nothing lies there."""
-    program = [sys.executable, "-c", STREAM, str(large_dataset), "5"]
     mount = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c"]
     mount += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "-"]
     can_mount = subprocess.run([*mount, "true"], capture_output=True, check=False, timeout=20).returncode == 0
     before = set(Path("/dev/shm").iterdir())
-    num_keys, pixels, shm_bytes = run([*(mount if can_mount else []), *program])
+    prefix = mount if can_mount else []
+    num_keys, pixels, shm_bytes = map(int, run_python(STREAM, large_dataset, 5, prefix=prefix).stdout.split())
     assert num_keys == 5 and pixels == 5 * 17 * 480 * 848 * 3 > 64 * 2**20
     assert shm_bytes == 64 * 2**20 or not can_mount
     assert set(Path("/dev/shm").iterdir()) <= before
@@ -203,16 +178,14 @@ def test_nowhere_to_write(dataset: Path, tmp_path: Path) -> None:
     environment |= {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"HOME": "/nowhere", "TMPDIR": "/nowhere"}
     with pytest.raises(AssertionError, match="open"):
-        run([sys.executable, "-c", "open('x', 'w')"], env=environment, cwd=tmp_path)
-    assert run([sys.executable, "-c", STREAM, str(dataset), "1"], env=environment)[0] == 23
+        run_python("open('x', 'w')", env=environment, cwd=tmp_path)
+    assert run_python(STREAM, dataset, 1, env=environment).stdout.startswith("23 ")
 
 
 def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Path) -> None:
     """STOP-1, BAD-1: under limits that a picture breaks, within seconds, and no good sample is replaced for it."""
     for spare in (0, 1, 2, 4, 8):
-        with streamvid.VideoLoader(
-            large_dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
-        ) as loader:
+        with open_loader(large_dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}) as loader:
             iterator = iter(loader)
             next(iterator)
             pids = list(loader.worker_pids)
@@ -231,8 +204,8 @@ def test_a_worker_without_memory_is_an_error_and_no_bad_sample(large_dataset: Pa
 def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
     """One is broken off and begun again, one moves on, one is made and closed in between: each has its own epoch."""
     with (
-        streamvid.VideoLoader(dataset, batch_size=1, num_workers=1, seed=1) as one,
-        streamvid.VideoLoader(dataset, batch_size=2, num_workers=0, seed=2) as other,
+        open_loader(dataset, num_workers=1, seed=1) as one,
+        open_loader(dataset, batch_size=2, seed=2) as other,
     ):
         expected = [[batch.sample_keys for batch in loader] for loader in (one, other)]
         one.set_epoch(0)
@@ -242,7 +215,7 @@ def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
         for batch in one:
             seen.append(batch.sample_keys)
             if len(seen) % 7 == 0:
-                with streamvid.VideoLoader(dataset, batch_size=1, num_workers=1, seed=1) as third:
+                with open_loader(dataset, num_workers=1, seed=1) as third:
                     assert next(iter(third)).sample_keys == expected[0][0]
                 assert [batch.sample_keys for batch in other] == expected[1]
                 other.set_epoch(0)
@@ -251,7 +224,7 @@ def test_loops_over_several_loaders_interleave(dataset: Path) -> None:
 
 def test_a_batch_that_is_kept_and_cloned_survives_everything(dataset: Path) -> None:
     """BATCH-1: `list` of clones out of a ring with room for three batches, looked at when the loader is gone."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
+    with open_loader(dataset, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         clones = [batch.clone() for batch in loader]
         loader.set_epoch(0)
         sums = [int(batch.video.sum()) for batch in loader]
@@ -263,7 +236,7 @@ def test_a_thread_that_ends_with_its_loader_open(dataset: Path) -> None:
     pids: list[int] = []
 
     def work() -> None:
-        loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=1, num_epochs=None)
+        loader = open_loader(dataset, num_workers=1, num_epochs=None)
         for batch in loader:
             pids.extend(loader.worker_pids)
             assert batch is None

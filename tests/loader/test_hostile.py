@@ -19,7 +19,7 @@ from streamvid.dataset import index, manifest
 from streamvid.dataset import integrity as proof
 from streamvid.errors import ConfigError, DatasetError, LoaderError, SampleError, StreamvidError
 from streamvid.storage import LocalStore
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, build_dataset, open_loader
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -82,7 +82,7 @@ def test_a_row_that_cannot_be_names_its_sample(
     """FETCH-1: and the samples before it still come."""
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, **values))
     received = []
-    with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
+    with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
         with pytest.raises(SampleError, match=rf"number 1 of .*000000\.tar.*{says}"):
             received.extend(batch.sample_keys[0] for batch in loader)
         assert received == ["96x64-5f-0"]
@@ -94,7 +94,7 @@ def test_a_row_that_cannot_be_names_its_sample(
 def test_a_row_that_promises_other_frames_than_its_clip_has_is_a_bad_sample(tmp_path: Path, num_workers: int) -> None:
     """BAD-1: the clip does not decode to what the index says, whoever of the two is wrong."""
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=set_in_row(1, window_num_frames=1 << 30))
-    with streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader:
+    with open_loader(root, num_workers=num_workers, shuffle="none") as loader:
         received = [(batch.sample_keys[0], batch.is_repeat.tolist()) for batch in loader]
     assert received == [("96x64-5f-0", [False]), ("96x64-5f-2", [True]), ("96x64-5f-2", [False])]
 
@@ -106,7 +106,7 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
         rows[2].update(key=rows[1]["key"])
 
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), samples=edit)
-    with streamvid.VideoLoader(root, batch_size=3, num_workers=0) as loader:
+    with open_loader(root, batch_size=3) as loader:
         (batch,) = [batch.clone() for batch in loader]
     assert batch.fps.isnan().tolist() == [True, True, False]
     assert batch.text[0] == "" and batch.sample_keys[1] == batch.sample_keys[2]
@@ -130,10 +130,7 @@ def test_times_and_texts_that_are_not_there(tmp_path: Path) -> None:
 )
 def test_a_shard_table_that_lies(tmp_path: Path, values: dict[str, object], error: type[Exception], says: str) -> None:
     root = rewrite(build_dataset(tmp_path, {SMALL: [3]}), shards=set_in_row(0, **values))
-    with (
-        pytest.raises(error, match=says),
-        streamvid.VideoLoader(root, batch_size=1, num_workers=0) as loader,
-    ):
+    with pytest.raises(error, match=says), open_loader(root) as loader:
         list(loader)
 
 
@@ -141,14 +138,12 @@ def test_a_ring_beyond_the_machine_is_an_error_before_anything_is_taken(tmp_path
     """A shape of terabytes is address space that the kernel gives away; the frames would be the machine's end."""
     root = build_dataset(tmp_path, {SMALL: [2]})
     with (
-        streamvid.VideoLoader(
-            root, batch_size=1 << 20, tail="pad", num_workers=0, limits={"prefetch_bytes": 0}
-        ) as loader,
+        open_loader(root, batch_size=1 << 20, tail="pad", limits={"prefetch_bytes": 0}) as loader,
         pytest.raises(LoaderError, match=r"bytes of memory for ring.*prefetch_bytes.*batch size"),
     ):
         next(iter(loader))
     with (
-        streamvid.VideoLoader(root, batch_size=1, num_workers=0, limits={"prefetch_bytes": 1 << 70}) as loader,
+        open_loader(root, limits={"prefetch_bytes": 1 << 70}) as loader,
         pytest.raises(LoaderError, match="bytes of memory for "),
     ):
         next(iter(loader))

@@ -26,6 +26,7 @@ from streamvid.plan.options import Tail
 from tests.clips import ROOT
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.loader.killed_run import WORKER_DIED
+from tests.processes import is_alive
 
 MARK = "STREAMVID_TEST_LAUNCHER"
 STILL = Bucket(num_frames=1, height=64, width=96)
@@ -76,10 +77,9 @@ def launching(folder: Path) -> Iterator[Launcher]:
     mark, scratch = uuid.uuid4().hex, folder / "scratch"
     scratch.mkdir()
     environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch), "HOME": str(scratch)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.loader.killed_run"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-m", "tests.loader.killed_run"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, cwd=ROOT, env=environment) as process:
         launcher = Launcher(process, mark, scratch)
         try:
             yield launcher
@@ -137,11 +137,9 @@ class Run:
     def begin_life(self, launcher: Launcher, num_workers: int) -> Life:
         num_ranks, batch_size = self.rng.randint(1, 4), self.rng.choice([1, 1, 2, 3])
         life = Life(len(self.lives), num_ranks, batch_size, num_workers)
-        order = {
-            "folder": str(self.folder), "dataset": str(self.dataset), "seed": self.seed, "tail": self.tail,
-            "life": life.number, "num_ranks": num_ranks, "batch_size": batch_size, "num_workers": life.num_workers,
-            "state": str(self.state) if self.state else None,
-        }  # fmt: skip
+        order = {"folder": str(self.folder), "dataset": str(self.dataset), "seed": self.seed, "tail": self.tail}
+        order |= {"life": life.number, "num_ranks": num_ranks, "batch_size": batch_size, "num_workers": num_workers}
+        order["state"] = str(self.state) if self.state else None
         life.pids = [launcher.ask("start", {**order, "rank": rank}) for rank in range(num_ranks)]
         self.lives.append(life)
         return life
@@ -206,13 +204,6 @@ class Run:
         if usable := [step for step in states if step <= reached]:
             life.num_counted = max(usable)
             self.state = next(self.folder.glob(f"state-{life.number}-{life.num_counted}-*[0-9]"))
-        return False
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
         return False
 
 

@@ -13,6 +13,13 @@ CORES = len(os.sched_getaffinity(0))
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def write_groups(folder: Path, groups: str, files: dict[str, str]) -> None:
+    (folder / "groups").write_text(groups)
+    for name, text in files.items():
+        (folder / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "fs" / name).write_text(text + "\n")
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
@@ -28,10 +35,7 @@ MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     ],
 )
 def test_the_tightest_group_counts(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
-    (tmp_path / "groups").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "fs" / name).write_text(text + "\n")
+    write_groups(tmp_path, groups, files)
     assert usable_bytes(tmp_path / "groups", tmp_path / "fs") == expected
 
 
@@ -53,9 +57,6 @@ def test_no_groups_at_all(tmp_path: Path) -> None:
     ],
 )
 def test_a_quota_counts_as_cores(tmp_path: Path, groups: str, files: dict[str, str], expected: int) -> None:
-    (tmp_path / "groups").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "fs" / name).write_text(text + "\n")
+    write_groups(tmp_path, groups, files)
     assert usable_cores(tmp_path / "groups", tmp_path / "fs") == expected
     assert usable_cores(tmp_path / "nothing", tmp_path) == CORES

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -21,8 +19,9 @@ import streamvid
 from streamvid.errors import ConfigError, DatasetError, LoaderError, PlanError, RingFullError, SampleError, StateError
 from streamvid.loader.delivery import pipeline
 from streamvid.plan.position import World
-from tests.clips import corpus_tool
-from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, new_slots, open_loader
+from tests.processes import run_python
+from tools import make_corpus
 
 
 def read_epoch(dataset: Path, rank: int, num_ranks: int, **options: object) -> list[tuple[str, list[str], list[bool]]]:
@@ -41,10 +40,10 @@ def test_one_epoch_over_all_ranks(dataset: Path, num_ranks: int, tail: str) -> N
     per_rank = [read_epoch(dataset, rank, num_ranks, tail=tail) for rank in range(num_ranks)]
     buckets = [[bucket for bucket, _, _ in received] for received in per_rank]
     assert all(sequence == buckets[0] for sequence in buckets)
-    first = Counter(key for received in per_rank for _, keys, repeats in received
-                    for key, repeat in zip(keys, repeats, strict=True) if not repeat)  # fmt: skip
+    rows = [row for received in per_rank for _, keys, repeats in received for row in zip(keys, repeats, strict=True)]
+    first = Counter(key for key, repeat in rows if not repeat)
     assert set(first.values()) <= {1}
-    num_repeats = sum(sum(repeats) for received in per_rank for _, _, repeats in received)
+    num_repeats = sum(repeat for _, repeat in rows)
     sizes = {"64x96-9f": 11, "96x64-5f": 12}
     if tail == "pad":
         assert len(first) == 23
@@ -56,7 +55,7 @@ def test_one_epoch_over_all_ranks(dataset: Path, num_ranks: int, tail: str) -> N
 
 def test_carry_delivers_the_remainder_first_in_the_next_epoch(dataset: Path) -> None:
     """PLAN-4: over epochs, each bucket is one endless stream of passes; after n passes all were seen n times."""
-    with streamvid.VideoLoader(dataset, batch_size=3, num_workers=0, num_epochs=6) as loader:
+    with open_loader(dataset, batch_size=3, num_epochs=6) as loader:
         assert loader.num_steps(num_epochs=6) == 6 * 11 // 3 + 6 * 12 // 3
         seen = Counter(key for batch in loader for key in batch.sample_keys)
     assert len(seen) == 23 and set(seen.values()) == {6}
@@ -64,7 +63,7 @@ def test_carry_delivers_the_remainder_first_in_the_next_epoch(dataset: Path) -> 
 
 def test_frames_are_consecutive_and_from_the_clip_they_name(dataset: Path) -> None:
     """SAMPLE-2: burned numbers rise by one in each window, and windows of one sample differ from visit to visit."""
-    read_number = corpus_tool().read_number
+    read_number = make_corpus.read_number
     starts: dict[str, set[int]] = {}
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=2, num_epochs=8) as loader:
         for batch in loader:
@@ -87,9 +86,8 @@ def test_choices_depend_on_seed_key_and_visit_alone(dataset: Path) -> None:
         for rank in range(ranks):
             with streamvid.VideoLoader(dataset, world=World(rank, ranks), tail="pad", **options) as loader:  # type: ignore[arg-type]
                 for batch in loader:
-                    for key, video, repeat in zip(batch.sample_keys, batch.video, batch.is_repeat, strict=True):
-                        if not repeat:
-                            found[key] = hash(video.contiguous().numpy().tobytes())
+                    for slot in new_slots(batch):
+                        found[batch.sample_keys[slot]] = hash(batch.video[slot].contiguous().numpy().tobytes())
         return found
 
     one = pixels(batch_size=1, num_workers=0)
@@ -101,7 +99,7 @@ def test_choices_depend_on_seed_key_and_visit_alone(dataset: Path) -> None:
 
 
 def test_epochs_differ_and_set_epoch_returns_to_one(dataset: Path) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         first = [batch.sample_keys[0] for batch in loader]
         assert loader.epoch == 1
         second = [batch.sample_keys[0] for batch in loader]
@@ -111,7 +109,7 @@ def test_epochs_differ_and_set_epoch_returns_to_one(dataset: Path) -> None:
 
 
 def test_a_break_starts_the_epoch_anew(dataset: Path) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+    with open_loader(dataset, num_workers=2) as loader:
         seen = []
         for batch in loader:
             seen.append(batch.sample_keys[0])
@@ -122,7 +120,7 @@ def test_a_break_starts_the_epoch_anew(dataset: Path) -> None:
 
 
 def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         first = iter(loader)
         next(first)
         second = iter(loader)
@@ -135,9 +133,7 @@ def test_an_iterator_left_behind_says_so(dataset: Path) -> None:
 
 def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Path) -> None:
     """BATCH-1: no later batch writes into one that is held, not even through a view of it, or after the loader closed."""
-    with streamvid.VideoLoader(
-        dataset, batch_size=1, num_workers=2, num_epochs=4, limits={"prefetch_bytes": 0}
-    ) as loader:
+    with open_loader(dataset, num_workers=2, num_epochs=4, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         held = next(iterator)
         view, copy = held.video[0, :, 1], held.video[0, :, 1].clone()
@@ -150,9 +146,7 @@ def test_memory_of_a_batch_is_the_callers_until_its_last_tensor_dies(dataset: Pa
 
 def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
     """BATCH-1: a caller that keeps every batch gets an error that names prefetch_bytes and clone, never old frames."""
-    with streamvid.VideoLoader(
-        dataset, batch_size=2, num_workers=0, num_epochs=3, limits={"prefetch_bytes": 0}
-    ) as loader:
+    with open_loader(dataset, batch_size=2, num_epochs=3, limits={"prefetch_bytes": 0}) as loader:
         with pytest.raises(RingFullError, match=r"clone\(\).*prefetch_bytes"):
             _ = list(loader)
         kept = [batch.clone() for batch in loader]
@@ -162,9 +156,7 @@ def test_a_full_ring_waits_then_names_the_remedies(dataset: Path) -> None:
 @pytest.mark.slow
 def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None:
     """BATCH-1: a caller who was long at work with all batches in hand, and lets go of them now, gets the next one."""
-    with streamvid.VideoLoader(
-        dataset, batch_size=2, num_workers=0, num_epochs=3, limits={"prefetch_bytes": 0}
-    ) as loader:
+    with open_loader(dataset, batch_size=2, num_epochs=3, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         held = []
         with pytest.raises(RingFullError):
@@ -178,9 +170,7 @@ def test_a_full_ring_is_an_error_only_after_a_wait_for_it(dataset: Path) -> None
 
 def test_batches_held_in_odd_ways(dataset: Path) -> None:
     """BATCH-1: by numpy, by another thread, in a cycle, over the loader's end; copies are the caller's own."""
-    with streamvid.VideoLoader(
-        dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
-    ) as loader:
+    with open_loader(dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         array = next(iterator).video.numpy()[0, 1]
         expected = array.copy()
@@ -211,7 +201,7 @@ def test_batches_held_in_odd_ways(dataset: Path) -> None:
 def test_epochs_without_a_step_at_the_end_of_a_loop_belong_to_it(tmp_path: Path) -> None:
     """PLAN-2: the next loop has the steps that its epochs promise."""
     root = build_dataset(tmp_path, {SMALL: [3]})
-    with streamvid.VideoLoader(root, batch_size=4, num_workers=0, num_epochs=5) as loader:
+    with open_loader(root, batch_size=4, num_epochs=5) as loader:
         counts = []
         for _ in range(3):
             counts.append(len([batch.sample_keys for batch in loader]))
@@ -220,7 +210,7 @@ def test_epochs_without_a_step_at_the_end_of_a_loop_belong_to_it(tmp_path: Path)
 
 
 def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+    with open_loader(dataset, num_workers=2) as loader:
         iterator = iter(loader)
         first = next(iterator).sample_keys
         state = loader.state_dict()
@@ -244,7 +234,7 @@ def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
 
 def test_the_ring_is_as_large_as_its_largest_bucket_asks(tmp_path: Path) -> None:
     root = build_dataset(tmp_path, {SMALL: [2], LONG: [3]})
-    with streamvid.VideoLoader(root, batch_size=2, num_workers=0, limits={"prefetch_bytes": 0}) as loader:
+    with open_loader(root, batch_size=2, limits={"prefetch_bytes": 0}) as loader:
         largest = 2 * 17 * 64 * 96 * 3
         assert loader.shapes[0] == ("96x64-17f", (2, 3, 17, 64, 96))
         assert 3 * largest <= loader.ring_bytes < 4 * largest + 2 * 10**6
@@ -258,7 +248,7 @@ def test_a_store_that_cannot_be_read_is_an_error_that_names_the_sample(tmp_path:
     shard.unlink()
     for reason in ("No such file", "Is a directory"):
         with (
-            streamvid.VideoLoader(root, batch_size=1, num_workers=num_workers, shuffle="none") as loader,
+            open_loader(root, num_workers=num_workers, shuffle="none") as loader,
             pytest.raises(SampleError, match=rf"sample 96x64-5f-0 \(number 0 of .*000000.tar.*{reason}"),
         ):
             list(loader)
@@ -275,8 +265,8 @@ def test_no_dataset_and_no_split(tmp_path: Path, dataset: Path) -> None:
 def test_a_plan_without_a_step_is_an_error_with_remedies(dataset: Path) -> None:
     """PLAN-4."""
     with pytest.raises(PlanError, match=r"11 sample.*tail='pad'"):
-        streamvid.VideoLoader(dataset, batch_size=100, num_workers=0)
-    with streamvid.VideoLoader(dataset, batch_size=100, num_workers=0, tail="pad") as loader:
+        open_loader(dataset, batch_size=100)
+    with open_loader(dataset, batch_size=100, tail="pad") as loader:
         assert len(loader) == 2
 
 
@@ -304,7 +294,7 @@ def test_tokens_decide_the_batch_size(dataset: Path) -> None:
 def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path: Path) -> None:
     """PLAN-5: positions mean something for one dataset, split, seed and shuffle only."""
     other = build_dataset(tmp_path, {SMALL: [5], TALL: [3]})
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         state = loader.state_dict()
     for options, name in (
         ({"seed": 1}, "seed is 0"),
@@ -312,12 +302,12 @@ def test_a_state_of_another_dataset_or_order_is_refused(dataset: Path, tmp_path:
         ({"tail": "pad"}, "tail is 'carry'"),  # which would lose what was carried into the epoch
     ):
         with (
-            streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, **options) as loader,  # type: ignore[arg-type]
+            open_loader(dataset, **options) as loader,  # type: ignore[arg-type]
             pytest.raises(StateError, match=name),
         ):
             loader.load_state_dict(state)
     with (
-        streamvid.VideoLoader(other, batch_size=1, num_workers=0) as loader,
+        open_loader(other) as loader,
         pytest.raises(StateError, match="plan_fingerprint of dataset 0 is"),
     ):
         loader.load_state_dict(state)
@@ -327,18 +317,17 @@ def test_a_copied_dataset_is_the_same_dataset(dataset: Path, tmp_path: Path) -> 
     """FETCH-2: a path and a file:// URL give the same plan and batches, wherever the dataset lies."""
     copy = tmp_path / "elsewhere"
     shutil.copytree(dataset, copy)
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         iterator = iter(loader)
         next(iterator)
         state = loader.state_dict()
         rest = [batch.sample_keys for batch in iterator]
-    with streamvid.VideoLoader(f"file://{copy}", batch_size=1, num_workers=0) as loader:
-        loader.load_state_dict(state)
+    with open_loader(f"file://{copy}", state) as loader:
         assert [batch.sample_keys for batch in loader] == rest
 
 
 def test_a_dataloader_around_it_says_what_to_do(dataset: Path) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         with pytest.raises(TypeError, match="do not wrap it in a torch DataLoader"):
             next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
         from accelerate import Accelerator
@@ -351,4 +340,4 @@ def test_a_first_batch_imports_no_pandas(dataset: Path) -> None:
     code = "import sys, streamvid\n"
     code += "with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=0) as loader: next(iter(loader))\n"
     code += "assert 'pandas' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(dataset)], check=True, timeout=200)
+    run_python(code, dataset)

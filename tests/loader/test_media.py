@@ -19,8 +19,10 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World
 from streamvid.sharder import shard
-from tests.clips import corpus_tool, frames_of
+from tests.clips import frames_of
 from tests.conftest import merged
+from tests.files import write_rows
+from tests.loader.conftest import open_loader
 from tests.media_clips import (
     CONTROL,
     HEIGHT,
@@ -34,10 +36,10 @@ from tests.media_clips import (
     png_of,
     turned,
     uneven_clip,
-    write_rows,
 )
 from tests.servers import S3Env, S3Server
 from tests.shard_options import shard_options
+from tools import make_corpus
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -49,7 +51,7 @@ OPTIONS: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, "m
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("media")
-    return write_rows(folder, make_rows(folder, NUM_CLIPS))
+    return write_rows(folder / "metadata.jsonl", make_rows(folder, NUM_CLIPS))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def batches(root: Any, **options: Any) -> Iterator[streamvid.Batch]:
 
 
 def numbers(pictures: torch.Tensor, scale: float = 0.5, short_side: int | None = None) -> list[int | None]:
-    read_number = corpus_tool().read_number
+    read_number = make_corpus.read_number
     return [read_number(picture, scale, short_side) for picture in pictures.numpy()]
 
 
@@ -127,9 +129,7 @@ def test_every_medium_shows_the_clips_frames(roots: dict[str, Path], name: str) 
     """SAMPLE-1, SAMPLE-2: whichever window is drawn; DIFFSYNTH row 3 (several media), row 4 (lists of images)."""
     windows = set()
     for epoch in range(3):
-        with streamvid.VideoLoader(
-            roots[name], batch_size=2, num_workers=0, media=NAMES, output={"layout": "BTHWC"}, tail="uneven"
-        ) as loader:
+        with open_loader(roots[name], batch_size=2, media=NAMES, output={"layout": "BTHWC"}, tail="uneven") as loader:
             loader.set_epoch(epoch)
             for batch in loader:
                 assert tuple(batch.media["control"].shape) == tuple(batch.video.shape)
@@ -317,7 +317,7 @@ def test_a_medium_that_does_not_decode_is_bad(tmp_path: Path) -> None:
     (tmp_path / "damaged.mp4").write_bytes(data)
     rows[2]["control_video"] = "damaged.mp4"
     options = OPTIONS | {"media": {"control": "control_video"}}
-    report = shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**options))
+    report = shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "dataset", shard_options(**options))
     if report.num_samples < 4:
         pytest.fail(f"probing must not notice, or nothing is tested: {report.summary()}")
     for num_workers in (0, 1):
@@ -347,14 +347,13 @@ def test_one_crop_for_the_clip_and_what_goes_with_it(tmp_path: Path) -> None:
     ]
     options: dict[str, Any] = {"buckets": parse_buckets("32x32@9"), "workers": 1}
     options["media"] = {"same": "same", "small": "small"}
-    shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**options))
+    shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "dataset", shard_options(**options))
     parts: set[bytes] = set()
     for spatial, scale in (("random_crop", None), ("rand_size_crop", (0.4, 0.8)), ("resize_crop", None)):
         for epoch in range(4):
-            with streamvid.VideoLoader(
+            with open_loader(
                 tmp_path / "dataset",
                 batch_size=2,
-                num_workers=0,
                 media=("same", "small"),
                 view={"spatial": spatial, "spatial_scale": scale, "temporal": "head"},
                 output={"accuracy": "exact"},
@@ -383,7 +382,7 @@ def test_uneven_frame_rates(tmp_path: Path) -> None:
     for number, options in enumerate(({}, {"fps": 25}, {"fps": 12.5, "clips": "native"})):
         root = tmp_path / f"dataset{number}"
         given: dict[str, Any] = {"buckets": parse_buckets("96x64@9"), "workers": 1, **options}
-        shard(write_rows(tmp_path, rows), root, shard_options(**given, media={"control": "control"}))
+        shard(write_rows(tmp_path / "metadata.jsonl", rows), root, shard_options(**given, media={"control": "control"}))
         for temporal in ("random", "uniform"):
             (batch,) = batches(root, media=("control",), batch_size=1, view={"temporal": temporal})
             shown = numbers(batch.video[0])
@@ -422,7 +421,7 @@ def test_what_cannot_be_asked_for(roots: dict[str, Path], source: Path, tmp_path
 def test_datasets_of_a_mix_share_media(roots: dict[str, Path], source: Path, tmp_path: Path) -> None:
     """Lists of a mix are as long as the longest of its datasets."""
     rows = make_rows(tmp_path, 3)[:2]
-    shard(write_rows(tmp_path, rows), tmp_path / "few", shard_options(**OPTIONS))
+    shard(write_rows(tmp_path / "metadata.jsonl", rows), tmp_path / "few", shard_options(**OPTIONS))
     lengths = {open_dataset(root).manifest.media["reference"].max_items for root in (tmp_path / "few", roots["copy"])}
     assert lengths == {1, 2}
     for batch in batches([tmp_path / "few", roots["copy"]], batch_size=4):
@@ -444,7 +443,11 @@ def test_stills_have_media(tmp_path: Path) -> None:
             row[name] = f"clip1-{name}.png"
             (tmp_path / row[name]).write_bytes(png_of(frames[0]))
     buckets = parse_buckets("96x64@9,96x64@1")
-    shard(write_rows(tmp_path, rows), tmp_path / "dataset", shard_options(**OPTIONS | {"buckets": buckets}))
+    shard(
+        write_rows(tmp_path / "metadata.jsonl", rows),
+        tmp_path / "dataset",
+        shard_options(**OPTIONS | {"buckets": buckets}),
+    )
     seen = {}
     for batch in batches(tmp_path / "dataset", batch_size=1):
         seen[batch.bucket.num_frames] = batch

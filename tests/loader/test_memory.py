@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from typing import Any
-
 import pytest
 
-from tests.clips import ROOT
+from tests.processes import run_tool
 
 
-def measure(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, str(ROOT / "tools" / "bench_memory.py"), "--json", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
-
-
-def check(result: dict[str, Any]) -> None:
+def check(*arguments: object) -> None:
+    result = run_tool("bench_memory", *arguments, timeout=1200)
     decoders = result["workers"] * result["decoder_bytes"]
     assert result["bound_bytes"] == pytest.approx(1.1 * (result["ring_bytes"] + decoders), rel=1e-6)
     # The ring was full when it counted, and is never more than what was announced.
@@ -31,11 +20,11 @@ def check(result: dict[str, Any]) -> None:
 @pytest.mark.timeout(900)
 def test_streaming_1080p_takes_the_ring_and_its_decoders_and_no_more() -> None:
     """Pictures that outlive their decode (a cycle through PyAV's frames kept one a clip) show as growth at this size."""
-    check(measure("--clips", 3, "--frames", 50, "--epochs", 8, "--batch-size", 1, "--prefetch-bytes", 2**26))
+    check("--clips", 3, "--frames", 50, "--epochs", 8, "--batch-size", 1, "--prefetch-bytes", 2**26)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_twenty_epochs_of_1080p_stay_within_the_bound(workers: int) -> None:
-    check(measure("--workers", workers, "--epochs", 20))
+    check("--workers", workers, "--epochs", 20)

@@ -14,7 +14,7 @@ import streamvid
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError, StateError
 from streamvid.plan import hash_below, hash_text
-from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, in_legs, new_slots
 
 World, DatasetConfig = streamvid.World, streamvid.DatasetConfig
 
@@ -33,10 +33,8 @@ def received(datasets: Any, num_ranks: int = 1, **options: Any) -> list[list[tup
     for rank in range(num_ranks):
         mine = {"batch_size": 1, "num_workers": 0, **options}
         with streamvid.VideoLoader(datasets, world=World(rank, num_ranks), **mine) as loader:
-            told.append([
-                (batch.bucket.id, key, text)
-                for batch in loader for key, text in zip(batch.sample_keys, batch.text, strict=True)
-            ])  # fmt: skip
+            rows = ((batch.bucket.id, zip(batch.sample_keys, batch.text, strict=True)) for batch in loader)
+            told.append([(bucket, key, text) for bucket, samples in rows for key, text in samples])
     return told
 
 
@@ -106,24 +104,11 @@ def test_weights_are_shares_of_an_epoch(two: tuple[Path, Path], by: Any) -> None
 def test_a_mix_goes_on_with_other_ranks(two: tuple[Path, Path]) -> None:
     """PLAN-5 over a mix: stopped twice, with 1, 3 and 2 ranks, every sample comes once."""
     configs = [DatasetConfig(two[0]), DatasetConfig(two[1], captions={"prefix": "B: "})]
-    seen: Counter[tuple[str, str, bool]] = Counter()
-    state = None
-    for num_ranks, steps in ((1, 7), (3, 4), (2, 10**6)):
-        states = []
-        for rank in range(num_ranks):
-            with streamvid.VideoLoader(
-                configs, batch_size=1, world=World(rank, num_ranks), num_workers=0, tail="shrink"
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-                for number, batch in enumerate(loader, 1):
-                    rows = zip(batch.sample_keys, batch.text, batch.is_repeat.tolist(), strict=True)
-                    seen.update((batch.bucket.id, k, t.startswith("B: ")) for k, t, again in rows if not again)
-                    if number == steps:
-                        break
-                states.append(loader.state_dict())
-        assert all(other == states[0] for other in states)
-        state = states[0]
+    seen = Counter(
+        (batch.bucket.id, batch.sample_keys[slot], batch.text[slot].startswith("B: "))
+        for _, batch in in_legs(configs, [(1, 1, 7), (3, 1, 4), (2, 1, 10**6)], tail="shrink")
+        for slot in new_slots(batch)
+    )
     assert len(seen) == 33 and set(seen.values()) == {1}
 
 

@@ -34,6 +34,7 @@ from streamvid.errors import SampleError
 from streamvid.sharder import shard
 from streamvid.video.clip_index import KEY, ClipIndex
 from tests.clips import encode, frames_of
+from tests.loader.conftest import open_loader
 from tests.loader.test_bad import Delivered, deliveries
 from tests.shard_options import shard_options
 from tests.video.clips import run_ffmpeg
@@ -228,9 +229,7 @@ def test_a_bad_clip_is_counted_and_its_reason_names_the_checksum(root: Path, tmp
     """BAD-1: by the packets' way and then by the clip's own checksum, with one line in the quarantine file."""
     row, path, first, _ = windows(root, deliveries(root, batch_size=2))[0]
     flip(path, first + 5)
-    with streamvid.VideoLoader(
-        root, batch_size=2, num_workers=0, num_epochs=1, limits={"quarantine": tmp_path / "quarantine"}
-    ) as loader:
+    with open_loader(root, batch_size=2, num_epochs=1, limits={"quarantine": tmp_path / "quarantine"}) as loader:
         for _ in loader:
             pass
         assert loader.stats().work.num_substituted == 1
@@ -245,11 +244,7 @@ def with_info(clip: ClipIndex | None, **values: Any) -> ClipIndex | None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("values", [{"extradata": bytes(60)}, {"codec": "hevc"}, {"coded_width": 2**30}])
 def test_a_clip_whose_packets_fail_is_delivered_through_its_container(
-    root: Path,
-    undamaged: list[Delivered],
-    caplog: pytest.LogCaptureFixture,
-    num_workers: int,
-    values: dict[str, Any],
+    root: Path, undamaged: list[Delivered], caplog: pytest.LogCaptureFixture, num_workers: int, values: dict[str, Any]
 ) -> None:
     """BAD-1: it is not bad; its frames are what they were, and a warning names it."""
     victims: list[str] = []
@@ -389,7 +384,7 @@ def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str,
     """SAFE-1: before a byte is read or taken, and whoever was to read it."""
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
-        streamvid.VideoLoader(root, batch_size=1, num_workers=0, output={"decode": decode}) as loader,
+        open_loader(root, output={"decode": decode}) as loader,
         pytest.raises(SampleError, match="the index places the packets of .* copy the dataset again"),
     ):
         list(loader)
@@ -409,6 +404,6 @@ def test_a_window_of_very_many_key_frames_reaches_a_worker(tmp_path: Path) -> No
     assert index is not None and len(index.window(0, num_frames).pieces) == num_frames
     frames = []
     for num_workers in (0, 1):
-        with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, tail="uneven") as loader:
+        with open_loader(dataset, num_workers=num_workers, tail="uneven") as loader:
             frames += [batch.video.clone() for batch in loader]
     assert len(frames) == 2 and frames[0].equal(frames[1])

@@ -8,7 +8,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from tests.clips import real_clip
 from tests.conftest import merged
 from tests.loader.conftest import build_dataset
 from tests.shard_options import shard_options
-from tests.video.clips import run_ffmpeg
+from tests.video.clips import psnr, run_ffmpeg
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -81,9 +80,8 @@ def videos(root: Any, **options: Any) -> dict[str, torch.Tensor]:
         }
 
 
-def psnr(one: torch.Tensor, other: torch.Tensor) -> float:
-    error = float(((one.double() - other.double()) ** 2).mean())
-    return 10 * np.log10(255**2 / max(error, 1e-9))
+def quality_of(one: torch.Tensor, other: torch.Tensor) -> float:
+    return psnr(float(((one.double() - other.double()) ** 2).mean()))
 
 
 @pytest.mark.parametrize("clips", ["copy", "native"])
@@ -92,7 +90,7 @@ def test_planes_become_the_rgb_that_decoders_make(roots: dict[str, Path], clips:
     exact = videos(roots[clips], output={"accuracy": "exact"})
     found = videos(roots[clips], output={"pixels": "yuv420p"})
     assert set(found) == set(exact) and len(found) == NUM_CLIPS + 1
-    quality = {key: psnr(found[key], exact[key]) for key in exact}
+    quality = {key: quality_of(found[key], exact[key]) for key in exact}
     for key, found_quality in quality.items():
         assert found_quality >= [least for name, least in QUALITY.items() if key.startswith(name)][-1], quality
     again = videos(roots[clips], output={"pixels": "yuv420p"}, num_workers=2)
@@ -123,7 +121,7 @@ def test_accuracies_differ_and_the_default_follows_the_clips(roots: dict[str, Pa
         for key in fast:
             darker = float((exact[key].double() - fast[key].double()).mean())
             least, most = (-1, 1) if key.startswith(FULL_RANGE) else (0.3, 3)
-            assert least < darker < most and psnr(fast[key], exact[key]) > 38, (key, darker)
+            assert least < darker < most and quality_of(fast[key], exact[key]) > 38, (key, darker)
             assert torch.equal(fast[key], exact[key]) == key.startswith("native-still"), key
         default = videos(roots[clips])
         assert all(torch.equal(default[key], (exact if clips == "copy" else fast)[key]) for key in fast)

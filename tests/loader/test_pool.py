@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import run_command
+
 READ = """
 import streamvid, sys
 with streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=2) as loader:
@@ -24,10 +26,11 @@ with open(sys.argv[2], "w") as file:
 def run(dataset: Path, out: Path, code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     """`code` as a main program, started by a shell that has run `shell`."""
     out.unlink(missing_ok=True)
-    return subprocess.run(
+    return run_command(
         ["bash", "-c", f'{shell}\nexec "$@"', "-", sys.executable, "-c", code, str(dataset), str(out)],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.mark.parametrize(

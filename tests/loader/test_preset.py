@@ -21,7 +21,7 @@ from streamvid.loader.model_rule import common_rule
 from streamvid.plan.mix import MixBy
 from streamvid.storage import LocalStore
 from tests.clips import encode, frames_of
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, build_dataset, open_loader
 from tests.shard_options import shard_options
 
 RULE = ModelRule("ours", FrameRule(4), 16, Fraction(12))
@@ -98,7 +98,7 @@ def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
     sealed: Path, preset: object, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        VideoLoader(sealed, batch_size=1, world=ONE, num_workers=0, preset=preset)  # type: ignore[arg-type]
+        open_loader(sealed, world=ONE, preset=preset)  # type: ignore[arg-type]
 
 
 def test_only_buckets_that_samples_come_from_count(sealed: Path) -> None:
@@ -110,7 +110,7 @@ def test_only_buckets_that_samples_come_from_count(sealed: Path) -> None:
 def test_copies_at_rates_of_their_own_are_refused_by_a_model_of_one_rate(tmp_path: Path) -> None:
     root = build_dataset(tmp_path / "ds", {SMALL: [4]})
     with pytest.raises(ConfigError, match=r"ds: clips are read at rates of their own \(native\), and ours takes 12"):
-        VideoLoader(root, batch_size=1, world=ONE, num_workers=0, preset=RULE)
+        open_loader(root, world=ONE, preset=RULE)
     assert delivered(root, batch_size=2, preset=replace(RULE, fps=None)) == {SMALL.id: 2}
 
 
@@ -120,7 +120,7 @@ def test_a_file_is_a_preset_too(sealed: Path, tmp_path: Path) -> None:
     assert delivered(sealed, batch_size=1, preset=tmp_path / "mine.yaml")
     (tmp_path / "none.yaml").write_text("buckets: [96x64@5]\n")
     with pytest.raises(ConfigError, match="has no model; write its rule there"):
-        VideoLoader(sealed, batch_size=1, world=ONE, num_workers=0, preset=tmp_path / "none.yaml")
+        open_loader(sealed, world=ONE, preset=tmp_path / "none.yaml")
 
 
 def test_datasets_of_models_that_count_differently_are_mixed_but_not_counted(sealed: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
     long = Bucket(9, 96, 64)
     root = build_dataset(tmp_path / "ds", {SMALL: [4], long: [4]})
     with caplog.at_level(logging.INFO, logger="streamvid.loader"):
-        VideoLoader(root, batch_size=2, world=ONE, num_workers=0).close()
+        open_loader(root, batch_size=2, world=ONE).close()
     of_batch = 2 * 9 * 96 * 64 * 3
     assert f"the largest batch on the host: 2 samples of {long.id}, {of_batch} bytes as rgb24" in caplog.text
     assert "ring: " in caplog.text
@@ -165,9 +165,9 @@ def test_batch_sizes_are_those_of_open_soras_form(sealed: Path) -> None:
     lacking = FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.5, None]}}}
     for config in (lacking, FORM | {"bucket_config": {"64px": {5: [1.0, 3], 9: [0.0, 2]}}}):
         with pytest.raises(ConfigError, match=r"of bucket 96x64-9f \(96x64@9\) the bucket configuration has none; add"):
-            VideoLoader(sealed, batch_size=bucket_config_from_json(config), world=ONE, num_workers=0)
+            open_loader(sealed, batch_size=bucket_config_from_json(config), world=ONE)
     with pytest.raises(ConfigError, match="of bucket 96x64-5f .* has none"):
-        VideoLoader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE, num_workers=0)
+        open_loader(sealed, batch_size=BucketConfig(buckets=parse_buckets("96x64@5")), world=ONE)
 
 
 def test_batch_sizes_of_a_dataset_cut_by_the_form(sealed: Path, tmp_path: Path) -> None:
@@ -184,13 +184,8 @@ def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> N
     longer = DatasetConfig(sealed, weight=1, name="all")
 
     def repeats(preset: ModelRule | None, by: MixBy) -> Fraction:
-        with VideoLoader(
-            [images, longer],
-            batch_size=1,
-            world=ONE,
-            num_workers=0,
-            schedule={"mix_by": by, "samples_per_epoch": 100},
-            preset=preset,
+        with open_loader(
+            [images, longer], world=ONE, schedule={"mix_by": by, "samples_per_epoch": 100}, preset=preset
         ) as loader:
             told = loader.state_dict()["datasets"]
         first, second = (Fraction(one["num_repeats"]) for one in told)
@@ -206,5 +201,5 @@ def test_weights_count_tokens_as_the_trained_model_makes_them(sealed: Path) -> N
 
 def buckets_of(root: Path, where: str | None) -> list[Bucket]:
     """The bucket of each sample that passes."""
-    with VideoLoader(root, batch_size=1, world=ONE, num_workers=0, where=where, tail="uneven") as loader:
+    with open_loader(root, world=ONE, where=where, tail="uneven") as loader:
         return [batch.bucket for batch in loader]

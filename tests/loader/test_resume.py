@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,8 @@ import pytest
 import streamvid
 from streamvid.errors import StateError
 from streamvid.plan.position import World
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.loader.conftest import SMALL, TALL, build_dataset, in_legs, new_keys, open_loader, state_after
+from tests.processes import run_python
 
 READ_REST = """
 import hashlib, json, sys, streamvid
@@ -44,32 +43,14 @@ def test_the_rest_is_bit_identical_in_a_new_process(dataset: Path, seed: int) ->
             if number == stop:
                 state = json.dumps(loader.state_dict())
     assert len(state) < 4096
-    command = [sys.executable, "-c", READ_REST, str(dataset), state, str(random_step.choice([0, 1, 3])), "2"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    result = run_python(READ_REST, dataset, state, random_step.choice([0, 1, 3]), 2)
     assert [json.loads(line) for line in result.stdout.splitlines()] == batches[stop:]
 
 
 def test_other_ranks_and_batch_sizes_deliver_what_was_not_delivered(dataset: Path) -> None:
     """The same state serves 1 rank, then 3 ranks, then 2 ranks of another batch size, and no sample comes twice."""
-    seen: Counter[str] = Counter()
-    state = None
-    for num_ranks, batch_size, steps in ((1, 2, 3), (3, 1, 2), (2, 1, None)):
-        states = []
-        for rank in range(num_ranks):
-            world = World(rank, num_ranks)
-            with streamvid.VideoLoader(
-                dataset, batch_size=batch_size, world=world, num_workers=0, tail="pad"
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                for number, batch in enumerate(loader, 1):
-                    repeats = batch.is_repeat.tolist()
-                    seen.update(k for k, repeat in zip(batch.sample_keys, repeats, strict=True) if not repeat)
-                    if number == steps:
-                        break
-                states.append(loader.state_dict())
-        assert all(other == states[0] for other in states)
-        state = states[0]
+    legs = [(1, 2, 3), (3, 1, 2), (2, 1, 10**6)]
+    seen = Counter(key for _, batch in in_legs(dataset, legs, tail="pad") for key in new_keys(batch))
     assert len(seen) == 23 and set(seen.values()) == {1}
 
 
@@ -77,21 +58,15 @@ def test_a_state_at_the_end_of_an_epoch_has_nothing_left_of_it(dataset: Path) ->
     with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
         for _ in loader:
             last = loader.state_dict()
-    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
-        loader.load_state_dict(last)
+    with open_loader(dataset, last, batch_size=2) as loader:
         assert loader.num_steps_left == 0 and list(loader) == []
         assert (loader.epoch == 1 and len([1 for _ in loader]) == len(loader)) or loader.epoch == 2
 
 
 def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
     """The usual `for epoch in range(start, n): loader.set_epoch(epoch)` must not undo a resume."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
-        iterator = iter(loader)
-        for _ in range(4):
-            next(iterator)
-        state = loader.state_dict()
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
-        loader.load_state_dict(state)
+    state = state_after(4, dataset)
+    with open_loader(dataset, state) as loader:
         loader.set_epoch(state["epoch"])
         assert len(list(loader)) == len(loader) - 4 or loader.epoch == 1
 
@@ -99,13 +74,15 @@ def test_set_epoch_of_the_current_epoch_keeps_the_place(dataset: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        None, [], "state", 7, {}, {"version": 3}, {"version": None}, {"epoch": None}, {"epoch": 1.5}, {"epoch": True},
-        {"epoch": -1}, {"epoch": 1 << 40}, {"positions": None}, {"positions": []}, {"positions": {"nope": 1}},
-        {"positions": {"96x64-5f": -1}}, {"positions": {"96x64-5f": 1.0}}, {"positions": {"96x64-5f": "1"}},
-        {"positions": {"96x64-5f": 13}}, {"positions": {"96x64-5f": 10**300}}, {"split": "val"}, {"plan_version": 3}, {"datasets": []}, {"datasets": None}, {"phase": -1},
-        {"progress": -0.1}, {"progress": 1.1}, {"progress": float("nan")}, {"progress": "1"}, {"progress": True},
+        *(None, [], "state", 7, {}),
+        *({name: None} for name in ("version", "epoch", "positions", "datasets")),
+        *({"version": 3}, {"plan_version": 3}, {"split": "val"}, {"datasets": []}, {"phase": -1}, {"positions": []}),
+        *({"epoch": epoch} for epoch in (1.5, True, -1, 1 << 40)),
+        *({"positions": {"96x64-5f": position}} for position in (-1, 1.0, "1", 13, 10**300)),
+        {"positions": {"nope": 1}},
+        *({"progress": progress} for progress in (-0.1, 1.1, float("nan"), "1", True)),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_state_is_refused(dataset: Path, wrong: Any) -> None:
     """PLAN-5: what no run has saved is an error at once; a position past the epoch would be a wait without end."""
     with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0, num_epochs=None) as loader:
@@ -130,8 +107,7 @@ def test_states_around_a_run(dataset: Path) -> None:
         assert ended["epoch"] == 1 and broken["epoch"] == 0
         following = [batch.sample_keys for batch in loader]
     for state, rest in ((fresh, keys), (broken, keys[4:]), (ended, following)):
-        with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
-            loader.load_state_dict(json.loads(json.dumps(state)))
+        with open_loader(dataset, state) as loader:
             assert loader.num_steps_left == len(rest)
             assert [batch.sample_keys for batch in loader] == rest
 
@@ -149,8 +125,7 @@ def test_who_takes_exactly_len_batches_gets_the_next_epoch(dataset: Path, how: s
             if len(seen) == 6:
                 break
         state = loader.state_dict()
-    with streamvid.VideoLoader(dataset, batch_size=2, num_workers=0) as loader:
-        loader.load_state_dict(state)
+    with open_loader(dataset, state, batch_size=2) as loader:
         for epoch in range(3):
             if how == "set_epoch":
                 loader.set_epoch(epoch)
@@ -178,9 +153,7 @@ def test_progress_says_how_much_of_the_epoch_is_done(sizes: dict[int, Path], tai
     """PLAN-5: the same on all ranks, from 0 to 1 in every epoch, whatever was carried into it."""
     told = []
     for rank in range(2):
-        with streamvid.VideoLoader(
-            sizes[40], batch_size=3, world=World(rank, 2), num_workers=0, num_epochs=3, tail=tail
-        ) as loader:
+        with open_loader(sizes[40], batch_size=3, world=World(rank, 2), num_epochs=3, tail=tail) as loader:
             shares = [(loader.epoch, loader.state_dict()["progress"])]
             shares += [(loader.epoch, loader.state_dict()["progress"]) for _ in loader]
         told.append(shares)

@@ -21,11 +21,6 @@ from tools.fault_proxy import FaultProxy
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> dict[str, Source]:
-    return s3_run.make_sources(tmp_path_factory.mktemp("sources"), rgw)
-
-
 @pytest.fixture
 def proxy(rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory) -> FaultProxy:
     """It breaks nothing, and counts."""
@@ -71,7 +66,7 @@ def test_ranks_that_are_processes_share_a_cache(
 ) -> None:
     """FETCH-2: two ranks with decode workers; what they write down is the disk's."""
     s3_env(rgw)
-    check_processes(sources["plain"], tmp_path, decode)
+    check_cached(sources["plain"], tmp_path, decode)
 
 
 @pytest.mark.slow
@@ -80,21 +75,13 @@ def test_ranks_that_are_processes_share_a_cache(
 def test_the_demo_corpus(sharded: Sharded, rgw: Rgw, s3_env: S3Env, tmp_path: Path, decode: bool) -> None:
     """FETCH-2: all that the real command makes of all kinds of sources."""
     s3_env(rgw)
-    check_processes(s3_run.uploaded(sharded.root, rgw), tmp_path, decode)
+    check_cached(s3_run.uploaded(sharded.root, rgw), tmp_path, decode)
 
 
-def check_processes(source: Source, folder: Path, decode: bool) -> None:
-    options = {"batch_size": 2, "output": {"decode": decode}, "num_workers": 1}
-    cache = {"storage": {"cache_dir": str(folder / "cache"), "cache_bytes": 1 << 28}}
-    ranks = [
-        s3_run.start(dataset=source.url, world=[rank, 2], options=options | cache, out=folder / str(rank))
-        for rank in range(2)
-    ]
-    for rank, process in enumerate(ranks):
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-        got, stats = s3_run.told(folder / str(rank))
-        assert got == s3_run.run(source.root, **options | {"num_workers": 0}, world=streamvid.World(rank, 2))
+def check_cached(source: Source, folder: Path, decode: bool) -> None:
+    cache = {"cache_dir": str(folder / "cache"), "cache_bytes": 1 << 28}
+    options = {"batch_size": 2, "output": {"decode": decode}, "num_workers": 1, "storage": cache}
+    for stats in s3_run.check_processes(source, folder, 2, options):
         assert stats["cache"]["num_bytes"] > 0 and stats["num_substituted"] == 0
 
 

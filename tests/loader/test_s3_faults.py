@@ -25,7 +25,7 @@ from tests.loader import s3_run
 from tests.loader.conftest import SMALL, build_dataset
 from tests.loader.s3_run import Source
 from tests.loader.test_bad import LAYOUT, damaged
-from tests.loader.test_stop import wait_for_end
+from tests.processes import wait_for_end
 from tests.servers import ProxyFactory, Rgw, S3Env
 from tools.fault_proxy import FaultProxy
 
@@ -37,11 +37,6 @@ IMPATIENT = StorageOptions(deadline_seconds=3.0, connect_seconds=0.5, stall_seco
 SLACK_SECONDS = 10.0  # for a machine that is busy with other things
 DEAD: dict[str, Any] = {"dead": True}
 STALLED: dict[str, Any] = {"fault_rate": 1.0, "faults": ("stalled",), "stall_s": 100.0}
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory, rgw: Rgw) -> dict[str, Source]:
-    return s3_run.make_sources(tmp_path_factory.mktemp("sources"), rgw)
 
 
 @pytest.fixture(scope="module")
@@ -146,15 +141,7 @@ def test_ranks_that_are_processes_go_through_faults(
     cache = {"cache_dir": str(tmp_path / "cache"), "cache_bytes": 1 << 26}
     options = {"batch_size": 2, "num_workers": 1, "storage": {"stall_seconds": 0.5, **cache}}
     proxy.set(fault_rate=0.2, seed=5)
-    ranks = [
-        s3_run.start(dataset=source.url, world=[rank, 3], options=options, out=tmp_path / f"{rank}")
-        for rank in range(3)
-    ]
-    for rank, process in enumerate(ranks):
-        _, errors = process.communicate(timeout=200)
-        assert process.returncode == 0, errors
-        got, _ = s3_run.told(tmp_path / f"{rank}")
-        assert got == s3_run.run(source.root, batch_size=2, world=streamvid.World(rank, 3))
+    s3_run.check_processes(source, tmp_path, 3, options)
 
 
 @pytest.mark.parametrize("name", ["plain", "native"])

@@ -24,6 +24,7 @@ from streamvid.video import Transform, probe
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
 from tests.conftest import merged
+from tests.loader.conftest import open_loader
 from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr
 
@@ -282,9 +283,7 @@ def test_clips_that_are_not_decoded_have_the_same_frames(
     for temporal in ("random", "uniform"):
         decoded = deliver(path, view={"temporal": temporal})
         picture = PictureFormat(HEIGHT, WIDTH)
-        with VideoLoader(
-            path, batch_size=1, num_workers=0, tail="uneven", view={"temporal": temporal}, output={"decode": False}
-        ) as loader:
+        with open_loader(path, tail="uneven", view={"temporal": temporal}, output={"decode": False}) as loader:
             batches = list(loader)
         for item, batch in zip(decoded, batches, strict=True):
             clip = batch.clips[0]
@@ -334,7 +333,7 @@ def test_what_takes_a_bad_clips_place_has_frames_of_its_own_times(
 def test_frames_by_time_without_a_packet_index_are_named_where_nothing_is_decoded(
     dataset: Callable[[str], Path],
 ) -> None:
-    loader = VideoLoader(dataset("resample"), batch_size=1, num_workers=0, tail="uneven", output={"decode": False})
+    loader = open_loader(dataset("resample"), tail="uneven", output={"decode": False})
     with loader, pytest.raises(SampleError, match="no packet index: decode it"):
         list(loader)
 

@@ -22,7 +22,9 @@ from streamvid.dataset.features.tensors import RawTensor
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
 from streamvid.loader.batch.features import collate, raw_tensor, torch_tensor
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.dataset.samples import edit_manifest
+from tests.files import tree_of
+from tests.loader.conftest import SMALL, TALL, build_dataset, open_loader, state_after
 from tests.loader.sidecars import check_tensors, facts_of, make_sidecar, name_of, received, run
 from tests.servers import S3Env, S3Server
 
@@ -43,9 +45,7 @@ def test_each_sample_comes_once_an_epoch_with_its_own_tensors(dataset: Path, sid
     seen: Counter[tuple[int, str]] = Counter()
     for rank in range(num_ranks):
         world = World(rank, num_ranks)
-        with streamvid.VideoLoader(
-            dataset, features=sidecar, batch_size=2, world=world, num_epochs=3, num_workers=0, tail="uneven"
-        ) as loader:
+        with open_loader(dataset, features=sidecar, batch_size=2, world=world, num_epochs=3, tail="uneven") as loader:
             for batch in loader:
                 assert "video" not in batch and "clips" not in batch and "layout" not in batch
                 check_tensors(batch, loader.epoch)
@@ -86,7 +86,7 @@ def test_all_but_the_pictures_is_that_of_the_video(dataset: Path, tmp_path: Path
 
 def test_processes_that_share_a_batch_can_compare_it(dataset: Path, sidecar: Path) -> None:
     """A digest is that of keys, texts and tensors, whichever of them differs."""
-    batch = next(iter(streamvid.VideoLoader(dataset, features=sidecar, batch_size=3, num_workers=0)))
+    batch = next(iter(open_loader(dataset, features=sidecar, batch_size=3)))
     digest = batch.digest()
     assert batch.clone().digest() == batch.to("cpu").digest() == digest
     other = batch.latents.clone()
@@ -108,30 +108,25 @@ def test_a_state_goes_on_where_it_was(dataset: Path, sidecar: Path, num_done: in
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 0, "num_epochs": 2}
     whole = run(dataset, features=sidecar, num_epochs=2)
     for first in ({"features": sidecar}, {"output": {"decode": False}}):
-        with streamvid.VideoLoader(dataset, **options, **first) as loader:
-            batches = iter(loader)
-            for _ in range(num_done):
-                next(batches)
-            state = json.loads(json.dumps(loader.state_dict()))
-        with streamvid.VideoLoader(dataset, features=sidecar, **options) as loader:
-            loader.load_state_dict(state)
+        state = state_after(num_done, dataset, **options, **first)
+        with open_loader(dataset, state, features=sidecar, **options) as loader:
             assert [received(batch) for batch in loader] == whole[num_done:]
 
 
 def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> None:
     """PLAN-5: `where`, and two datasets, each with its sidecar of its own seed; several in a batch."""
-    for batch in streamvid.VideoLoader(dataset, features=sidecar, where="score > 4", batch_size=1, num_workers=0):
+    for batch in open_loader(dataset, features=sidecar, where="score > 4"):
         check_tensors(batch, 0)
     other = build_dataset(tmp_path / "other", {SMALL: [3, 2], TALL: [2]}, variants=1)
     datasets = [DatasetConfig(dataset, name="a"), DatasetConfig(other, name="b", num_repeats=2)]
-    with streamvid.VideoLoader(datasets, batch_size=2, num_workers=0) as loader:
+    with open_loader(datasets, batch_size=2) as loader:
         facts = loader.view_facts
     assert facts[0]["seed"] != facts[1]["seed"]
     roots = [
         make_sidecar(tmp_path / str(number), root, view=view)
         for number, (root, view) in enumerate(zip((dataset, other), facts, strict=True))
     ]
-    with streamvid.VideoLoader(datasets, features=roots, batch_size=2, num_workers=0, tail="pad") as loader:
+    with open_loader(datasets, features=roots, batch_size=2, tail="pad") as loader:
         batches = list(loader)
     assert sum(len(batch.sample_keys) for batch in batches) >= NUM_SAMPLES + 2 * 7
     for batch in batches:
@@ -161,14 +156,12 @@ def test_a_bucket_gives_what_the_disk_gives(
     assert run(far, features=sidecar, **options) == wanted
     assert run(dataset, features=far_sidecar, **options, num_workers=1) == wanted
     assert run(far, features=far_sidecar, **options, **cache) == wanted
-    with streamvid.VideoLoader(far, features=far_sidecar, batch_size=2, num_workers=0, **options, **cache) as loader:
+    with open_loader(far, features=far_sidecar, batch_size=2, **options, **cache) as loader:
         assert [received(batch) for batch in loader] == wanted
         stats = loader.stats()
     assert stats.store is not None and stats.cache is not None and stats.cache.hits > 0
     make_sidecar(f"s3://{bucket}/made", dataset)  # type: ignore[arg-type]
-    names = moto_server.objects(bucket, "made/")
-    made = {name.removeprefix("made/"): moto_server.read(bucket, name) for name in names}
-    assert made == {str(p.relative_to(sidecar)): p.read_bytes() for p in sidecar.rglob("*") if p.is_file()}
+    assert moto_server.tree(bucket, "made") == tree_of(sidecar)
 
 
 # Bad samples.
@@ -228,19 +221,10 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     root = make_sidecar(tmp_path / "s", source, missing=[("96x64-5f-1", 0)], num_visits=1)
     damage(root, source, "96x64-5f-0", 0)
     with (
-        streamvid.VideoLoader(source, features=root, batch_size=1, num_workers=0) as loader,
+        open_loader(source, features=root) as loader,
         pytest.raises(SampleError, match="No other sample of its bucket can take its place"),
     ):
         list(loader)
-
-
-def resealed(root: Path, change: Any) -> None:
-    from streamvid.dataset.manifest import manifest_checksum
-
-    value = json.loads((root / "manifest.json").read_text())
-    change(value)
-    value["manifest_sha256"] = manifest_checksum(value)
-    (root / "manifest.json").write_text(json.dumps(value))
 
 
 @pytest.mark.parametrize(
@@ -263,9 +247,9 @@ def test_members_that_are_not_what_the_manifest_says_are_told(
 ) -> None:
     """SAFE-1: with right checksums; the error names the sample."""
     root = make_sidecar(tmp_path / "s", dataset, null=None)
-    resealed(root, change)
+    edit_manifest(root, change)
     with (
-        streamvid.VideoLoader(dataset, features=root, batch_size=6, num_workers=0) as loader,
+        open_loader(dataset, features=root, batch_size=6) as loader,
         pytest.raises(SampleError, match=f"sample .* cannot be delivered: .*{wrong}"),
     ):
         list(loader)
@@ -421,7 +405,7 @@ def test_an_index_that_is_not_the_shards_is_told(dataset: Path, tmp_path: Path) 
     path = next((root / "index").glob("96x64-5f-000001.parquet"))
     path.write_bytes(path.read_bytes()[::-1])
     with (
-        streamvid.VideoLoader(dataset, features=root, batch_size=1, num_workers=0, shuffle="none") as loader,
+        open_loader(dataset, features=root, shuffle="none") as loader,
         pytest.raises(SampleError, match=f"{path.name}: checksum mismatch; copy it again"),
     ):
         for number, _ in enumerate(loader):

@@ -13,7 +13,7 @@ import pytest
 import streamvid
 from streamvid.errors import ConfigError
 from tests.conftest import merged
-from tests.loader.conftest import LONG, SMALL, TALL, build_dataset
+from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, in_legs, new_keys
 
 World = streamvid.World
 
@@ -39,6 +39,12 @@ def steps_of(root: Path, num_ranks: int, **options: Any) -> list[list[tuple[str,
     return told
 
 
+def counted_once(ranks: list[list[Any]]) -> Counter[str]:
+    """Key → how often all ranks of `steps_of` have it, repeats left out."""
+    rows = [(keys, again) for batches in ranks for *_, keys, again in batches]
+    return Counter(key for keys, again in rows for key, is_repeat in zip(keys, again, strict=True) if not is_repeat)
+
+
 @pytest.mark.parametrize("tail", ["carry", "drop", "pad", "shrink"])
 @pytest.mark.parametrize("accumulate", [2, 3, 4])
 def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any, accumulate: int) -> None:
@@ -46,10 +52,7 @@ def test_steps_of_an_epoch_are_a_multiple_of_accumulate(uneven: Path, tail: Any,
     ranks = steps_of(uneven, 2, batch_size=2, tail=tail, accumulate=accumulate)
     assert {len(batches) % accumulate for batches in ranks} == {0}
     assert len({len(batches) for batches in ranks}) == 1 and ranks[0]
-    once = Counter(
-        key for batches in ranks for *_, keys, again in batches for key, is_repeat in zip(keys, again, strict=True)
-        if not is_repeat
-    )  # fmt: skip
+    once = counted_once(ranks)
     assert set(once.values()) == {1}
     if tail in ("pad", "shrink"):
         assert len(once) == 23
@@ -80,28 +83,11 @@ def test_buckets_of_equal_cost_share_a_step(uneven: Path) -> None:
     mixed = [{batches[step][0] for batches in ranks} for step in range(len(ranks[0]))]
     assert {SMALL.id, TALL.id} in mixed
     assert all(names == {LONG.id} for names in mixed if LONG.id in names)
-    once = Counter(
-        k for batches in ranks for *_, keys, again in batches for k, r in zip(keys, again, strict=True) if not r
-    )
+    once = counted_once(ranks)
     assert len(once) == 23 and set(once.values()) == {1}
-    seen: Counter[str] = Counter()
-    state = None
-    for num_ranks, steps in ((3, 4), (2, 10**6)):
-        states = []
-        for rank in range(num_ranks):
-            world = World(rank, num_ranks)
-            with streamvid.VideoLoader(uneven, world=world, num_workers=0, tail="shrink", **options) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                for number, batch in enumerate(loader, 1):
-                    again = batch.is_repeat.tolist()
-                    seen.update(key for key, is_repeat in zip(batch.sample_keys, again, strict=True) if not is_repeat)
-                    if number == steps:
-                        break
-                states.append(json.loads(json.dumps(loader.state_dict())))
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert len(seen) == 23 and set(seen.values()) == {1}
+    del options["batch_size"]
+    legs = in_legs(uneven, [(3, 1, 4), (2, 1, 10**6)], tail="shrink", **options)
+    assert Counter(key for _, batch in legs for key in new_keys(batch)) == once
 
 
 def test_largest_first_shows_every_bucket_at_once(uneven: Path) -> None:
@@ -214,9 +200,8 @@ def test_what_gets_no_step_is_named_with_remedies(uneven: Path, caplog: Any) -> 
 
 def test_the_state_of_a_loader_is_small(tmp_path: Path) -> None:
     """PLAN-5: under 4 KB of JSON for 100 buckets."""
-    layout = {
-        streamvid.Bucket(1, 32 * height, 32 * width): [1] for height in range(1, 11) for width in range(1, 11)
-    }  # fmt: skip
+    sides = range(32, 352, 32)
+    layout = {streamvid.Bucket(1, height, width): [1] for height in sides for width in sides}
     assert len(layout) == 100
     root = build_dataset(tmp_path, layout, clip_frames=1)
     with streamvid.VideoLoader(root, batch_size=1, num_workers=0, num_epochs=None) as loader:

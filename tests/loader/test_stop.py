@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +19,8 @@ import pytest
 import streamvid
 from streamvid.errors import LoaderError, WorkerError
 from streamvid.storage import LocalStore, Ranges
-from tests.loader.test_kill import is_alive
+from tests.loader.conftest import open_loader
+from tests.processes import run_command, run_python, streamvid_threads, wait_for_end, wait_for_threads
 
 SCRIPT = """
 import os, sys, time, streamvid
@@ -41,14 +43,6 @@ def start(dataset: Path, then: str) -> tuple[subprocess.Popen[str], list[int]]:
     return process, workers
 
 
-def wait_for_end(pids: list[int], seconds: float = 15.0) -> list[int]:
-    """Those of `pids` that still run after a while."""
-    until = time.monotonic() + seconds
-    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    return alive
-
-
 @pytest.mark.parametrize(
     ("then", "code", "says"),
     [
@@ -57,14 +51,11 @@ def wait_for_end(pids: list[int], seconds: float = 15.0) -> list[int]:
         ("os._exit(4)", 4, ""),
         ("os.kill(os.getpid(), 9)", -9, ""),
         ("os.kill(os.getpid(), 15)", -15, ""),
-        ("break", 0, ""),
+        ("sys.exit(0)", 0, ""),
     ],
 )
 def test_no_worker_outlives_its_loader(dataset: Path, then: str, code: int, says: str) -> None:
-    if then == "break":
-        process, workers = start(dataset, "sys.exit(0)")
-    else:
-        process, workers = start(dataset, then)
+    process, workers = start(dataset, then)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == code, errors
     assert says in errors and (says or not errors), errors
@@ -99,15 +90,18 @@ def read(loader, choose):
         pass
     return got
 
-root, workers, choose = sys.argv[1], int(sys.argv[2]), random.Random(int(sys.argv[3]))
-with streamvid.VideoLoader(root, batch_size=1, num_workers=workers) as loader:
+def make(prefetch_bytes):
+    limits, output = {"prefetch_bytes": prefetch_bytes}, {"decode": sys.argv[3] == "True"}
+    return streamvid.VideoLoader(sys.argv[1], batch_size=1, num_workers=int(sys.argv[2]), limits=limits, output=output)
+
+choose = random.Random(1)
+with make(1 << 22) as loader:
     expected = [batch.sample_keys[0] for batch in loader]
 gc.collect()
 before = left()
 signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does, at a time of our choosing
 for _ in range(int(sys.argv[4])):
-    limits = {"prefetch_bytes": choose.choice([0, 1 << 22])}
-    loader = streamvid.VideoLoader(root, batch_size=1, num_workers=workers, limits=limits)
+    loader = make(choose.choice([0, 1 << 22]))
     try:
         signal.setitimer(signal.ITIMER_REAL, choose.choice([choose.uniform(0.0005, 0.02), choose.uniform(0.01, 0.4)]))
         for _ in range(3):
@@ -129,20 +123,19 @@ print("clean")
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(dataset: Path, num_workers: int, count: int) -> None:
+def test_ctrl_c_at_any_moment_leaves_nothing_and_no_old_batch(
+    dataset: Path, num_workers: int, decode: bool, count: int
+) -> None:
     """Building, waiting, breaking, moving, closing: whatever is interrupted, the next loop gives the epoch anew."""
-    command = [sys.executable, "-c", CTRL_C, str(dataset), str(num_workers), "1", str(count)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert result.stdout == "clean\n", result.stderr
+    assert run_python(CTRL_C, dataset, num_workers, decode, count).stdout == "clean\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, 40])
 def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) -> None:
     name = number.name if isinstance(number, signal.Signals) else f"signal {number}"
-    with streamvid.VideoLoader(
-        dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}
-    ) as loader:
+    with open_loader(dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         next(iterator)
         pids = loader.worker_pids
@@ -157,22 +150,14 @@ def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) 
     assert wait_for_end(list(pids)) == []
 
 
-def loader_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("streamvid")}
-
-
-def wait_for_threads(expected: set[threading.Thread]) -> None:
-    until = time.monotonic() + 20
-    while loader_threads() != expected and time.monotonic() < until:
-        time.sleep(0.02)
-    assert loader_threads() == expected
-
-
-@pytest.mark.parametrize("when", ["starting", "idle", "decoding"])
-def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
+@pytest.mark.parametrize(
+    ("when", "decode"), [("starting", True), ("starting", False), ("idle", True), ("decoding", True)]
+)
+def test_all_workers_killed_at_once(dataset: Path, when: str, decode: bool) -> None:
     """And the error, which has passed through frames that hold the loader, does not keep it from being collected."""
-    before = loader_threads()
-    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
+    before = streamvid_threads()
+    options: dict[str, Any] = {"limits": {"prefetch_bytes": 0}, "output": {"decode": decode}}
+    loader = open_loader(dataset, num_workers=2, num_epochs=None, **options)
     iterator = iter(loader)
     if when != "starting":
         next(iterator)
@@ -190,9 +175,9 @@ def test_all_workers_killed_at_once(dataset: Path, when: str) -> None:
 
 def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> None:
     """Slurm's --signal=USR1 may reach each process of a step: minutes before the end, in which training is to save."""
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=0) as loader:
+    with open_loader(dataset) as loader:
         expected = [batch.sample_keys for batch in loader]
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
+    with open_loader(dataset, num_workers=2, limits={"prefetch_bytes": 0}) as loader:
         iterator = iter(loader)
         keys = [next(iterator).sample_keys for _ in range(3)]
         for pid in loader.worker_pids:
@@ -204,7 +189,7 @@ def test_what_a_scheduler_sends_to_a_whole_job_ends_no_worker(dataset: Path) -> 
 
 
 def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
-    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=3, num_epochs=None)
+    loader = open_loader(dataset, num_workers=3, num_epochs=None)
     next(iter(loader))
     pids = list(loader.worker_pids)
     for pid in pids:
@@ -218,7 +203,7 @@ def test_a_stopped_worker_does_not_stop_the_close(dataset: Path) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("how", ["close", "load_state_dict", "set_epoch", "iter"])
 def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_workers: int, how: str) -> None:
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, num_epochs=None) as loader:
+    with open_loader(dataset, num_workers=num_workers, num_epochs=None) as loader:
         state = loader.state_dict()
         actions = {
             "close": loader.close,
@@ -237,27 +222,27 @@ def test_what_another_thread_does_ends_a_loop_that_waits(dataset: Path, num_work
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_close_at_every_stage(dataset: Path, num_workers: int) -> None:
     """Twice, from within the loop, from another thread, with an iterator left hanging and one never begun."""
-    before = loader_threads()
+    before = streamvid_threads()
     for seconds in (0.0, 0.002, 0.01, 0.03, 0.1, 0.3):
-        loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers, num_epochs=None)
+        loader = open_loader(dataset, num_workers=num_workers, num_epochs=None)
         iterators = [iter(loader), iter(loader)]
         time.sleep(seconds)
         closers = [threading.Thread(target=loader.close) for _ in range(3)]
         for closer in closers:
             closer.start()
         loader.close()
-        assert loader_threads() == before, seconds
+        assert streamvid_threads() == before, seconds
         for closer in closers:
             closer.join()
         for iterator in iterators:
             with pytest.raises(LoaderError, match="closed"):
                 next(iterator)
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=num_workers) as loader:
+    with open_loader(dataset, num_workers=num_workers) as loader:
         with pytest.raises(LoaderError, match="this loader is closed"):
             for _ in loader:
                 loader.close()
         loader.close()
-    assert loader_threads() == before
+    assert streamvid_threads() == before
 
 
 @dataclass(frozen=True)
@@ -283,12 +268,12 @@ class CollectingStore(LocalStore):
 def test_a_loader_collected_in_its_own_thread_is_closed(dataset: Path, num_workers: int, what: str) -> None:
     """Or in the middle of a read that others of its threads wait for."""
     source = streamvid.Dataset(CollectingStore(dataset))
-    before = loader_threads()
+    before = streamvid_threads()
 
     class Holder:
         def __init__(self) -> None:
             self.me = self
-            self.loader = streamvid.VideoLoader(source, batch_size=1, num_workers=num_workers, num_epochs=None)
+            self.loader = open_loader(source, num_workers=num_workers, num_epochs=None)
             self.iterator = iter(self.loader)
             if what == "iterator":
                 next(self.iterator)
@@ -341,51 +326,58 @@ loader.close()
 
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: Path, how: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", FORK, str(dataset), how],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    said, errors = process.communicate(timeout=25)  # until nobody but the child is left
-    assert process.returncode == (-9 if how == "kill" else 0) and not errors, errors
-    lines = said.splitlines()
+    code = f"import warnings\nwarnings.simplefilter('ignore')\n{FORK}"
+    done = run_python(code, dataset, how, check=False, timeout=25)  # until nobody but the child is left
+    assert done.returncode == (-9 if how == "kill" else 0) and not done.stderr, done.stderr
+    lines = done.stdout.splitlines()
     child = next(int(line) for line in lines if line.isdecimal())
-    assert said.count("made before a fork") == 2 and psutil.pid_exists(child), said
+    assert done.stdout.count("made before a fork") == 2 and psutil.pid_exists(child), done.stdout
     assert wait_for_end([int(pid) for pid in lines[0].split()]) == []
     os.kill(child, signal.SIGKILL)
 
 
-def test_closing_leaves_no_thread_process_file_or_memory(dataset: Path) -> None:
+@pytest.mark.parametrize(("num_workers", "decode"), [(2, True), (0, False), (2, False)])
+def test_every_end_leaves_nothing(dataset: Path, num_workers: int, decode: bool) -> None:
+    """Threads, processes, files and memory, after an end of any kind; and after most of them a new loop can begin."""
     me = psutil.Process()
     others = set(me.children(recursive=True))  # servers of the session
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": num_workers, "output": {"decode": decode}}
     # One loader first: libraries open their own threads and files once.
-    with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
-        list(map(id, loader))
+    with streamvid.VideoLoader(dataset, **options) as loader:
+        expected = [batch.sample_keys for batch in loader]
     gc.collect()
     threads, files, maps = set(threading.enumerate()), me.num_fds(), shared_maps()
-    for then in ("break", "end", "error", "no iteration"):
-        with streamvid.VideoLoader(dataset, batch_size=1, num_workers=2) as loader:
+    for then in ("end", "break", ZeroDivisionError, KeyboardInterrupt, "iter", "close", "no iteration"):
+        with streamvid.VideoLoader(dataset, **options) as loader:
             if then == "no iteration":
                 continue
-            for batch in loader:
-                assert batch.video is not None
-                if then == "break":
-                    break
+            run_until(loader, then, expected)
             pids = loader.worker_pids
-            if then == "error":
-                with pytest.raises(LoaderError, match="another iteration"):
-                    fail(loader)
-        batch = None
         gc.collect()
         assert set(threading.enumerate()) == threads, then
         assert wait_for_end(list(pids)) == [] and set(me.children(recursive=True)) == others, then
         assert me.num_fds() == files and shared_maps() == maps, then
 
 
-def fail(loader: streamvid.VideoLoader) -> None:
-    first = iter(loader)
-    next(first)
-    iter(loader)
-    next(first)
+def run_until(loader: streamvid.VideoLoader, then: Any, expected: list[list[str]]) -> None:
+    """A loop that ends in this way, and after it one that begins anew where the loader still can."""
+    try:
+        for number, batch in enumerate(loader):
+            assert batch.sample_keys == expected[number]
+            if number < 2:
+                continue
+            if then == "break":
+                break
+            if isinstance(then, type):
+                raise then
+            if then in ("iter", "close"):
+                iter(loader) if then == "iter" else loader.close()
+    except (ZeroDivisionError, KeyboardInterrupt):
+        assert isinstance(then, type)
+    except LoaderError:
+        assert then in ("iter", "close")
+    if then not in ("end", "close"):
+        assert [batch.sample_keys for batch in loader] == expected
 
 
 def shared_maps() -> int:
@@ -393,7 +385,7 @@ def shared_maps() -> int:
 
 
 def test_a_loader_that_nobody_closes_is_closed_when_collected(dataset: Path) -> None:
-    loader = streamvid.VideoLoader(dataset, batch_size=1, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
+    loader = open_loader(dataset, num_workers=2, num_epochs=None, limits={"prefetch_bytes": 0})
     for _ in loader:
         break
     pids = list(loader.worker_pids)
@@ -404,8 +396,8 @@ def test_a_loader_that_nobody_closes_is_closed_when_collected(dataset: Path) -> 
 
 def test_two_loaders_at_once(dataset: Path) -> None:
     with (
-        streamvid.VideoLoader(dataset, batch_size=1, num_workers=1) as one,
-        streamvid.VideoLoader(dataset, batch_size=1, num_workers=1) as other,
+        open_loader(dataset, num_workers=1) as one,
+        open_loader(dataset, num_workers=1) as other,
     ):
         pairs = [(a.sample_keys, b.sample_keys) for a, b in zip(one, other, strict=True)]
     assert len(pairs) == 23 and all(a == b for a, b in pairs)
@@ -428,11 +420,8 @@ if pid == 0:
 os.waitpid(pid, 0)
 print(len(list(map(id, iterator))), flush=True)
 """
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(dataset)], capture_output=True, text=True, timeout=60
-    )
-    assert "made before a fork" in result.stdout, result.stderr
-    assert result.stdout.splitlines()[-1] == "22"
+    result = run_python(code, dataset, timeout=60)
+    assert "made before a fork" in result.stdout and result.stdout.splitlines()[-1] == "22"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -457,5 +446,5 @@ if __name__ == "__main__":
     process.start(); process.join(); sys.exit(process.exitcode)
 """)
     out = tmp_path / "count"
-    subprocess.run([sys.executable, str(script), str(dataset), str(out)], check=True, timeout=200)
+    run_command([sys.executable, str(script), str(dataset), str(out)])
     assert out.read_text() == "23"

@@ -23,7 +23,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.view.text import parse_template
 from tests.clips import encode, frames_of
-from tests.loader.conftest import SMALL, build_dataset
+from tests.loader.conftest import SMALL, build_dataset, in_legs, new_slots
 from tests.shard_options import shard_options
 
 DatasetConfig, World = streamvid.DatasetConfig, streamvid.World
@@ -81,9 +81,9 @@ def delivered(dataset: Any, num_ranks: int = 1, **options: Any) -> dict[tuple[in
     for rank in range(num_ranks):
         with loader_of(dataset, rank, num_ranks, **options) as loader:
             for batch in loader:
-                for key, text, again in zip(batch.sample_keys, batch.text, batch.is_repeat.tolist(), strict=True):
-                    if not again:
-                        assert found.setdefault((loader.epoch, key), text) == text
+                for slot in new_slots(batch):
+                    text = batch.text[slot]
+                    assert found.setdefault((loader.epoch, batch.sample_keys[slot]), text) == text
     return found
 
 
@@ -123,25 +123,12 @@ def test_a_text_depends_on_seed_key_and_visit_alone(texts: Path) -> None:
 def test_texts_go_on_after_a_resume_with_other_ranks(texts: Path) -> None:
     """SAMPLE-1, PLAN-5: a dataset of texts, stopped twice, gives each text that an undisturbed run gives."""
     config = DatasetConfig(texts, **ALL_DRAWS)
-    whole, seen, state = delivered(config, num_epochs=2), {}, None
-    for num_ranks, steps in ((1, 5), (3, 4), (2, 10**6)):
-        states = []
-        for rank in range(num_ranks):
-            with loader_of(config, rank, num_ranks, num_epochs=2) as loader:
-                if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
-                for number, batch in enumerate(loader, 1):
-                    again = batch.is_repeat.tolist()
-                    rows = zip(batch.sample_keys, batch.text, again, strict=True)
-                    for key, text in ((key, text) for key, text, is_again in rows if not is_again):
-                        assert (loader.epoch, key) not in seen
-                        seen[loader.epoch, key] = text
-                    if number == steps:
-                        break
-                states.append(loader.state_dict())
-        assert all(other == states[0] for other in states)
-        state = states[0]
-    assert seen == whole
+    seen: dict[tuple[int, str], str] = {}
+    for loader, batch in in_legs(config, [(1, 4, 5), (3, 4, 4), (2, 4, 10**6)], num_epochs=2, tail="shrink"):
+        for slot in new_slots(batch):
+            assert (loader.epoch, batch.sample_keys[slot]) not in seen
+            seen[loader.epoch, batch.sample_keys[slot]] = batch.text[slot]
+    assert seen == delivered(config, num_epochs=2)
 
 
 def test_texts_of_clips_are_the_same_with_workers(scored: Path) -> None:

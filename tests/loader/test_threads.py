@@ -11,10 +11,11 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.sharder import shard
-from tests.clips import corpus_tool, encode, frames_of
+from tests.clips import encode, frames_of
 from tests.conftest import merged
 from tests.loader.test_packets import flip, rows_of
 from tests.shard_options import shard_options
+from tools import make_corpus
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def received(root: Path, **options: Any) -> list[tuple[str, bool, int, bytes]]:
     """(key, is_repeat, number of the first frame, pixels) of two epochs."""
-    found, read_number = [], corpus_tool().read_number
+    found, read_number = [], make_corpus.read_number
     settings = {
         "batch_size": 1,
         "limits": {"prefetch_bytes": 0, "max_bad_fraction": 1.0},

@@ -9,7 +9,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import ConfigError, StreamvidError
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.loader.conftest import SMALL, TALL, build_dataset, open_loader, state_after
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -20,8 +20,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def keys(dataset: Path, **options: Any) -> list[str]:
-    with streamvid.VideoLoader(dataset, **{"batch_size": 1, "num_workers": 0} | options) as loader:
+def keys(dataset: Path, state: Any = None, **options: Any) -> list[str]:
+    with open_loader(dataset, state, **options) as loader:
         return [key for batch in loader for key in batch.sample_keys]
 
 
@@ -58,9 +58,7 @@ def test_each_sample_that_meets_the_condition_comes_once(dataset: Path, where: s
 
 def test_captions_and_columns_are_those_of_the_sample(dataset: Path) -> None:
     rows = {row["key"]: row for row in streamvid.open_dataset(dataset).samples_table().to_pylist()}
-    with streamvid.VideoLoader(
-        dataset, batch_size=1, num_workers=0, where="year > 2001", columns=("year", "place")
-    ) as loader:
+    with open_loader(dataset, where="year > 2001", columns=("year", "place")) as loader:
         for batch in loader:
             row = rows[batch.sample_keys[0]]
             assert (batch.text[0], batch.place[0]) == (row["text"] or "", row["user.place"])
@@ -69,18 +67,12 @@ def test_captions_and_columns_are_those_of_the_sample(dataset: Path) -> None:
 
 def test_a_state_belongs_to_its_condition(dataset: Path) -> None:
     """PLAN-1, PLAN-5: one spelling of a condition is as good as another; another condition is another plan."""
-    options: dict[str, Any] = {"batch_size": 1, "num_workers": 0}
-    with streamvid.VideoLoader(dataset, where="year>2001 and score is not None", **options) as loader:
-        iterator = iter(loader)
-        first = [next(iterator).sample_keys[0] for _ in range(2)]
-        state = loader.state_dict()
+    state = state_after(2, dataset, where="year>2001 and score is not None")
     whole = keys(dataset, where="year > 2001 and score is not None")
-    with streamvid.VideoLoader(dataset, where="(year > 2001) and (score is not None)", **options) as loader:
-        loader.load_state_dict(state)
-        assert first + [batch.sample_keys[0] for batch in loader] == whole
+    assert keys(dataset, state, where="(year > 2001) and (score is not None)") == whole[2:]
     for other in ("year > 2000 and score is not None", None):
-        with streamvid.VideoLoader(dataset, where=other, **options) as loader, pytest.raises(StreamvidError):
-            loader.load_state_dict(state)
+        with pytest.raises(StreamvidError):
+            keys(dataset, state, where=other)
 
 
 def test_a_bad_sample_is_replaced_by_one_that_meets_the_condition(tmp_path: Path) -> None:

@@ -138,10 +138,7 @@ def batch(seed: int = 0, size: int = 2, length: int = 9) -> dict[str, Tensor]:
 def clip(seed: int = 0, size: int = 2) -> dict[str, Tensor]:
     """Videos of `size` samples and their times."""
     generator = torch.Generator().manual_seed(seed)
-    return {
-        "video": torch.randn(size, 3, 2, 4, 4, generator=generator),
-        "times": torch.rand(size, generator=generator),
-    }
+    return {"video": torch.randn(size, 3, 2, 4, 4, generator=generator), "times": torch.rand(size, generator=generator)}
 
 
 def train(module: nn.Module, steps: int = 3) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from streamvid.modules import activation_checkpointing, fp8, lora
 from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig
 from streamvid.modules.summary import summarize, total
 from tests.modules import modules
+from tests.processes import run_command
 
 
 def frozen(seed: int = 0, dim: int = 16, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -204,8 +204,7 @@ def test_what_trains_and_what_is_not_there_is_refused() -> None:
 def test_ranks_that_share_or_spread_weights_take_8_bits_adapters_and_recomputed_blocks(how: str) -> None:
     """Two processes: the gradients of one. FSDP's first version takes no two dtypes; its second, tried here, does."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tests.modules.spread", how]
-    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_command([sys.executable, *launch])
     assert done.stdout.count("the same gradients") == 2
 
 

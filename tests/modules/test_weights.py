@@ -7,9 +7,6 @@ import http.server
 import json
 import os
 import pickle
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from streamvid.modules import lora, saving, weights
 from streamvid.modules.config import LoraConfig, WeightsConfig
 from streamvid.modules.weight_files import ROOT_VARIABLES, fingerprints, resolve
 from tests.modules import modules
+from tests.processes import run_python, serving
 
 State = dict[str, Tensor]
 
@@ -289,10 +287,8 @@ def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> N
         rows.append(fingerprints(resolve(WeightsConfig(paths=(tuple(paths),)))))
     assert rows[0] == rows[1]
     content = Path(paths[0]).read_bytes()
-    assert rows[0][0] == {
-        "name": "model-00001-of-00002.safetensors", "num_bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }  # fmt: skip
+    facts = {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert rows[0][0] == {"name": "model-00001-of-00002.safetensors", **facts}
 
 
 @given(trainable=st.sets(st.sampled_from(["dit", "dit.blocks.1", "dit.head", "refiner", "autoencoder"]), min_size=1))
@@ -401,13 +397,8 @@ def hub(tmp_path: Path) -> Iterator[str]:
     shards(made(1).dit.state_dict(), tmp_path / "hub", 2)
     files = {path.name: path.read_bytes() for path in (tmp_path / "hub").iterdir()}
     handler = type("OneHub", (Hub,), {"files": {**files, "README.md": b"not asked for"}})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        yield url
 
 
 RESOLVE = """
@@ -440,8 +431,7 @@ def test_a_hub_is_asked_only_where_that_is_on_and_not_switched_off(tmp_path: Pat
     """Row 15: what matches is fetched below the root, and found there without the hub later."""
     # In a process of its own, since the hub's library reads its address once.
     own = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-c", RESOLVE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env={**os.environ, **own})
+    done = run_python(RESOLVE, tmp_path, env={**os.environ, **own})
     said = done.stdout.splitlines()
     for line in said[:3]:
         assert line.startswith("refused: weight files: 'org/model:*.safetensors' matches no file below")

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +9,7 @@ from streamvid.loader.options import Layout
 from streamvid.recipes.codec import PatchCodec
 from streamvid.recipes.small import SmallTraining, build
 from streamvid.recipes.text_encoder import BYTES_WIDTH
+from tests.processes import run_python
 from tests.recipes.small_batches import encoded, make_batch, wake
 
 TINY = {"dim": 24, "depth": 2, "heads": 4}
@@ -194,12 +192,12 @@ def test_a_wrong_setting_is_named(settings: dict[str, object], named: str) -> No
 
 def test_importing_the_room_imports_no_heavy_library() -> None:
     code = "import sys, streamvid.modules; print(sorted({'torch', 'transformers', 'peft', 'accelerate'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = run_python(code)
     assert done.stdout.strip() == "[]"
 
 
 def test_the_module_imports_transformers_only_where_an_encoder_needs_it() -> None:
     code = "import sys, streamvid.recipes.small as s; s.build(dim=12, depth=1); print('transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = run_python(code)
     assert done.stdout.strip() == "False"
     assert isinstance(build(dim=12, depth=1), nn.Module)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from streamvid.buckets import parse_buckets
+from streamvid.dataset.reader import open_dataset
 from streamvid.sharder import ShardReport, shard
 from tests.clips import encode, frames_of
+from tests.files import Tree, tree_of, write_rows
 from tests.shard_options import shard_options
 
 BUCKETS = parse_buckets("96x64@9,64x96@9,96x64@17,64x64@1")
-OPTIONS = {"buckets": BUCKETS, "shard_size_bytes": 12_000, "val_fraction": 0.3, "seed": 5, "workers": 1}
+OPTIONS: dict[str, Any] = {"buckets": BUCKETS, "shard_size_bytes": 12_000, "val_fraction": 0.3, "seed": 5, "workers": 1}
 NATIVE = {**OPTIONS, "clips": "native"}
-
-Tree = dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,30 @@ class Built:
     dest: Path
     report: ShardReport
     tree: Tree
+    options: dict[str, Any]
 
 
-def tree_of(folder: Path) -> Tree:
-    """Every file below a folder, hidden ones too, by relative path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+class Stop(Exception):
+    """Raised in a caller's own callback."""
 
 
-def write_metadata(folder: Path, rows: list[dict[str, object]], name: str = "metadata.csv") -> None:
-    with (folder / name).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
+    """A callback that stops a run once so many units of a phase are done."""
+
+    def progress(now: str, count: int, total: int) -> None:
+        if now == phase and count >= done:
+            raise Stop
+
+    return progress
+
+
+def noted(phase: str, counts: list[int]) -> Callable[[str, int, int], None]:
+    """A callback that appends how many units of a phase are done, each time."""
+    return lambda now, done, total: counts.append(done) if now == phase else None
+
+
+def rows_of(dest: Path) -> list[dict[str, Any]]:
+    return list(open_dataset(dest).samples_table().to_pylist())
 
 
 def make_source(folder: Path) -> None:
@@ -71,7 +84,7 @@ def make_source(folder: Path) -> None:
     ]
     rows.append({"path": "not/there.mp4", "caption": "missing", "score": "", "row_id": 100})
     rows.append({"path": "../outside.mp4", "caption": "outside", "score": "nan", "row_id": 101})
-    write_metadata(folder, rows)
+    write_rows(folder / "metadata.csv", rows)
 
 
 @pytest.fixture(scope="session")
@@ -81,16 +94,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def build(source: Path, dest: Path, options: dict[str, Any]) -> Built:
+    report = shard(source, dest, shard_options(**options))
+    return Built(source, dest, report, tree_of(dest), options)
+
+
 @pytest.fixture(scope="session")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    dest = tmp_path_factory.mktemp("built") / "dataset"
-    report = shard(source, dest, shard_options(**OPTIONS))  # type: ignore[arg-type]
-    return Built(source, dest, report, tree_of(dest))
+    return build(source, tmp_path_factory.mktemp("built") / "dataset", OPTIONS)
 
 
 @pytest.fixture(scope="session")
 def native(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The same source with its clips encoded."""
-    dest = tmp_path_factory.mktemp("native") / "dataset"
-    report = shard(source, dest, shard_options(**NATIVE))  # type: ignore[arg-type]
-    return Built(source, dest, report, tree_of(dest))
+    return build(source, tmp_path_factory.mktemp("native") / "dataset", NATIVE)
+
+
+@pytest.fixture(params=["built", "native"])
+def either(request: pytest.FixtureRequest) -> Built:
+    """Copies, and native clips."""
+    return cast(Built, request.getfixturevalue(request.param))

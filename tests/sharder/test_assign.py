@@ -27,6 +27,7 @@ from streamvid.sharder.plan import weights_of
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid
+from tests.loader.conftest import new_keys
 from tests.shard_options import shard_options
 
 FORM = """
@@ -61,7 +62,7 @@ def delivered(dest: Path, batch_size: int | dict[str, int]) -> dict[str, Bucket]
     with VideoLoader(dest, **sizes) as loader:  # type: ignore[arg-type]
         for batch in loader:
             assert tuple(batch.video.shape[1:]) == (3, *batch.bucket.shape)
-            keys = [key for key, again in zip(batch.sample_keys, batch.is_repeat, strict=True) if not again]
+            keys = new_keys(batch)
             assert not set(keys) & set(found)
             found |= dict.fromkeys(keys, batch.bucket)
     return found

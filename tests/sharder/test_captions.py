@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import gc
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import webdataset
 
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.captions import captions_from_json
@@ -21,8 +15,8 @@ from streamvid.errors import ConfigError, SealedError, SourceError
 from streamvid.sharder import dry_run, shard
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
+from tests.files import read_webdataset, write_rows
 from tests.shard_options import shard_options
-from tests.sharder.conftest import write_metadata
 
 BUCKETS = parse_buckets("96x64@5")
 LISTS: list[Any] = [["a dog", "a brown dog runs"], [{"text": "sea", "weight": 3}, {"text": "waves"}], "alone", [], None]
@@ -51,19 +45,6 @@ def captions_of(row: dict[str, Any]) -> list[tuple[str, float]]:
     return [] if row["text"] is None else [(row["text"], 1.0)]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    if path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    elif path.suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, rows)))
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        cells = [{k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
-        write_metadata(path.parent, cells, path.name)
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: Path, suffix: str) -> None:
     """The first is `text`, and the tars' caption; a CSV cell holds a list as JSON."""
@@ -74,10 +55,7 @@ def test_a_list_of_captions_keeps_all_with_their_weights(clips: Path, tmp_path: 
     assert [row["captions"] is None for row in found] == [False, False, True, True, True]
     members = {row["key"]: row for row in found}
     for tar in sorted((tmp_path / "ds").rglob("*.tar")):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
-            gc.collect()
+        read = read_webdataset(tar)
         for sample in read:
             row, about = members.pop(sample["__key__"]), json.loads(sample["json"])
             assert sample["txt"].decode() == (row["text"] or "")
@@ -160,10 +138,9 @@ def test_weights_that_do_not_fit_are_rejected(clips: Path, tmp_path: Path) -> No
     found = built(write_rows(tmp_path / "meta.json", rows), tmp_path / "ds", caption_weight_column="w")
     assert [row["text"] for row in found] == ["g"]
     reasons = [row["reason"] for row in open_dataset(tmp_path / "ds").rejections_table().to_pylist()]
-    assert [reason.split(";")[0] for reason in reasons] == [
-        "has 2 captions and 1 weights", "the weight 'much' of a caption is not a number from 0 to 1e12",
-        "has weights both in its captions and in the weight column",
-    ]  # fmt: skip
+    assert reasons[0].startswith("has 2 captions and 1 weights")
+    assert reasons[1].startswith("the weight 'much' of a caption is not a number from 0 to 1e12")
+    assert reasons[2].startswith("has weights both in its captions and in the weight column")
 
 
 def test_text_that_only_looks_like_a_list_is_a_caption(clips: Path, tmp_path: Path) -> None:
@@ -206,23 +183,15 @@ PROMPTS = [
 ]
 
 
-def write_prompts(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    folder.mkdir(exist_ok=True)
-    with (folder / "prompts.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return folder / "prompts.csv"
-
-
 def text_dataset(folder: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
-    shard(write_prompts(folder, rows), folder / "ds", shard_options(clips="text", workers=1, **options))
+    folder.mkdir(exist_ok=True)
+    shard(write_rows(folder / "prompts.csv", rows), folder / "ds", shard_options(clips="text", workers=1, **options))
     return folder / "ds"
 
 
 def test_prompts_become_a_dataset_that_every_verb_takes(tmp_path: Path) -> None:
     """SHARD-3, TEXT: columns pass through, equal prompts are samples of their own, an empty one is rejected."""
-    source = write_prompts(tmp_path / "in", [*PROMPTS, {"prompt": " ", "aesthetic": 1, "style": "a"}])
+    source = write_rows(tmp_path / "prompts.csv", [*PROMPTS, {"prompt": " ", "aesthetic": 1, "style": "a"}])
     root = tmp_path / "ds"
     run_streamvid("shard", source, root, "--clips", "text")
     dataset = open_dataset(root)
@@ -247,10 +216,7 @@ def test_prompts_are_read_by_webdataset(tmp_path: Path) -> None:
     """The caption is a member like that of a video, with its columns beside it."""
     root = text_dataset(tmp_path / "in", PROMPTS)
     (tar,) = sorted(root.rglob("*.tar"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        read = list(webdataset.WebDataset(str(tar), shardshuffle=False, empty_check=False))
-        gc.collect()
+    read = read_webdataset(tar)
     told = sorted((s["txt"].decode(), json.loads(s["json"])["columns"]["style"]) for s in read)
     assert told == sorted((str(row["prompt"]), str(row["style"])) for row in PROMPTS)
     assert {name for sample in read for name in sample if not name.startswith("__")} == {"txt", "json"}

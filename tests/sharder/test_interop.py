@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import struct
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import webdataset
-
 from streamvid.dataset.reader import open_dataset
+from tests.files import read_webdataset
 from tests.sharder.conftest import Built
 
 Sample = dict[str, bytes]
@@ -42,10 +39,7 @@ def test_webdataset_reads_every_member(built: Built) -> None:
     shards = expected(built)
     assert sum(map(len, shards.values())) == 14
     for tar, samples in shards.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing a tar to the collector
-            read = list(webdataset.WebDataset(str(built.dest / tar), shardshuffle=False, empty_check=False))
-            gc.collect()
+        read = read_webdataset(built.dest / tar)
         assert [sample["__key__"] for sample in read] == list(samples)
         for sample in read:
             members = {name: data for name, data in sample.items() if not name.startswith("__")}

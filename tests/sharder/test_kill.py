@@ -18,7 +18,9 @@ import pytest
 
 from streamvid.dataset.reader import open_dataset
 from tests.clips import ROOT
-from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of
+from tests.files import tree_of
+from tests.processes import run_command
+from tests.sharder.conftest import BUCKETS, OPTIONS, Built
 
 MARK = "STREAMVID_TEST_RUN"
 
@@ -31,9 +33,7 @@ def command(built: Built, dest: Path, **order: Any) -> list[str]:
 
 def run(built: Built, dest: Path, mark: str = "", **order: Any) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, MARK: mark}
-    return subprocess.run(
-        command(built, dest, **order), capture_output=True, text=True, timeout=100, check=False, cwd=ROOT, env=env
-    )
+    return run_command(command(built, dest, **order), check=False, cwd=ROOT, env=env)
 
 
 def marked(mark: str) -> list[int]:
@@ -155,10 +155,9 @@ def test_a_killed_worker_costs_nothing(built: Built, tmp_path: Path) -> None:
 def test_no_process_is_left(built: Built, tmp_path: Path, phase: str, number: signal.Signals) -> None:
     """STOP-1: Ctrl-C, SIGTERM and SIGKILL end the workers too, and what is done stays for the next run."""
     mark = uuid.uuid4().hex
-    process = subprocess.Popen(
-        command(built, tmp_path / "dataset", options={"clips": "native"} if phase == "encode" else {}),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, MARK: mark},
-    )  # fmt: skip
+    words = command(built, tmp_path / "dataset", options={"clips": "native"} if phase == "encode" else {})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, **pipes, cwd=ROOT, env={**os.environ, MARK: mark})
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(phase + ("" if phase == "build" else " 1 ")):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import io
 import json
 import tarfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +21,9 @@ from streamvid.sharder import ShardOptions, ShardReport, dry_run, shard
 from streamvid.sharder.media_columns import file_keys, media_columns
 from tests.clips import frames_of
 from tests.conftest import run_streamvid
-from tests.media_clips import MEDIA, clip_of, make_rows, uneven_clip, write_rows
+from tests.files import read_webdataset, tree_of, write_rows
+from tests.media_clips import MEDIA, clip_of, make_rows, uneven_clip
 from tests.shard_options import shard_options
-from tests.sharder.conftest import tree_of, write_metadata
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,7 +39,7 @@ class Source:
 
     def write(self, rows: list[dict[str, Any]] | None = None) -> Path:
         """Metadata of the rows, of all by default."""
-        return write_rows(self.folder, self.rows if rows is None else rows)
+        return write_rows(self.folder / "metadata.jsonl", self.rows if rows is None else rows)
 
     def reasons(self, rows: list[dict[str, Any]], dest: Path, media: dict[str, str]) -> dict[int, str]:
         """Row → why it is rejected; every row is counted (SHARD-3)."""
@@ -116,18 +114,14 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
 
 def test_lists_need_metadata_that_can_hold_them(source: Source, tmp_path: Path) -> None:
     """DIFFSYNTH row 4: a list in a CSV is an error that says so; one path a cell is fine. Parquet holds lists."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     folder, row = source.folder, source.rows[2]
-    write_metadata(folder, [{"path": row["path"], "caption": "a", "refs": json.dumps(row["refs"])}], "a.csv")
+    write_rows(folder / "a.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"]}])
     with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot; write the metadata as .jsonl"):
         dry_run(folder / "a.csv", tmp_path / "dataset", options({"reference": "refs"}))
-    write_metadata(folder, [{"path": row["path"], "caption": "a", "refs": row["refs"][0]}], "b.csv")
+    write_rows(folder / "b.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"][0]}])
     assert dry_run(folder / "b.csv", tmp_path / "dataset", options({"reference": "refs"})).num_samples == 1
     kept = [{name: one[name] for name in ("path", "caption", "refs", "score")} for one in source.rows]
-    pq.write_table(pa.Table.from_pylist(kept), folder / "c.parquet")
-    report = shard(folder / "c.parquet", tmp_path / "dataset", options({"reference?": "refs"}))
+    report = shard(write_rows(folder / "c.parquet", kept), tmp_path / "dataset", options({"reference?": "refs"}))
     assert report.num_samples == len(kept)
     lengths = {len(items or []) for items in _column(tmp_path / "dataset", "media.reference")}
     assert lengths == {0, 1, 2}
@@ -165,9 +159,8 @@ def test_spellings() -> None:
         ("v", "video", False, False),
     ]
     assert media_columns(dict(str(m).split("=") for m in columns)) == columns  # type: ignore[arg-type]
-    assert file_keys("video,control_video, Ref-Image") == (
-        "video", {"control_video?": "control_video", "ref_image?": "Ref-Image"},
-    )  # fmt: skip
+    media = {"control_video?": "control_video", "ref_image?": "Ref-Image"}
+    assert file_keys("video,control_video, Ref-Image") == ("video", media)
     with pytest.raises(ConfigError, match="data_file_keys"):
         file_keys("video,,b")
 
@@ -212,13 +205,7 @@ def test_members_are_what_the_index_says(built: Path, source: Source) -> None:
 
 def test_foreign_readers_get_them_too(built: Path, source: Source) -> None:
     """webdataset reads the tars unchanged."""
-    import webdataset
-
-    urls = [str(path) for path in sorted(built.rglob("*.tar"))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing a tar to the collector
-        read = list(webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
-        gc.collect()
+    read = [sample for path in sorted(built.rglob("*.tar")) for sample in read_webdataset(path)]
     assert len(read) == len(source.rows)
     for sample in read:
         value = json.loads(sample["json"])
@@ -281,10 +268,8 @@ def test_the_command(source: Source, tmp_path: Path) -> None:
     metadata = source.write()
     flags = ["--media", "control=control_video", "--media", "mask:matte=matte", "--media", "reference?=refs"]
     run_streamvid("shard", metadata, tmp_path / "one", "--buckets", "96x64@9", "--workers", 1, *flags)
-    run_streamvid(
-        "shard", metadata, tmp_path / "two", "--buckets", "96x64@9", "--workers", 1,
-        "--data-file-keys", "path,control_video,refs",
-    )  # fmt: skip
+    flags = ("--buckets", "96x64@9", "--workers", 1, "--data-file-keys", "path,control_video,refs")
+    run_streamvid("shard", metadata, tmp_path / "two", *flags)
     for root, names in (("one", ("control", "matte", "reference")), ("two", ("control_video", "refs"))):
         with streamvid.VideoLoader(tmp_path / root, batch_size=2, num_workers=0, media=names) as loader:
             assert set(next(_batches(loader)).media) == set(names)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from streamvid.buckets import parse_buckets
 from streamvid.errors import SourceError
 from streamvid.sharder.source.records import RecordSet, read_records
+from tests.files import write_rows
 from tests.shard_options import shard_options
-from tests.sharder.conftest import write_metadata
 
 BUCKETS = parse_buckets("96x64@9")
 
@@ -183,12 +183,12 @@ def test_types_of_json_and_parquet_columns(tmp_path: Path) -> None:
 
 def test_columns_are_found_or_listed(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
-    write_metadata(tmp_path, [{"Video": "a.mp4", "Prompt": "x", "where": "a.mp4", "say": "y"}])
+    write_rows(tmp_path / "metadata.csv", [{"Video": "a.mp4", "Prompt": "x", "where": "a.mp4", "say": "y"}])
     assert read(tmp_path).records[0].caption == "x"
     assert read(tmp_path, video_column="where", caption_column="say").records[0].caption == "y"
     with pytest.raises(SourceError, match=r"caption_column='no' is not a column.*Prompt, where, say"):
         read(tmp_path, caption_column="no")
-    write_metadata(tmp_path, [{"one": "a.mp4", "two": "x"}])
+    write_rows(tmp_path / "metadata.csv", [{"one": "a.mp4", "two": "x"}])
     with pytest.raises(SourceError, match=r"a usual name for video_column.*one, two"):
         read(tmp_path)
     with pytest.raises(SourceError, match='caption_column="" for no captions'):
@@ -255,5 +255,5 @@ def test_any_rows_are_counted_and_typed(tmp_path: Path, rows: list[dict[str, Any
 @given(captions=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=50), min_size=1))
 def test_captions_survive_csv(tmp_path: Path, captions: list[str]) -> None:
     touch(tmp_path, "a.mp4")
-    write_metadata(tmp_path, [{"path": "a.mp4", "caption": caption} for caption in captions])
+    write_rows(tmp_path / "metadata.csv", [{"path": "a.mp4", "caption": caption} for caption in captions])
     assert [record.caption or "" for record in read(tmp_path).records] == captions

@@ -18,9 +18,10 @@ from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store
 from tests.conftest import run_streamvid
+from tests.files import tree_of
 from tests.servers import ProxyFactory, S3Env, S3Server
 from tests.shard_options import shard_options
-from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Tree, tree_of
+from tests.sharder.conftest import BUCKETS, NATIVE, OPTIONS, Built, Stop, noted, stop_at
 from tests.sharder.test_kill import moments, native_moments, run
 from tests.sharder.test_spool import late_index
 
@@ -44,24 +45,11 @@ def options(**changes: Any) -> ShardOptions:
     return shard_options(**{**OPTIONS, **changes})
 
 
-def stored(server: S3Server, bucket: str, prefix: str = "ds") -> Tree:
-    """Every object below a prefix, by relative path, as another client sees it."""
-    return {key.removeprefix(f"{prefix}/"): server.read(bucket, key) for key in server.objects(bucket, f"{prefix}/")}
-
-
-def stop_at(phase: str, done: int) -> Any:
-    def progress(now: str, count: int, total: int) -> None:
-        if (now, count) == (phase, done):
-            raise KeyboardInterrupt
-
-    return progress
-
-
 def test_a_bucket_gets_the_bytes_of_a_folder(built: Built, bucket: str, moto_server: S3Server, work: Path) -> None:
     """SHARD-1: every object is the local file, and nothing else is there, nor in the working folder."""
     report = shard(built.source, f"s3://{bucket}/ds", options(workers=2))
     assert report == built.report
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
     assert moto_server.uploads(bucket) == [] and list(work.iterdir()) == []
     assert shard(built.source, f"s3://{bucket}/ds", options()).state == "already sealed"
     assert not dry_run(built.source, f"s3://{bucket}/ds", options()).probe_bytes_read
@@ -75,7 +63,7 @@ def test_native_clips_of_a_bucket_are_those_of_a_folder(
     moto_server.upload_folder(native.source, bucket, "videos/")
     chosen = shard_options(**{**NATIVE, "workers": 2, "work_dir": tmp_path / "work"})
     shard(f"s3://{bucket}/videos/", f"s3://{bucket}/ds", chosen)
-    assert stored(moto_server, bucket) == native.tree
+    assert moto_server.tree(bucket, "ds") == native.tree
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -190,14 +178,14 @@ def test_another_dataset_is_refused_and_overwritten_when_asked(
     with pytest.raises(SealedError, match="another would be built"):
         shard(built.source, dest, options())
     shard(built.source, dest, options(overwrite=True))
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
 
 
 def test_foreign_objects_are_refused(built: Built, bucket: str, moto_server: S3Server) -> None:
     moto_server.put(bucket, "ds/notes.txt", b"mine")
     with pytest.raises(DatasetError, match="is not empty and holds no dataset"):
         shard(built.source, f"s3://{bucket}/ds", options())
-    assert stored(moto_server, bucket) == {"notes.txt": b"mine"}
+    assert moto_server.tree(bucket, "ds") == {"notes.txt": b"mine"}
 
 
 @pytest.mark.slow
@@ -209,12 +197,12 @@ def test_an_unfinished_build_of_something_else_leaves_nothing(
     Another machine is another working folder.
     """
     dest = f"s3://{bucket}/ds"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
     with pytest.raises(DatasetError, match="builds something else.*--abandon"):
         shard(built.source, dest, options(work_dir=tmp_path / "other"))
     shard(built.source, dest, options())
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
 
 
 @pytest.mark.slow
@@ -223,18 +211,15 @@ def test_another_machine_repeats_no_finished_shard(
 ) -> None:
     """SHARD-1: the markers in the bucket say what is done."""
     dest, client = f"s3://{bucket}/ds", moto_server.client
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         shard(built.source, dest, options(), stop_at("build", 3))
     keys = [key for key in moto_server.objects(bucket, "ds/shards") if key.endswith(".tar")]
     before = {key: client.head_object(Bucket=bucket, Key=key)["LastModified"] for key in keys}
     assert len(keys) >= 3
-    counts = []
-    shard(
-        built.source, dest, options(work_dir=tmp_path / "other"),
-        lambda phase, done, total: counts.append(done) if phase == "build" else None,
-    )  # fmt: skip
+    counts: list[int] = []
+    shard(built.source, dest, options(work_dir=tmp_path / "other"), noted("build", counts))
     assert counts[0] >= 3
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
     done = sorted(before)[: counts[0]]
     assert [client.head_object(Bucket=bucket, Key=key)["LastModified"] for key in done] == [before[key] for key in done]
 
@@ -243,11 +228,11 @@ def test_what_is_unfinished_can_be_given_up(built: Built, bucket: str, moto_serv
     """SHARD-2: --abandon leaves neither objects nor parts of uploads nor files."""
     dest = f"s3://{bucket}/ds"
     moto_server.client.create_multipart_upload(Bucket=bucket, Key="ds/shards/x.tar")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stop):
         shard(built.source, dest, options(), stop_at("seal", 2))
-    assert stored(moto_server, bucket)
+    assert moto_server.tree(bucket, "ds")
     assert abandon(dest, options()) is True
-    assert stored(moto_server, bucket) == {} and moto_server.uploads(bucket) == [] and list(work.iterdir()) == []
+    assert moto_server.tree(bucket, "ds") == {} and moto_server.uploads(bucket) == [] and list(work.iterdir()) == []
     assert abandon(dest, options()) is False
 
 
@@ -279,9 +264,9 @@ def test_a_store_that_goes_away_is_an_error_that_says_how_to_go_on(
         assert "the same command goes on" in str(caught.value) and "--abandon" in str(caught.value)
         assert server.secret_key not in str(caught.value)
         proxy.set(dead=False)
-        assert "manifest.json" not in stored(moto_server, bucket)
+        assert "manifest.json" not in moto_server.tree(bucket, "ds")
     shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", chosen)
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
 
 
 @pytest.mark.slow
@@ -294,7 +279,7 @@ def test_faults_change_no_byte(
     bucket = moto_server.new_bucket()
     moto_server.upload_folder(built.source, bucket, "videos/")
     shard(f"s3://{bucket}/videos", f"s3://{bucket}/ds", options(workers=2))
-    assert stored(moto_server, bucket) == built.tree
+    assert moto_server.tree(bucket, "ds") == built.tree
 
 
 def end_after_kills(
@@ -311,7 +296,7 @@ def end_after_kills(
     assert num_killed
     result = run(built, dest, options={"clips": clips, "workers": 2})
     assert result.returncode == 0, result.stderr
-    assert stored(server, bucket) == built.tree
+    assert server.tree(bucket, "ds") == built.tree
     assert server.uploads(bucket) == []
 
 

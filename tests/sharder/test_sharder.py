@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
 from streamvid.sharder import ShardOptions, dry_run, shard
+from tests.files import tree_of, write_rows
 from tests.shard_options import shard_options
-from tests.sharder.conftest import BUCKETS, OPTIONS, Built, tree_of, write_metadata
+from tests.sharder.conftest import BUCKETS, OPTIONS, Built, Stop, noted, rows_of, stop_at
 
-DEFAULTS = shard_options(**OPTIONS)  # type: ignore[arg-type]
+DEFAULTS = shard_options(**OPTIONS)
 
 
 def options(**changes: Any) -> ShardOptions:
@@ -31,13 +33,14 @@ def own(built: Built, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built.source, tmp_path / "own"))
 
 
-def test_every_row_is_in_a_shard_or_in_the_rejections(built: Built) -> None:
+def test_every_row_is_in_a_shard_or_in_the_rejections(either: Built) -> None:
     """SHARD-3."""
-    dataset = open_dataset(built.dest)
+    dataset, report = open_dataset(either.dest), either.report
+    assert dataset.manifest.clips == report.clips == either.options.get("clips", "copy")
     sources = [row["source"] for row in dataset.samples_table().to_pylist()]
     rejected = dataset.rejections_table().to_pylist()
-    assert len(sources) + len(rejected) == built.report.num_records == dataset.manifest.counts.records == 19
-    assert len(sources) == built.report.num_samples == dataset.manifest.counts.samples == 14
+    assert len(sources) + len(rejected) == report.num_records == dataset.manifest.counts.records == 19
+    assert len(sources) == report.num_samples == dataset.manifest.counts.samples == 14
     assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
     reasons = {row["source"]: row["reason"] for row in rejected}
     assert "no video" in reasons["bad/text.mp4"]
@@ -58,7 +61,7 @@ def test_report_adds_up_and_is_json(built: Built) -> None:
 
 
 def test_index_says_what_was_given(built: Built) -> None:
-    rows = {row["source"]: row for row in open_dataset(built.dest).samples_table().to_pylist()}
+    rows = {row["source"]: row for row in rows_of(built.dest)}
     clip = rows["a/clip_1.5s_a.mp4"]
     assert clip["text"] == 'number 0, with "quotes"\nand\ta new line é'
     assert (clip["user.score"], clip["user.row_id"]) == (0.0, 0)
@@ -75,39 +78,34 @@ def test_index_says_what_was_given(built: Built) -> None:
 
 
 def test_equal_stems_stay_apart(built: Built) -> None:
-    keys = [row["key"] for row in open_dataset(built.dest).samples_table().to_pylist()]
+    keys = [row["key"] for row in rows_of(built.dest)]
     assert len(set(keys)) == len(keys) == 14
     assert sum(key.startswith("clip_1_5s_a-") for key in keys) == 2
 
 
 def test_a_split_never_parts_a_source(own: Path, tmp_path: Path) -> None:
     rows = [{"path": f"more/{number}.mp4", "caption": str(copy)} for number in range(6) for copy in range(3)]
-    write_metadata(own, rows)
+    write_rows(own / "metadata.csv", rows)
     report = shard(own, tmp_path / "out", options(val_fraction=0.5))
-    table = open_dataset(tmp_path / "out").samples_table().to_pylist()
+    table = rows_of(tmp_path / "out")
     splits = {(row["source"], row["split"]) for row in table}
     assert report.num_samples == len({row["key"] for row in table}) == 18
     assert len(splits) == 6 and {split for _, split in splits} == {"train", "val"}
     assert len({row["record_key"] for row in table}) == 6
 
 
-def test_bytes_do_not_depend_on_workers_or_umask(built: Built, tmp_path: Path) -> None:
-    """SHARD-1."""
-    before = os.umask(0o077)
-    try:
-        shard(built.source, tmp_path / "out", options(workers=3))
-    finally:
-        os.umask(before)
-    assert tree_of(tmp_path / "out") == built.tree
-
-
-def test_bytes_do_not_depend_on_where_the_source_lies_or_its_times(built: Built, own: Path, tmp_path: Path) -> None:
-    """SHARD-1: no clock, host or temporary path."""
+def test_bytes_depend_on_the_input_alone(either: Built, tmp_path: Path) -> None:
+    """SHARD-1: not on workers, the umask, where the source lies or its times; no clock, host or temporary path."""
+    own = shutil.copytree(either.source, tmp_path / "own")
     for path in own.rglob("*.mp4"):
         os.utime(path, (1, 1))
-    shard(own / "metadata.csv", tmp_path / "out", DEFAULTS)
-    assert tree_of(tmp_path / "out") == built.tree
-    assert not any(str(tmp_path.parent).encode() in data for data in built.tree.values())
+    before = os.umask(0o077)
+    try:
+        shard(own / "metadata.csv", tmp_path / "out", shard_options(**either.options | {"workers": 3}))
+    finally:
+        os.umask(before)
+    assert tree_of(tmp_path / "out") == either.tree
+    assert not any(str(tmp_path.parent).encode() in data for data in either.tree.values())
 
 
 def test_again_changes_nothing_and_probes_nothing(built: Built) -> None:
@@ -183,25 +181,11 @@ def test_dry_run_writes_nothing_and_tells_what_would_be(built: Built, tmp_path: 
 def test_appending_renames_no_sample(built: Built, own: Path, tmp_path: Path) -> None:
     append_row(own)
     shard(own, tmp_path / "out", DEFAULTS)
-    rows = open_dataset(tmp_path / "out").samples_table().to_pylist()
+    rows = rows_of(tmp_path / "out")
     places = {row["key"]: (row["record_key"], row["split"]) for row in rows}
-    old = {
-        row["key"]: (row["record_key"], row["split"]) for row in open_dataset(built.dest).samples_table().to_pylist()
-    }
+    old = {row["key"]: (row["record_key"], row["split"]) for row in rows_of(built.dest)}
     assert old.items() <= places.items()
     assert len(places) == len(old) + 1
-
-
-class Stop(Exception):
-    """Raised in a caller's own callback."""
-
-
-def stop_at(phase: str, done: int) -> Callable[[str, int, int], None]:
-    def progress(now: str, count: int, total: int) -> None:
-        if (now, count) == (phase, done):
-            raise Stop
-
-    return progress
 
 
 def test_an_unfinished_run_with_other_options_leaves_no_trace(built: Built, tmp_path: Path) -> None:
@@ -210,25 +194,29 @@ def test_an_unfinished_run_with_other_options_leaves_no_trace(built: Built, tmp_
     with pytest.raises(Stop):
         shard(built.source, dest, options(buckets=BUCKETS[:1], seed=9), stop_at("seal", 4))
     assert (dest / "index").exists()
-    probed = []
-    shard(built.source, dest, DEFAULTS, lambda phase, done, _: probed.append(done) if phase == "probe" else None)
+    probed: list[int] = []
+    shard(built.source, dest, DEFAULTS, noted("probe", probed))
     assert probed == [16]
     assert tree_of(dest) == built.tree
 
 
-def test_a_file_that_changes_after_probing_is_never_stored_unseen(built: Built, own: Path, tmp_path: Path) -> None:
+def test_a_file_that_changes_after_probing_is_never_stored_unseen(either: Built, tmp_path: Path) -> None:
+    own, out, chosen = (
+        shutil.copytree(either.source, tmp_path / "own"),
+        tmp_path / "out",
+        shard_options(**either.options),
+    )
     victim = own / "more" / "3.mp4"
 
     def change(phase: str, done: int, total: int) -> None:
-        if (phase, done) == ("build", 0):
+        if (phase, done) == ("encode" if "clips" in either.options else "build", 0):
             victim.write_bytes(victim.read_bytes() + b"\0")
 
     with pytest.raises(SourceError, match=r"more/3.mp4 changed after it was probed; run the same command again"):
-        shard(own, tmp_path / "out", DEFAULTS, change)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    shard(own, tmp_path / "out", DEFAULTS)
-    rows = {row["source"]: row["clip_bytes"] for row in open_dataset(tmp_path / "out").samples_table().to_pylist()}
-    assert rows["more/3.mp4"] == victim.stat().st_size
+        shard(own, out, chosen, change)
+    assert not (out / "manifest.json").exists()
+    shard(own, out, chosen)
+    assert {row["source"]: row["source_bytes"] for row in rows_of(out)}["more/3.mp4"] == victim.stat().st_size
 
 
 def test_a_caption_edited_between_runs_rebuilds_its_shard(own: Path, tmp_path: Path) -> None:
@@ -289,6 +277,24 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"workers": 0}, "workers=0"),
         ({"seed": -1}, "seed=-1"),
         ({"probe_timeout_seconds": 0}, "probe_timeout_seconds=0"),
+        ({"clips": "raw"}, "kind='raw': must be 'copy', 'native' or 'text'"),
+        ({"clips": "copy", "codec": "h264"}, "codec='h264': cannot be combined with clips='copy'"),
+        ({"clips": "copy", "crf": 20}, "crf=20: cannot be combined"),
+        ({"clips": "copy", "gop": 8}, "gop=8: cannot be combined"),
+        ({"clips": "copy", "max_clip_seconds": 8}, "max_clip_seconds=8: cannot be combined"),
+        ({"clips": "copy", "min_psnr": 30}, "min_psnr=30: cannot be combined"),
+        ({"clips": "native", "verify": "probe"}, "verify='probe': cannot be combined with clips='native'"),
+        ({"clips": "native", "verify": "hash"}, "verify='hash': must be 'decode' or 'probe'"),
+        ({"clips": "native", "hdr": "tonemap"}, "hdr='tonemap': must be 'refuse' or 'allow'"),
+        ({"clips": "native", "codec": "vp9"}, "codec is 'vp9', allowed are h264"),
+        ({"clips": "native", "crf": 99}, "crf is 99"),
+        ({"clips": "native", "gop": -1}, "gop=-1: must be an integer from 1"),
+        ({"clips": "native", "fps": 0}, "fps=0: allowed"),
+        ({"clips": "native", "fps": "many"}, "fps=many: allowed"),
+        ({"clips": "native", "max_clip_seconds": 0}, "max_clip_seconds=0"),
+        ({"clips": "native", "min_psnr": 101}, "min_psnr=101"),
+        ({"clips": "native", "encode_timeout_seconds": 0}, "encode_timeout_seconds=0"),
+        ({"clips": "native", "buckets": parse_buckets("8x16@9", multiple=8)}, "sides of native clips are even"),
     ],
 )
 def test_options_that_cannot_be(changes: dict[str, Any], message: str) -> None:

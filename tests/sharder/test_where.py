@@ -14,8 +14,9 @@ from streamvid.dataset.filter.filter import parse_filter
 from streamvid.errors import ConfigError, SealedError
 from streamvid.sharder import ShardOptions, dry_run, shard
 from streamvid.sharder.rejections import REMEDIES, by_kind
+from tests.files import tree_of, write_rows
 from tests.shard_options import shard_options
-from tests.sharder.conftest import OPTIONS, Built, tree_of, write_metadata
+from tests.sharder.conftest import OPTIONS, Built
 
 
 def options(**changes: Any) -> ShardOptions:
@@ -145,12 +146,11 @@ def test_another_condition_is_another_dataset(built: Built, tmp_path: Path) -> N
 def test_rejections_are_counted_by_kind_with_what_lets_them_in(built: Built) -> None:
     """Item 10: the report of the run and that of the sealed dataset are the same table."""
     kinds = {kind.kind: kind for kind in built.report.rejected_by_kind}
-    assert {name: kind.count for name, kind in kinds.items()} == {
-        "bad-path": 1, "empty-file": 1, "missing-file": 1, "not-media": 1, "too-few-frames": 1,
-    }  # fmt: skip
+    assert {kind.count for kind in kinds.values()} == {1}
+    assert set(kinds) == {"bad-path", "empty-file", "missing-file", "not-media", "too-few-frames"}
     assert "--num-frames" in kinds["too-few-frames"].remedy
     assert kinds["too-few-frames"].examples[0][1] == "bad/short.mp4"
-    again = shard(built.source, built.dest, shard_options(**OPTIONS))  # type: ignore[arg-type]
+    again = shard(built.source, built.dest, shard_options(**OPTIONS))
     assert again.state == "already sealed" and again.rejected_by_kind == built.report.rejected_by_kind
     assert built.report.to_json()["rejected_by_kind"] == [kind.to_json() for kind in built.report.rejected_by_kind]
     json.dumps(built.report.to_json())
@@ -195,6 +195,8 @@ def test_a_column_named_as_a_fact_is_the_users(built: Built, tmp_path: Path) -> 
     for row in rows:
         (source / "more").mkdir(exist_ok=True)
         (source / row["path"]).write_bytes((built.source / row["path"]).read_bytes())
-    write_metadata(source, [{"path": row["path"], "caption": "c", "width": n} for n, row in enumerate(rows)])
+    write_rows(
+        source / "metadata.csv", [{"path": row["path"], "caption": "c", "width": n} for n, row in enumerate(rows)]
+    )
     report = shard(source, tmp_path / "dest", options(where="width < 3"))
     assert report.num_samples == 3

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
+from tests.processes import serving
+
 
 @dataclass
 class StubS3:
@@ -87,16 +89,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def stub_s3(**settings: bool) -> Iterator[StubS3]:
     stub = StubS3(**settings)
     handler = type("Bound", (_Handler,), {"stub": stub})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        stub.endpoint_url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield stub
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as stub.endpoint_url:
+        yield stub
 
 
 class _Mute(socketserver.BaseRequestHandler):
@@ -118,14 +112,11 @@ def mute_server(*, drips: bool) -> Iterator[str]:
     """The URL of a server that takes connections and reads nothing; or answers by a header that never ends."""
     is_over = threading.Event()
     handler = type("Bound", (_Mute,), {"drips": drips, "is_over": is_over})
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
-        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler)
+    server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with serving(server) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield url
         finally:
             is_over.set()
-            server.shutdown()
-            thread.join()
-            time.sleep(0.1)  # clients hear of it
+    time.sleep(0.1)  # clients hear of it

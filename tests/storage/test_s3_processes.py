@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -18,6 +16,7 @@ import pytest
 
 from streamvid.storage import StorageOptions, Store, open_store
 from streamvid.storage.remote import RemoteStore
+from tests.processes import run_python
 from tests.servers import S3Env, S3Server
 
 BODY = hashlib.shake_256(b"body").digest(300_000)
@@ -62,9 +61,7 @@ assert store.stats().by_error.keys() <= {"it was replaced by another version"}, 
 @pytest.mark.parametrize("before", ["used", "fresh"])
 def test_a_store_that_was_made_before_a_fork_serves_parent_and_children(store: Store, before: str) -> None:
     """In a process of its own: that of the tests has threads of its own, too."""
-    command = [sys.executable, "-c", FORKS, store.url, before]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(FORKS, store.url, before)
     names = {state.path for state in store.files()}
     assert {f"{who}-{number}" for who in ("parent", "child") for number in range(4)} <= names
 
@@ -123,10 +120,7 @@ for method in sys.argv[2:]:
 
 
 def test_workers_of_a_dataloader_use_a_store_that_was_used_before(store: Store) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, store.url, "fork"], capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_python(LOADS, store.url, "fork")
 
 
 class _SlowToMake:

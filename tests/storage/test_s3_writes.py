@@ -42,13 +42,7 @@ def large_file(folder: Path, data: bytes = LARGE) -> Path:
     ],
 )
 def test_a_large_object_comes_through_faults(
-    rgw: Rgw,
-    s3_env: S3Env,
-    fault_proxy: ProxyFactory,
-    tmp_path: Path,
-    faults: tuple[str, ...],
-    path: str,
-    first_n: int,
+    rgw: Rgw, s3_env: S3Env, fault_proxy: ProxyFactory, tmp_path: Path, faults: tuple[str, ...], path: str, first_n: int
 ) -> None:
     """SHARD-2."""
     proxy = fault_proxy(rgw, faults=faults, path=path, methods=WRITES, first_n=first_n)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -14,7 +12,8 @@ import pytest
 
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.storage import StorageOptions, open_store
-from tests.conftest import Sharded
+from tests.conftest import Sharded, run_streamvid
+from tests.processes import run_python
 from tests.servers import Rgw, S3Env, S3Server
 
 SECRET, TOKEN = "CANARYsecret/with+signs", "CANARYtoken/with+signs=="
@@ -90,9 +89,7 @@ def test_no_secret_in_logs_errors_and_pickles(
     endpoints = [""] if source == "endpoint" else ["", rgw.endpoint_url, "http://127.0.0.1:9"]
     log = tmp_path / "log"
     url = f"s3://{moto_server.new_bucket()}/to"
-    command = [sys.executable, "-c", USES, str(log), url, profile, *endpoints]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python(USES, log, url, profile, *endpoints, env=env)
     said, logged = done.stdout + done.stderr, log.read_text()
     assert "RemoteStore" in said and "botocore" in logged
     if source != "endpoint":
@@ -111,8 +108,7 @@ def test_no_secret_in_the_command_s_json(sharded: Sharded, moto_server: S3Server
     moto_server.upload_folder(sharded.root, bucket, "ds/")
     moto_server.remove(bucket, next(key for key in moto_server.objects(bucket) if "shards/" in key))
     for command, path, is_json in (("verify", "ds", True), ("stats", "ds", True), ("verify", "nothing", False)):
-        command_line = [sys.executable, "-m", "streamvid", command, f"s3://{bucket}/{path}", "--json"]
-        done = subprocess.run(command_line, capture_output=True, text=True, env=env, timeout=200, check=False)
+        done = run_streamvid(command, f"s3://{bucket}/{path}", "--json", check=False, env=env)
         assert bool(done.stdout) == is_json and (done.returncode == 0) == (command == "stats"), done
         assert "CANARY" not in done.stdout + done.stderr
 
@@ -124,14 +120,7 @@ def test_no_secret_of_a_url_in_errors_and_logs(url: str, caplog: pytest.LogCaptu
     shown = "".join(traceback.format_exception(error.value)) + caplog.text + repr(error.value)
     # The test's own call stands in the traceback by its source, not by its value.
     assert "CANARY" not in shown
-    done = subprocess.run(
-        [sys.executable, "-m", "streamvid", "verify", url, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run_streamvid("verify", url, "--json", check=False, cwd=tmp_path)
     assert done.returncode and "CANARY" not in done.stdout + done.stderr
 
 

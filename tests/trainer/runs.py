@@ -36,6 +36,20 @@ def config_of(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str
     return train_config(dataset, output, combined(few, changes))
 
 
+def trained(dataset: Path | dict[str, Any], output: Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """Train such a run to its end in this process; its configuration."""
+    from streamvid.trainer import train
+
+    config = config_of(dataset, output, changes)
+    train(config)
+    return config
+
+
+def weights_in(output: Path) -> list[str]:
+    """Names of the files of weights that a run has left."""
+    return sorted(path.name for path in output.glob("*.safetensors"))
+
+
 @dataclass
 class Ranks:
     """The processes of a run, one a rank."""
@@ -79,11 +93,12 @@ def start(config: TrainConfig, ranks: int = 1) -> Ranks:
         port = free.getsockname()[1]
     processes: list[BaseProcess] = []
     for rank in range(ranks):
-        environment = {} if ranks == 1 else {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
-        }  # fmt: skip
-        process = context.Process(target=_train, args=(dump_config(config), environment, told[rank]))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+        environment |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+        environment |= {name: str(ranks) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        process = context.Process(
+            target=_train, args=(dump_config(config), environment if ranks > 1 else {}, told[rank])
+        )
         process.start()
         processes.append(process)
     return Ranks(processes, told)

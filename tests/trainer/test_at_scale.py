@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+from tests.processes import run_command
+from tests.trainer.runs import losses_in, metrics_in
 
 HERE = Path(__file__).parent
 SETUPS = HERE.parents[1] / "configs" / "accelerate"
@@ -28,16 +30,17 @@ Launch = Callable[..., str]
 
 def launched(setup: str, output: Path, num_steps: int, *fields: str, ranks: int = 2, **environment: str) -> str:
     """Train to that step; what it said on stderr, which begins with the exit code."""
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SETUPS / f"{setup}.yaml")),
-        *("--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"),
-        *(str(HERE / "scaled.py"), str(output), str(num_steps), *fields),
-    ]
-    # The JSON of a launcher's config is named as in a checkout.
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=TIMEOUT_SECONDS,
-        cwd=HERE.parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-    )  # fmt: skip
+    done = run_command(
+        [
+            *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(SETUPS / f"{setup}.yaml")),
+            *("--num_processes", str(ranks), "--main_process_port", "0", "--mixed_precision", "no"),
+            *(str(HERE / "scaled.py"), str(output), str(num_steps), *fields),
+        ],
+        check=False,
+        timeout=TIMEOUT_SECONDS,
+        cwd=HERE.parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
     return f"{done.returncode}\n{done.stderr}"
 
 
@@ -56,21 +59,13 @@ def deepspeed() -> dict[str, str]:
     return {"DS_ACCELERATOR": "cpu"}
 
 
-def figures(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(output: Path) -> list[float]:
-    return [line["loss"] for line in figures(output) if "loss" in line]
-
-
 def weights(output: Path) -> dict[str, Tensor]:
     return load_file(output / "epoch-0.safetensors")
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
     """Up to the order in which floats are added."""
-    for mine, other in zip(figures(found), figures(expected), strict=True):
+    for mine, other in zip(metrics_in(found), metrics_in(expected), strict=True):
         for name in {"step", "loss", "eval_loss", "lr", "grad_norm", "samples", "tokens"} & other.keys():
             assert mine[name] == pytest.approx(other[name], rel=1e-5), (mine["step"], name)
     mine, other = weights(found), weights(expected)
@@ -121,14 +116,14 @@ def test_zero_steps_at_the_rate_of_its_step(tmp_path: Path, setup: str) -> None:
     """DeepSpeed makes its step on the way back: with one batch a step, a rate that is set after it would come late."""
     run("cpu_2ranks", tmp_path / "whole", 4, "data.accumulate=1", "checkpoints.steps=100")
     run(setup, tmp_path / "run", 4, "data.accumulate=1", "checkpoints.steps=100", **deepspeed())
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert losses_in(tmp_path / "run") == pytest.approx(losses_in(tmp_path / "whole"), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_bf16_is_autocast_under_zero_as_under_ddp(tmp_path: Path) -> None:
     for setup, environment in {"cpu_2ranks": {}, "zero3": deepspeed()}.items():
         run(setup, tmp_path / setup, 4, "accelerate.mixed_precision=bf16", **environment)
-    assert losses(tmp_path / "zero3") == pytest.approx(losses(tmp_path / "cpu_2ranks"), rel=1e-3)
+    assert losses_in(tmp_path / "zero3") == pytest.approx(losses_in(tmp_path / "cpu_2ranks"), rel=1e-3)
     assert {tensor.dtype for tensor in weights(tmp_path / "zero3").values()} == {torch.float32}
 
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
 import pytest
-import torch
 
 from streamvid.cli.verbs.train import command
 from streamvid.config import dump_config
@@ -13,11 +11,7 @@ from streamvid.errors import ConfigError, StateError
 from streamvid.trainer import TrainConfig, train
 from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.configs import train_config
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_dataset(tmp_path_factory.mktemp("dataset") / "ds", {SMALL: [4, 3], TALL: [3]})
+from tests.trainer.runs import losses_in
 
 
 def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
@@ -25,16 +19,10 @@ def config_of(dataset: Path, output: Path, num_steps: int) -> TrainConfig:
     return train_config(dataset, output, {**data, "max_steps": num_steps, "eval.steps": 3, "logging.steps": 1})
 
 
-def losses_in(output: Path) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [(line["step"], line["loss"]) for line in lines if "loss" in line]
-
-
 def test_a_dataset_trains_and_resumes_to_the_same_losses(
     dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PLAN-5: over the end of an epoch, with the real loader."""
-    torch.set_num_threads(1)
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
         whole = train(config_of(dataset, tmp_path / "whole", 8))
     assert "evaluation: the first 2 batches per rank of split 'train'" in caplog.text
@@ -49,7 +37,7 @@ def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) ->
     file = tmp_path / "run.yaml"
     file.write_text(dump_config(config_of(dataset, tmp_path / "run", 2)))
     assert command.main(["--config", str(file), "--set", "logging.steps=2"], standalone_mode=False) == 0
-    assert [step for step, _ in losses_in(tmp_path / "run")] == [2]
+    assert list(losses_in(tmp_path / "run")) == [2]
     with pytest.raises(ConfigError, match=r"optimizer\.rl is no field; did you mean 'lr'\?"):
         command.main(["--config", str(file), "--set", "optimizer.rl=1"], standalone_mode=False)
 

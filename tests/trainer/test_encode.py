@@ -36,8 +36,9 @@ from streamvid.trainer.encode import encode
 from streamvid.trainer.tasks import with_encoded
 from tests.clips import encode as make_clip
 from tests.clips import frames_of
+from tests.files import tree_of, write_rows
 from tests.loader.conftest import LONG, SMALL, TALL, build_dataset, clip_bytes
-from tests.media_clips import MEDIA, make_rows, write_rows
+from tests.media_clips import MEDIA, make_rows
 from tests.servers import S3Env, S3Server
 from tests.shard_options import shard_options
 from tests.trainer.configs import changed, combined
@@ -48,12 +49,6 @@ pytestmark = pytest.mark.timeout(240)
 
 LAYOUT = {SMALL: [5, 4, 3], TALL: [6, 5]}
 ENCODERS = "tests.trainer.encoders:build"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    # Two threads wait for each other at every small operation, which on a busy machine takes a hundred times as long.
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +74,7 @@ def training(config: TrainConfig, output: Path, changes: Mapping[str, Any] | Non
 
 def files_of(root: Path) -> dict[str, bytes]:
     """Content of the features, without the note of the command about their dataset."""
-    paths = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != NOTE]
-    return {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    return {path: data for path, data in tree_of(root).items() if Path(path).name != NOTE}
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +258,7 @@ def test_a_split_run_has_the_losses_of_one_stage(
 
 def test_a_control_video_is_encoded_once_too(tmp_path: Path) -> None:
     """What a module reads besides, `encode` reads in the first stage; one config serves both, and one stage."""
-    source = write_rows(tmp_path, make_rows(tmp_path, 3))
+    source = write_rows(tmp_path / "metadata.jsonl", make_rows(tmp_path, 3))
     options = shard_options(buckets=parse_buckets("96x64@9"), workers=1, media=MEDIA)
     assert sharder.shard(source, tmp_path / "ds", options).num_samples == 3
     model = ModelConfig(factory="tests.trainer.encoders:build_controlled")
@@ -345,8 +339,7 @@ def test_a_bucket_gets_the_bytes_of_a_folder(
         {"data.dataset": f"s3://{bucket}/dataset", "data.features.url": f"s3://{bucket}/sidecar"},
     )
     assert [encode(config, World(rank, 2)).is_sealed for rank in range(2)] == [False, True]
-    names = moto_server.objects(bucket, "sidecar/")
-    assert {name.removeprefix("sidecar/"): moto_server.read(bucket, name) for name in names} == files_of(sidecar)
+    assert moto_server.tree(bucket, "sidecar") == files_of(sidecar)
     assert train(training(config, tmp_path / "out", {"max_steps": 2})).step == 2
 
 

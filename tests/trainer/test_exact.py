@@ -15,22 +15,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from streamvid import VideoLoader, World
+from streamvid import World
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import train
 from streamvid.trainer.config import CheckpointConfig, EvalConfig, OptimizerConfig
 from streamvid.trainer.tasks import Task, TaskModule
-from tests.loader.conftest import SMALL, TALL, build_dataset
+from tests.loader.conftest import SMALL, TALL, build_dataset, open_loader
 from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
-from tests.trainer.runs import config_of, last_step_in, losses_in, metrics_in, run, start
+from tests.trainer.runs import config_of, last_step_in, losses_in, metrics_in, run, start, trained
 
 LOGGED = "tests.trainer.modules:build_logged"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +40,9 @@ def keys_seen(folder: Path) -> list[str]:
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_a_run_killed_again_and_again_ends_with_the_same_bytes(dataset: Path, tmp_path: Path, kills: int) -> None:
     """PLAN-5: kill -9 at seeded moments, in steps and in the midst of saving; dropout, EMA and evaluation included."""
-    changes: dict[str, Any] = {
-        "max_steps": 12 * kills, "checkpoints": CheckpointConfig(steps=3, keep=2, keep_weights=1), "eval": EvalConfig(steps=6),
-        "optimizer": OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3),
-    }  # fmt: skip
+    optimizer = OptimizerConfig(lr=1e-2, ema_decay=0.9, schedule="cosine", warmup_steps=3)
+    changes: dict[str, Any] = {"max_steps": 12 * kills, "optimizer": optimizer, "eval": EvalConfig(steps=6)}
+    changes["checkpoints"] = CheckpointConfig(steps=3, keep=2, keep_weights=1)
     whole = config_of(dataset, tmp_path / "whole", changes)
     run(whole)
     parts = changed(whole, {"output": tmp_path / "parts"})
@@ -120,11 +114,9 @@ def train_by_hand(
         torch.manual_seed(0)
         module = UserTraining()
     step_of, losses = TaskModule(module, Task()), []
-    loaders = [
-        VideoLoader(dataset, batch_size=batch_size, world=World(rank, ranks), accumulate=accumulate, tail="shrink",
-                    num_epochs=None, num_workers=0)
-        for rank in range(ranks)
-    ]  # fmt: skip
+    options: dict[str, Any] = {"accumulate": accumulate, "tail": "shrink", "num_epochs": None}
+    worlds = [World(rank, ranks) for rank in range(ranks)]
+    loaders = [open_loader(dataset, batch_size=batch_size, world=world, **options) for world in worlds]
     streams = [iter(loader) for loader in loaders]
     parameters = [one for one in module.parameters() if one.requires_grad]
     for _ in range(steps):
@@ -175,7 +167,6 @@ def test_parameters_that_take_no_part_need_a_word_where_there_are_ranks(dataset:
 def test_the_same_seed_is_the_same_run_and_another_is_another(dataset: Path, tmp_path: Path) -> None:
     found = []
     for name, seed in itertools.product("ab", (0, 1)):
-        config = config_of(dataset, tmp_path / f"{name}{seed}", {"max_steps": 3, "seed": seed})
-        train(config)
+        config = trained(dataset, tmp_path / f"{name}{seed}", {"max_steps": 3, "seed": seed})
         found.append(losses_in(config.output))
     assert found[0] == found[2] and found[1] == found[3] and found[0] != found[1]

@@ -26,14 +26,9 @@ from streamvid.trainer.metrics import BucketLoss, RankReport, merge_reports
 from tests.loader.conftest import SMALL, build_dataset
 from tests.trainer.configs import changed
 from tests.trainer.modules import UserTraining
-from tests.trainer.runs import config_of, losses_in, metrics_in
+from tests.trainer.runs import config_of, losses_in, metrics_in, trained, weights_in
 
 NAN = float("nan")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -124,28 +119,28 @@ def test_noise_of_an_evaluation_is_the_same_each_time(dataset: Path, tmp_path: P
 def test_the_newest_weights_stay_whatever_they_are_named_by(dataset: Path, tmp_path: Path) -> None:
     """A preempted job names a file by its step, an epoch's end by the epoch, whose number is lower."""
     output = tmp_path / "run"
-    train(config_of(dataset, output, {"max_steps": 2, "checkpoints.keep_weights": 1}))
+    trained(dataset, output, {"max_steps": 2, "checkpoints.keep_weights": 1})
     epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep_weights=1)}
-    train(config_of(dataset, output, epochs))
-    assert [path.name for path in output.glob("*.safetensors")] == ["epoch-1.safetensors"]
+    trained(dataset, output, epochs)
+    assert weights_in(output) == ["epoch-1.safetensors"]
 
 
 def test_a_resumed_optimizer_is_what_the_config_says(dataset: Path, tmp_path: Path) -> None:
     """The effective config beside the weights is not one thing and what made them another."""
     ours = tmp_path / "run"
-    train(config_of(dataset, ours, {"max_steps": 1, "optimizer": OptimizerConfig(weight_decay=0.0)}))
+    trained(dataset, ours, {"max_steps": 1, "optimizer": OptimizerConfig(weight_decay=0.0)})
     changed = OptimizerConfig(weight_decay=0.5, betas=(0.5, 0.6), args={"eps": 1e-6})
-    train(config_of(dataset, ours, {"max_steps": 2, "optimizer": changed}))
+    trained(dataset, ours, {"max_steps": 2, "optimizer": changed})
     group = torch.load(ours / "state" / "step-2" / "optimizer.bin")["param_groups"][0]
     assert (group["weight_decay"], tuple(group["betas"]), group["eps"]) == (0.5, (0.5, 0.6), 1e-6)
     with pytest.raises(StateError, match=r"optimizer\.factory is torch\.optim:SGD here"):
-        train(config_of(dataset, ours, {"optimizer": OptimizerConfig(factory="torch.optim:SGD", betas=None)}))
+        trained(dataset, ours, {"optimizer": OptimizerConfig(factory="torch.optim:SGD", betas=None)})
 
 
 def test_what_a_killed_save_left_goes(dataset: Path, tmp_path: Path) -> None:
     left = tmp_path / "run" / "state" / ".step-7.tmp"
     left.mkdir(parents=True)
-    train(config_of(dataset, tmp_path / "run", {"max_steps": 1}))
+    trained(dataset, tmp_path / "run", {"max_steps": 1})
     assert [path.name for path in left.parent.iterdir()] == ["step-1"]
 
 
@@ -162,7 +157,7 @@ def test_files_of_adapters_are_the_same_bytes_each_time(dataset: Path, tmp_path:
     """Their header has several facts, which safetensors writes in any order."""
     adapters = LoraConfig(base_model="dit", rank=2)
     for number in range(4):
-        train(config_of(dataset, tmp_path / str(number), {"max_steps": 1, "model.lora": adapters}))
+        trained(dataset, tmp_path / str(number), {"max_steps": 1, "model.lora": adapters})
     assert len({(tmp_path / str(number) / "step-1.safetensors").read_bytes() for number in range(4)}) == 1
     with safe_open(tmp_path / "0" / "step-1.safetensors", "pt") as file:
         assert file.metadata()["rank"] == "2"
@@ -195,8 +190,7 @@ def test_the_commented_options_of_a_new_project_exist(dataset: Path, tmp_path: P
 
 def test_evaluation_can_be_switched_off_and_samples_stay(dataset: Path, tmp_path: Path) -> None:
     quiet = EvalConfig(steps=None, sample_steps=2, num_batches=1)
-    config = config_of(dataset, tmp_path / "run", {"max_steps": 2, "eval": quiet})
-    train(config)
+    config = trained(dataset, tmp_path / "run", {"max_steps": 2, "eval": quiet})
     assert not any("eval_loss" in line for line in metrics_in(config.output))
     assert (config.output / "samples" / "step-2.png").exists()
 
@@ -217,9 +211,9 @@ def test_names_that_are_not_there_or_taken_are_told(dataset: Path, tmp_path: Pat
     ):
         model = ModelConfig(factory=f"{__name__}:{name}")
         with pytest.raises(ConfigError, match=message):
-            train(config_of(dataset, tmp_path / name, {"model": model}))
+            trained(dataset, tmp_path / name, {"model": model})
     with pytest.raises(ConfigError, match="trackers has clearml, whose package is not installed"):
-        train(config_of(dataset, tmp_path / "tracker", {"logging.trackers": ("clearml",)}))
+        trained(dataset, tmp_path / "tracker", {"logging.trackers": ("clearml",)})
 
 
 class Seeded(UserTraining):

@@ -8,11 +8,12 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.loader.stats import BatchStats, LoaderStats, StatsMeter
 from streamvid.trainer.data import BatchClock
 from streamvid.trainer.metrics import METRICS_FILE, append_metrics, drop_metrics_after
+from tests.trainer.runs import metrics_in
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 
 def steps_in(folder: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (folder / METRICS_FILE).read_text().splitlines()]
+    return [line["step"] for line in metrics_in(folder)]
 
 
 def test_later_lines_and_a_torn_one_go(tmp_path: Path) -> None:

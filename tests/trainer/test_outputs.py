@@ -22,23 +22,12 @@ from streamvid.errors import ConfigError, StateError
 from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import CheckpointConfig, EvalConfig, LoggingConfig, OptimizerConfig
-from tests.loader.conftest import SMALL, TALL, build_dataset
 from tests.trainer.configs import changed
 from tests.trainer.modules import build
-from tests.trainer.runs import config_of, losses_in, metrics_in
+from tests.trainer.runs import config_of, losses_in, metrics_in, trained, weights_in
 
 ROOT = Path(__file__).parents[2]
 OURS = "tests.trainer.modules:build"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_dataset(tmp_path_factory.mktemp("outputs") / "ds", {SMALL: [4, 3], TALL: [3]})
 
 
 def digests(module: torch.nn.Module) -> dict[str, str]:
@@ -60,8 +49,7 @@ def test_only_what_is_named_trains_and_the_rest_keeps_its_bytes(dataset: Path, t
     moved = {name for name, digest in digests(module).items() if digest != before[name]}
     assert moved == {"dit.head.weight", "dit.head.bias", "dit.blocks.1.0.weight", "dit.blocks.1.0.bias"}
     model = ModelConfig(factory=OURS, trainable=("dit.head", "dit.blocks.1"))
-    named = config_of(dataset, tmp_path / "named", {"max_steps": 4, "model": model})
-    train(named)
+    trained(dataset, tmp_path / "named", {"max_steps": 4, "model": model})
     ours, theirs = (load_file(tmp_path / name / "step-4.safetensors") for name in ("named", "run"))
     assert ours.keys() == theirs.keys() == moved
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -76,10 +64,7 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
         train(config)
     config = changed(config, {"model.trainable": ("spare",), "accelerate.find_unused_parameters": True})
     train(config)
-    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
-        "step-4.lora.safetensors",
-        "step-4.safetensors",
-    ]
+    assert weights_in(config.output) == ["step-4.lora.safetensors", "step-4.safetensors"]
     adapters = load_file(config.output / "step-4.lora.safetensors")
     assert set(adapters) == {f"{layer}.lora_{half}.weight" for layer in ("head", "embed") for half in "AB"}
     with safe_open(config.output / "step-4.lora.safetensors", "pt") as file:
@@ -97,8 +82,7 @@ def test_full_training_and_adapters_together_leave_a_file_each(dataset: Path, tm
     still = {"max_steps": 1, "optimizer": OptimizerConfig(lr=1e-12, weight_decay=0.0)}
     lora = replace(adapted, checkpoint=config.output / "step-4.lora.safetensors")
     model = ModelConfig(factory=OURS, trainable=(), lora=lora)
-    again = config_of(dataset, tmp_path / "again", {**still, "model": model})
-    train(again)
+    again = trained(dataset, tmp_path / "again", {**still, "model": model})
     kept = load_file(again.output / "step-1.safetensors")
     assert all(torch.allclose(kept[name], adapters[name], atol=1e-9) for name in adapters)
 
@@ -108,10 +92,7 @@ def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: P
     epochs = {"max_steps": None, "num_epochs": 2, "checkpoints": CheckpointConfig(keep=1)}
     config = config_of(dataset, tmp_path / "run", epochs)
     result = train(config)
-    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
-        "epoch-0.safetensors",
-        "epoch-1.safetensors",
-    ]
+    assert weights_in(config.output) == ["epoch-0.safetensors", "epoch-1.safetensors"]
     assert [path.name for path in (config.output / "state").iterdir()] == [f"step-{result.num_steps}"]
     assert len({path.stat().st_mode for path in config.output.iterdir() if path.is_file()}) == 1  # who may read them
     assert train(config).step == result.num_steps
@@ -119,19 +100,15 @@ def test_an_epoch_has_a_file_where_no_steps_are_named(dataset: Path, tmp_path: P
 
 def test_a_last_save_comes_where_steps_do_not_divide(dataset: Path, tmp_path: Path) -> None:
     """Row 27: counted in steps of the optimizer, not batches."""
-    config = config_of(dataset, tmp_path / "run", {"max_steps": 5, "checkpoints.steps": 2, "data.accumulate": 2})
-    train(config)
-    assert sorted(path.name for path in config.output.glob("*.safetensors")) == [
-        f"step-{n}.safetensors" for n in (2, 4, 5)
-    ]
+    config = trained(dataset, tmp_path / "run", {"max_steps": 5, "checkpoints.steps": 2, "data.accumulate": 2})
+    assert weights_in(config.output) == [f"step-{n}.safetensors" for n in (2, 4, 5)]
     assert metrics_in(config.output)[-1]["samples"] == 5 * 2 * 2
 
 
 def test_samples_are_a_sheet_and_a_movie(dataset: Path, tmp_path: Path) -> None:
-    config = config_of(
+    config = trained(
         dataset, tmp_path / "run", {"max_steps": 2, "eval": EvalConfig(num_batches=1, sample_steps=2, steps=1)}
     )
-    train(config)
     assert sorted(path.name for path in (config.output / "samples").iterdir()) == ["step-2.mp4", "step-2.png"]
     with (
         av.open(str(config.output / "samples" / "step-2.mp4")) as movie,
@@ -150,8 +127,7 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
 
     figures = LoggingConfig(steps=1, trackers=("tensorboard",), profile_steps=2)
     changes = {"max_steps": 5, "logging": figures, "eval": EvalConfig(steps=2, num_batches=1)}
-    config = config_of(dataset, tmp_path / "run", changes)
-    train(config)
+    config = trained(dataset, tmp_path / "run", changes)
     events = EventAccumulator(str(config.output / "streamvid")).Reload()
     logged = {one.step: one.value for one in events.Scalars("loss")}
     assert logged == pytest.approx(losses_in(config.output))
@@ -161,14 +137,12 @@ def test_figures_go_to_trackers_and_the_profiler_looks_where_asked(dataset: Path
 
 def test_a_task_of_a_users_own_is_a_loss(dataset: Path, tmp_path: Path) -> None:
     """Row 25."""
-    own = config_of(dataset, tmp_path / "own", {"max_steps": 2, "task": "tests.trainer.modules:distil"})
-    train(own)
-    usual = config_of(dataset, tmp_path / "usual", {"max_steps": 2})
-    train(usual)
+    own = trained(dataset, tmp_path / "own", {"max_steps": 2, "task": "tests.trainer.modules:distil"})
+    usual = trained(dataset, tmp_path / "usual", {"max_steps": 2})
     assert losses_in(own.output)[1] != losses_in(usual.output)[1]
     for typo in ("stf", "sft:tarin"):
         with pytest.raises(ConfigError, match=f"task is '{typo}'; allowed: sft, sft:data_process, sft:train, or"):
-            train(config_of(dataset, tmp_path / "typo", {"task": typo}))
+            trained(dataset, tmp_path / "typo", {"task": typo})
     with pytest.raises(StateError, match="another model: ema is True here and False there"):
         train(changed(own, {"max_steps": 3, "optimizer": replace(own.optimizer, ema_decay=0.9)}))
 
@@ -184,8 +158,7 @@ def test_the_example_of_a_task_teaches_a_student(
     args = {"teacher": str(teacher.output / "step-20.safetensors")}
     model = ModelConfig(factory="distillation:build", args=args, trainable=("student",))
     changes = {"task": "distillation:distil", "max_steps": 30, "optimizer.lr": 0.005, "model": model}
-    config = config_of(dataset, tmp_path / "run", changes)
-    train(config)
+    config = trained(dataset, tmp_path / "run", changes)
     losses = list(losses_in(config.output).values())
     assert sum(losses[-6:]) < 0.7 * sum(losses[:6])
     assert all(name.startswith("student.") for name in load_file(config.output / "step-30.safetensors"))
@@ -194,7 +167,7 @@ def test_the_example_of_a_task_teaches_a_student(
 def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path: Path) -> None:
     """Row 17."""
     with pytest.raises(ConfigError, match=r"extra_inputs names 'depth', which .* does not have; its columns: .*score"):
-        train(config_of(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")}))
+        trained(dataset, tmp_path / "run", {"data.extra_inputs": ("score", "depth")})
     seen: list[Any] = []
 
     class Reads(torch.nn.Module):
@@ -212,7 +185,7 @@ def test_a_missing_input_is_named_before_the_first_step(dataset: Path, tmp_path:
 
 def test_what_is_about_to_train_is_told(dataset: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "streamvid.trainer"):
-        train(config_of(dataset, tmp_path / "run", {"max_steps": 1}))
+        trained(dataset, tmp_path / "run", {"max_steps": 1})
     table = next(record.getMessage() for record in caplog.records if "trainable" in record.getMessage())
     assert "dit" in table and "vae" in table and "float32" in table
     assert json.loads((tmp_path / "run" / "versions.json").read_text())["accelerate"]
@@ -228,8 +201,7 @@ def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -
     }
     for name, way in ways.items():
         checkpointing = ActivationCheckpointingConfig(**way)
-        config = config_of(dataset, tmp_path / name, {"max_steps": 3, "model.activation_checkpointing": checkpointing})
-        train(config)
+        config = trained(dataset, tmp_path / name, {"max_steps": 3, "model.activation_checkpointing": checkpointing})
         weights.append((config.output / "step-3.safetensors").read_bytes())
     assert weights[0] == weights[1] == weights[2]
 
@@ -237,24 +209,23 @@ def test_recomputing_changes_nothing_but_memory(dataset: Path, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["torch.optim:SGD", "torch.optim:Adagrad"])
 def test_any_optimizer(dataset: Path, tmp_path: Path, name: str) -> None:
     optimizer = OptimizerConfig(factory=name, lr=0.01, betas=None)
-    train(config_of(dataset, tmp_path / "run", {"max_steps": 1, "optimizer": optimizer}))
+    trained(dataset, tmp_path / "run", {"max_steps": 1, "optimizer": optimizer})
     with pytest.raises(ConfigError, match=r"optimizer.factory 'torch.optim:SGD' does not accept .*betas"):
-        train(config_of(dataset, tmp_path / "bad", {"optimizer": OptimizerConfig(factory="torch.optim:SGD")}))
+        trained(dataset, tmp_path / "bad", {"optimizer": OptimizerConfig(factory="torch.optim:SGD")})
 
 
 def test_mistakes_in_loader_and_dataset_are_named(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.loader has no field 'colums'; allowed: .*columns"):
-        train(config_of(dataset, tmp_path / "run", {"data.loader": {"colums": ["score"]}}))
+        trained(dataset, tmp_path / "run", {"data.loader": {"colums": ["score"]}})
     with pytest.raises(ConfigError, match=r"dataset has no field 'repeats'; .*num_repeats"):
-        train(config_of({"url": str(dataset), "repeats": 2}, tmp_path / "run"))
+        trained({"url": str(dataset), "repeats": 2}, tmp_path / "run")
 
 
 def test_buffers_of_what_trains_are_saved_and_resumed(dataset: Path, tmp_path: Path) -> None:
     model = ModelConfig(factory="tests.trainer.modules:build_counting", trainable=("dit",))
-    whole = config_of(
+    whole = trained(
         dataset, tmp_path / "whole", {"max_steps": 4, "model": model, "eval": EvalConfig(steps=1, num_batches=1)}
     )
-    train(whole)
     parts = changed(whole, {"output": tmp_path / "parts"})
     train(changed(parts, {"max_steps": 2}))
     train(parts)

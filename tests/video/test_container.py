@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video import Limits, decode_into, probe
+from tests.processes import run_python
 from tests.video.clips import ClipFolder, run_ffmpeg
 
 
@@ -123,8 +123,7 @@ def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, 
     )
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc/self/statm and RLIMIT_AS to bound the child's memory")
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_python(code, path)
     assert "max_pixels" in done.stdout
     assert not done.stderr
 

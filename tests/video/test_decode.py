@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from streamvid.errors import ConfigError, DecodeError
 from streamvid.video import Limits, Transform, decode_into, probe
+from tests.processes import run_python
 from tests.video.clips import (
     IMAGE_NAMES,
     VIDEO_NAMES,
@@ -20,7 +20,6 @@ from tests.video.clips import (
     decode_with_ffmpeg,
     mean_square_errors,
     psnr,
-    real_clip,
     run_ffmpeg,
 )
 
@@ -200,7 +199,7 @@ def test_a_video_that_changes_its_size_is_an_error(tmp_path: Path) -> None:
     for name, scale in (("small.ts", "160:90"), ("large.ts", "320:180")):
         video_filter = f"scale={scale},setsar=1"
         run_ffmpeg(
-            *("-i", real_clip("bikes.mp4"), "-an", "-frames:v", 20, "-vf", video_filter, "-c:v", "libx264"),
+            *("-i"("bikes"), "-an", "-frames:v", 20, "-vf", video_filter, "-c:v", "libx264"),
             tmp_path / name,
         )
     (tmp_path / "list").write_text("ffconcat version 1.0\nfile small.ts\nfile large.ts\n")
@@ -239,5 +238,5 @@ def test_thousands_of_calls_keep_no_memory(clip: ClipFolder) -> None:
 
 def test_importing_the_room_loads_neither_pyav_nor_torch() -> None:
     code = "import sys, streamvid.video; print({'av', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code)
     assert done.stdout.strip() == "set()"

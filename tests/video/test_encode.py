@@ -21,7 +21,9 @@ from streamvid.video import decode_into, probe
 from streamvid.video.encode.clip import EncodedClip, encode_clip
 from streamvid.video.encode.profiles import PROFILES, Encoding
 from streamvid.video.encode.timeline import make_timeline
-from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder, mean_square_errors, psnr, real_clip, run_ffmpeg
+from tests.clips import real_clip
+from tests.processes import run_python
+from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder, mean_square_errors, psnr, run_ffmpeg
 
 HEIGHT, WIDTH = 96, 128
 H264 = Encoding()
@@ -163,7 +165,7 @@ def test_bytes_are_the_same_in_every_process(clip: ClipFolder, codec: str) -> No
         f"clip = encode_clip(sys.argv[1], height={HEIGHT}, width={WIDTH}, encoding=Encoding({codec!r}));"
         "print(hashlib.sha256(clip.data).hexdigest())"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    done = run_python(code, path)
     data = native(path, Encoding(codec)).data
     assert done.stdout.strip() == hashlib.sha256(data).hexdigest()
     assert done.stderr == ""
@@ -213,7 +215,7 @@ def test_colours_and_their_tags_come_through(
 
 def test_a_guess_is_written_down(clip: ClipFolder) -> None:
     """An untagged clip is guessed once, by the source's size; the small clip would be guessed otherwise."""
-    big = real_clip("bigbuckbunny.mp4")
+    big = real_clip("bigbuckbunny")
     assert probe(big).is_color_guessed
     found = probe(native(big, num_frames=2).data)
     assert (found.color_space, found.is_color_guessed) == ("bt709", False)
@@ -322,7 +324,7 @@ def test_damage_in_the_source_is_an_error_and_never_a_gap(clip: ClipFolder, tmp_
 def test_hdr_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hdr.mp4"
     run_ffmpeg(
-        *("-i", real_clip("bikes.mp4"), "-frames:v", 3, "-vf", "setparams=color_trc=smpte2084:colorspace=bt2020nc"),
+        *("-i"("bikes"), "-frames:v", 3, "-vf", "setparams=color_trc=smpte2084:colorspace=bt2020nc"),
         *("-c:v", "libx264", path),
     )
     with pytest.raises(ProbeError, match="HDR"):
@@ -373,7 +375,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
 def test_memory_does_not_grow_with_the_clip(tmp_path: Path) -> None:
     """SAFE-1: a clip of 3,000 frames takes what one of 100 takes; their pictures alone would be 190 MB more."""
     path = tmp_path / "long.mp4"
-    run_ffmpeg("-stream_loop", -1, "-i", real_clip("bikes.mp4"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
+    run_ffmpeg("-stream_loop", -1, "-i"("bikes"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
     code = (
         "import resource, sys; from streamvid.video.encode.clip import encode_clip; from streamvid.video.encode.profiles import Encoding;"
         "encode_clip(sys.argv[1], height=192, width=336, encoding=Encoding(), num_frames=int(sys.argv[2]));"

@@ -12,7 +12,8 @@ import pytest
 
 from streamvid.errors import ProbeError
 from streamvid.video import VideoInfo, probe
-from tests.video.clips import VIDEO_NAMES, ClipFolder, real_clip, run_ffmpeg
+from tests.clips import real_clip
+from tests.video.clips import VIDEO_NAMES, ClipFolder, run_ffmpeg
 
 
 @pytest.mark.parametrize("name", VIDEO_NAMES)
@@ -52,7 +53,7 @@ def test_the_facts_of_a_plain_clip(clip: ClipFolder) -> None:
 
 
 def test_audio_and_other_streams_are_seen_and_ignored() -> None:
-    info = probe(real_clip("bigbuckbunny.mp4"))
+    info = probe(real_clip("bigbuckbunny"))
     assert (info.has_audio, info.num_frames, info.width, info.height) == (True, 132, 1280, 720)
 
 
@@ -136,9 +137,7 @@ def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) 
 def test_avi_whose_timestamps_lie_is_refused_with_a_remedy(tmp_path: Path, options: str) -> None:
     """SAMPLE-2: better no clip than one whose frames cannot be told apart; re-encoding as told makes it good."""
     path = tmp_path / "lies.avi"
-    run_ffmpeg(
-        *("-i", real_clip("bikes.mp4"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path),
-    )
+    run_ffmpeg(*("-i"("bikes"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path))
     with pytest.raises(ProbeError, match=r"timestamps differ \(.* avi file mixed .*\); remux it .* re-encode it"):
         probe(path)
     run_ffmpeg("-i", path, tmp_path / "good.mp4")

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -25,6 +24,7 @@ from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
 from tests.clips import encode, frames_of
+from tests.processes import run_python
 from tests.video.clips import ClipFolder
 from tests.video.test_clip_index import INDEXED, indexed
 from tests.video.test_memory import LOST_BYTES, in_use, no_collection
@@ -396,15 +396,7 @@ def test_no_fresh_pages_in_steady_state(tmp_path: Path, environment: dict[str, s
     for width, height in ((480, 270), (640, 360), (320, 240)):
         paths.append(tmp_path / f"{width}.mp4")
         paths[-1].write_bytes(sized_clip(width, height, 41))
-    done = subprocess.run(
-        [sys.executable, "-c", STEADY, *paths],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(STEADY, *paths, env={**os.environ, **environment})
     growth, pages = map(float, done.stdout.split())
     assert growth < 4 << 20
     assert pages < most_pages

@@ -32,13 +32,7 @@ _ASPECTS = st.tuples(st.integers(1, 32), st.integers(1, 32)).filter(lambda pair:
 
 @given(_SIDES, _SIDES, _ASPECTS, st.sampled_from([0, 90, 180, 270]), st.booleans(), _SIDES, _SIDES)
 def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
-    coded_width: int,
-    coded_height: int,
-    aspect: tuple[int, int],
-    rotation: int,
-    flip: bool,
-    height: int,
-    width: int,
+    coded_width: int, coded_height: int, aspect: tuple[int, int], rotation: int, flip: bool, height: int, width: int
 ) -> None:
     """SAMPLE-2: covers, centred, even, and right to within a pixel, for every size, pixel shape and turn."""
     source = Source(coded_width, coded_height, aspect, rotation, flip)

@@ -30,7 +30,7 @@ from streamvid.video.clip_index import ClipIndex, index_clip
 from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
-from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, real_clip, run_ffmpeg
+from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, run_ffmpeg
 
 HEIGHT, WIDTH = 72, 96
 HDR = Limits(allow_hdr=True)
@@ -40,7 +40,7 @@ X265 = "-x265-params log-level=none:keyint=16:bframes=3"
 def make(path: Path, options: str, video_filter: str = "scale=160:90,setsar=1", num_frames: int = 30) -> Path:
     """A clip of real frames with these options of ffmpeg's."""
     length = ("-frames:v", num_frames)
-    run_ffmpeg("-i", real_clip("bikes.mp4"), "-an", "-vf", video_filter, *length, *options.split(), path)
+    run_ffmpeg("-i"("bikes"), "-an", "-vf", video_filter, *length, *options.split(), path)
     return path
 
 

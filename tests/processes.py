@@ -1,0 +1,75 @@
+"""Processes and threads that tests start: scripts in a process of their own, and waiting until nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+
+
+def run_command(command: Sequence[object], *, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; with `check`, a failure is an AssertionError that shows what it wrote."""
+    words = list(map(str, command))
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **{"timeout": 280, **options})
+    assert not check or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def run_python(
+    code: str, *arguments: object, prefix: Sequence[str] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`run_command` of a script, as the command that `prefix` runs."""
+    return run_command([*prefix, sys.executable, "-c", code, *arguments], **options)
+
+
+def run_tool(name: str, *arguments: object, **options: Any) -> Any:
+    """What a benchmark of tools/ reports as JSON."""
+    return json.loads(run_command([sys.executable, "-m", f"tools.{name}", *arguments, "--json"], **options).stdout)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for_end(pids: list[int]) -> list[int]:
+    """Those of `pids` that still run after a while."""
+    until = time.monotonic() + 20
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < until:
+        time.sleep(0.02)
+    return alive
+
+
+def streamvid_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("streamvid")}
+
+
+def wait_for_threads(expected: set[threading.Thread]) -> None:
+    """Until streamvid has no other threads than these."""
+    until = time.monotonic() + 20
+    while streamvid_threads() != expected and time.monotonic() < until:
+        time.sleep(0.02)
+    assert streamvid_threads() == expected
+
+
+@contextlib.contextmanager
+def serving(server: socketserver.BaseServer) -> Iterator[str]:
+    """A server of the standard library at work in a thread; its URL."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
