@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 import threading
@@ -26,11 +25,10 @@ from streamvid.storage.options import StorageOptions
 from streamvid.storage.ranges import join_ranges
 from streamvid.storage.request_pool import shared_pool
 from streamvid.storage.request_stats import RequestStats
-from streamvid.storage.requests import MAX_RENEWALS, Engine, RangeRead, ask, pause_seconds
+from streamvid.storage.requests import Call, Engine, RangeRead
 from streamvid.storage.reread import UNPROVEN, WrongReads
 from streamvid.storage.store import FileState, Ranges, ShortFileError, StoreStats, check_relative
 from streamvid.storage.transport import RequestError, Transport
-from streamvid.storage.wanted import pause as pause_while_wanted
 
 _Answer = TypeVar("_Answer")
 _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
@@ -125,10 +123,9 @@ class RemoteStore:
         num_tries = num_changes = 0
         while True:
             left = self.options.deadline_seconds - (time.monotonic() - since)
-            known = version or self._versions.get(path, "")
-            read = RangeRead(self._engine(), key, requests, known, max(0.01, left))
+            read = RangeRead(self._engine(), max(0.01, left), on_retry=self._warn_once)
             try:
-                read.run()
+                read.fill(key, requests, version or self._versions.get(path, ""))
             except RequestError as error:
                 num_tries += read.num_tries
                 if error.kind != "conflict" or version or num_changes >= 2:
@@ -262,13 +259,12 @@ class RemoteStore:
             return upload
         finally:
             if tries > 1:  # the answer to an earlier try may have been lost, and nobody finishes its upload
-                self._try_abort(path, lambda: [begun for begun in self._uploads(key) if begun != (key, upload)], key)
+                self._try_abort(path, lambda: [(k, u) for k, u in self._uploads(key) if k == key and u != upload])
 
-    def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]], only: str = "") -> None:
+    def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]]) -> None:
         try:
             for key, upload in begun():
-                if not only or key == only:
-                    self._abort(key, upload)
+                self._abort(key, upload)
         except StorageError as error:
             _log.warning("%s: parts of an upload of %s are left: %s", self.url, path, error)
 
@@ -296,34 +292,12 @@ class RemoteStore:
 
     def _retry(self, verb: str, path: str, attempt: Callable[[Transport], _Answer], num_bytes: int = 0) -> _Answer:
         """Send a request until it succeeds, fails for good, or the deadline passes."""
-        engine, since = self._engine(), time.monotonic()
-        deadline = since + self.options.deadline_seconds + num_bytes / _LEAST_BYTES_PER_SECOND
-        num_tries = num_renewals = 0
-        failed_at = math.inf
-        while True:
-            num_tries += 1
-            try:
-                answer = ask(engine, num_bytes, attempt, deadline)
-            except RequestError as error:
-                engine.stats.count_error(error)
-                failed_at = min(failed_at, time.monotonic())
-                num_renewals += error.kind == "expired"
-                pause = pause_seconds(num_tries - 1, error.kind)
-                seconds = time.monotonic() - since
-                is_over = seconds + pause > self.options.deadline_seconds or num_renewals > MAX_RENEWALS
-                if not error.is_transient or is_over:
-                    raise self._error(verb, path, error, num_tries, seconds) from None
-                if error.kind == "expired":
-                    engine.transport.renew()
-                self._warn_once(error, seconds)
-                engine.stats.count(num_retries=1)
-                try:
-                    pause_while_wanted(pause)
-                except RequestError as ended:
-                    raise self._error(verb, path, ended, 0, seconds) from None
-            else:
-                engine.stats.count(seconds_lost=max(0.0, time.monotonic() - failed_at))
-                return answer
+        extra_seconds = num_bytes / _LEAST_BYTES_PER_SECOND
+        call = Call(self._engine(), self.options.deadline_seconds, extra_seconds, self._warn_once)
+        try:
+            return call.ask(attempt, num_bytes)
+        except RequestError as error:
+            raise self._error(verb, path, error, call.num_tries, call.seconds) from None
 
     def _warn_once(self, error: RequestError, seconds: float) -> None:
         if seconds > _QUIET_SECONDS and not self._has_warned:

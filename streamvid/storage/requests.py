@@ -1,20 +1,20 @@
-"""Requests to one store: one at a time (`ask`), or all of a read, retried on failure and hedged when slow.
+"""Operations on one store: requests that are retried on failure, and those of a read hedged when slow.
 
 Requests run in the threads of a pool. The calling thread only waits, so that no socket holds it beyond its deadline.
-A request keeps its bytes until all have arrived; the first one to finish copies them to their buffers. After the read
+A read keeps its bytes until all have arrived; the first request to finish copies them to their buffers. After the read
 has ended, for whatever reason, no request writes to a buffer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from streamvid.storage.ranges import RangeRequest
 from streamvid.storage.request_pool import RequestPool
@@ -27,7 +27,7 @@ _SLOW_DOWN_PAUSE_SECONDS = 0.5
 MAX_RENEWALS = 5  # of expired keys, for one request
 _NEVER = float("inf")
 _HINT = "Look at the network and at the server"
-_Result = TypeVar("_Result")
+_Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
@@ -45,49 +45,24 @@ class Engine:
     stats: RequestStats
 
 
-def ask(engine: Engine, num_bytes: int, attempt: Callable[[Transport], _Result], deadline: float) -> _Result:
-    """Send one request with a body of `num_bytes`, once. Raises RequestError at the deadline.
-
-    The server may still carry out a request that has timed out.
-    """
-    heard: SimpleQueue[tuple[_Result, None] | tuple[None, BaseException]] = SimpleQueue()
-    is_over = threading.Event()
-
-    def job() -> None:
-        if is_over.is_set():
-            return
-        engine.stats.count(num_requests=1)
-        try:
-            heard.put((attempt(engine.transport), None))
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-            heard.put((None, error))
-
-    engine.pool.submit(num_bytes, job)
-    try:
-        while (left := deadline - time.monotonic()) > 0:
-            check_wanted()
-            with contextlib.suppress(Empty):
-                result, error = heard.get(timeout=min(LOOK_SECONDS, left))
-                if error is not None:
-                    raise error
-                return cast("_Result", result)
-    finally:
-        is_over.set()
-    raise RequestError("no answer came", hint=_HINT)
-
-
 @dataclass(eq=False)
-class _Range:
-    """One request of a read: its tries, and what comes next. `lock` guards `is_done` and the buffers."""
+class Request:
+    """One request of an operation: its tries, and what comes next.
 
-    request: RangeRequest
+    num_bytes: of its body. attempt: tries once, in a thread of the pool. `lock` guards `is_done` and the buffers of a
+    read.
+    """
+
+    num_bytes: int
+    attempt: Callable[[Request], object]
+    may_hedge: bool = False
+    is_hedged: bool = False
     num_active: int = 0
     num_failures: int = 0
     num_renewals: int = 0
     sent_at: float = _NEVER
     failed_at: float | None = None
     retry_at: float = _NEVER
-    is_hedged: bool = False
     is_done: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,42 +73,57 @@ class _Range:
 
 @dataclass(frozen=True)
 class _Event:
-    range: _Range
+    request: Request
     error: RequestError | None = None
-    version: str = ""
+    answer: Any = None
 
 
-class RangeRead:
-    """One read of ranges of `key`. Raises the RequestError that is final, or the last one before the deadline."""
+class Operation:
+    """Requests that succeed or fail together. Raises the RequestError that is final, or the last before the deadline.
+
+    extra_seconds: after the deadline, for an answer, but for no retry. on_retry: called with an error and the time
+    since the beginning.
+    """
 
     def __init__(
-        self, engine: Engine, key: str, requests: Sequence[RangeRequest], version: str, deadline_seconds: float
+        self,
+        engine: Engine,
+        deadline_seconds: float,
+        extra_seconds: float = 0.0,
+        on_retry: Callable[[RequestError, float], None] | None = None,
     ) -> None:
-        self._engine = engine
-        self._key = key
-        self.version = version
-        self._ranges = [_Range(request) for request in requests]
+        self._engine, self._on_retry = engine, on_retry
+        self._since = time.monotonic()
+        self._last_retry = self._since + deadline_seconds
+        self._deadline = self._last_retry + extra_seconds
         self._events: SimpleQueue[_Event] = SimpleQueue()
-        self._deadline = time.monotonic() + deadline_seconds
         self._last_error: RequestError | None = None
         self.num_tries = 0
 
-    def run(self) -> None:
-        """Fill all buffers. Afterwards `version` is the version read, if the store has versions."""
+    @property
+    def seconds(self) -> float:
+        """Time since the beginning."""
+        return time.monotonic() - self._since
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Send all requests until each has been answered."""
         try:
-            waiting = set(self._ranges)
-            for one in self._ranges:
+            waiting = set(requests)
+            for one in requests:
                 self._send(one)
             while waiting:
                 event = self._next_event(waiting)
-                if event is not None and event.range in waiting and self._hear(event):
-                    waiting.remove(event.range)
+                if event is not None and event.request in waiting and self._hear(event):
+                    waiting.remove(event.request)
                 self._send_again(waiting)
         finally:
-            for one in self._ranges:
+            for one in requests:
                 one.end()
 
-    def _next_event(self, waiting: set[_Range]) -> _Event | None:
+    def take(self, answer: Any) -> None:
+        """Accept the answer to a request; may raise RequestError."""
+
+    def _next_event(self, waiting: set[Request]) -> _Event | None:
         check_wanted()
         now = time.monotonic()
         if now >= self._deadline:
@@ -145,12 +135,12 @@ class RangeRead:
         except Empty:
             return None
 
-    def _slow_at(self, one: _Range) -> float:
-        if one.is_hedged or one.num_active != 1 or one.sent_at == _NEVER:
+    def _slow_at(self, one: Request) -> float:
+        if not one.may_hedge or one.is_hedged or one.num_active != 1 or one.sent_at == _NEVER:
             return _NEVER
-        return one.sent_at + self._engine.stats.slow_seconds(one.request.num_bytes)
+        return one.sent_at + self._engine.stats.slow_seconds(one.num_bytes)
 
-    def _send_again(self, waiting: set[_Range]) -> None:
+    def _send_again(self, waiting: set[Request]) -> None:
         now = time.monotonic()
         for one in waiting:
             if one.retry_at <= now:
@@ -161,33 +151,27 @@ class RangeRead:
                 if self._engine.stats.may_hedge():
                     self._send(one)
 
-    def _send(self, one: _Range) -> None:
+    def _send(self, one: Request) -> None:
         if one.num_active == 0:
             one.sent_at = _NEVER  # the time of the last try says nothing about this one
         one.num_active += 1
         self.num_tries += 1
-        self._engine.pool.submit(one.request.num_bytes, lambda: self._request(one))
+        self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Take notice of an event; return whether its range has arrived."""
-        one, error = event.range, event.error
-        stats = self._engine.stats
+        """Take notice of an event; return whether its request was answered."""
+        one, now = event.request, time.monotonic()
         one.num_active -= 1
-        now = time.monotonic()
-        if error is not None:
-            self._hear_failure(one, error, now)
+        if event.error is not None:
+            self._hear_failure(one, event.error, now)
             return False
         self._engine.pool.succeeded()
-        if self.version and event.version not in ("", self.version):  # sent before the version was known
-            changed = RequestError("it was replaced by another version", "conflict")
-            stats.count_error(changed)
-            raise changed
-        self.version = self.version or event.version
+        self.take(event.answer)
         if one.failed_at is not None:
-            stats.count(seconds_lost=now - one.failed_at)
+            self._engine.stats.count(seconds_lost=now - one.failed_at)
         return True
 
-    def _hear_failure(self, one: _Range, error: RequestError, now: float) -> None:
+    def _hear_failure(self, one: Request, error: RequestError, now: float) -> None:
         """Schedule a retry, or raise the error if a retry cannot help."""
         self._engine.stats.count_error(error)
         if error.kind == "slow down":
@@ -201,12 +185,16 @@ class RangeRead:
             one.failed_at = now
         if one.num_active == 0:  # else the hedge may still succeed
             one.retry_at = now + pause_seconds(one.num_failures, error.kind)
+            if one.retry_at > self._last_retry:
+                raise error
             self._engine.stats.count(num_retries=1)
+            if self._on_retry is not None:
+                self._on_retry(error, now - self._since)
         one.num_failures += 1
         one.is_hedged = False
         self._last_error = error
 
-    def _overdue(self, waiting: set[_Range]) -> RequestError:
+    def _overdue(self, waiting: set[Request]) -> RequestError:
         if self._last_error is not None:
             return self._last_error
         is_sent = any(one.sent_at != _NEVER for one in waiting)
@@ -215,24 +203,52 @@ class RangeRead:
 
     # In a thread of the pool.
 
-    def _request(self, one: _Range) -> None:
+    def _request(self, one: Request) -> None:
+        if one.is_done:  # by a hedge, or because the operation has ended
+            return
+        one.sent_at = time.monotonic()
+        self._engine.stats.count(num_requests=1)
         try:
-            version = self._fetch(one)
+            event = _Event(one, answer=one.attempt(one))
         except RequestError as error:
-            self._events.put(_Event(one, error))
-        except Exception as error:  # noqa: BLE001 - raised in the reading thread; the pool's thread continues
-            self._events.put(_Event(one, RequestError(f"{type(error).__name__}: {error}")))
-        else:
-            self._events.put(_Event(one, None, version))
+            event = _Event(one, error)
+        except Exception as error:  # noqa: BLE001 - raised in the waiting thread; the pool's thread continues
+            event = _Event(one, RequestError(f"{type(error).__name__}: {error}"))
+        self._events.put(event)
 
-    def _fetch(self, one: _Range) -> str:
-        """Read the range, unless a hedge has read it already, and return its version."""
-        if one.is_done:
-            return ""
-        stats, request = self._engine.stats, one.request
-        since = time.monotonic()
-        one.sent_at = since
-        stats.count(num_requests=1)
+
+class Call(Operation):
+    """An operation of one request, which is not hedged. The server may still carry it out after it has timed out."""
+
+    def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
+        """Return what `attempt`, which sends a body of `num_bytes`, returns."""
+        self.run([Request(num_bytes, lambda _: attempt(self._engine.transport))])
+        return cast("_Answer", self._answer)
+
+    def take(self, answer: Any) -> None:
+        self._answer = answer
+
+
+class RangeRead(Operation):
+    """One read of ranges of an object. `version`: the one to read if it is not "", then the one that was read."""
+
+    version = ""
+
+    def fill(self, key: str, ranges: Sequence[RangeRequest], version: str) -> None:
+        """Fill all buffers."""
+        self._key, self.version = key, version
+        self.run([Request(one.num_bytes, partial(self._fetch, one), may_hedge=True) for one in ranges])
+
+    def take(self, answer: Any) -> None:
+        if self.version and answer not in ("", self.version):  # sent before the version was known
+            changed = RequestError("it was replaced by another version", "conflict")
+            self._engine.stats.count_error(changed)
+            raise changed
+        self.version = self.version or answer
+
+    def _fetch(self, request: RangeRequest, one: Request) -> str:
+        """Read a range, unless a hedge has read it already, and return its version."""
+        stats, since = self._engine.stats, time.monotonic()
         body = self._engine.transport.get(
             self._key, request.start, request.num_bytes, self.version, lambda: not one.is_done
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
@@ -45,11 +44,3 @@ def wait_while_wanted(event: threading.Event) -> None:
     while not event.wait(LOOK_SECONDS):
         if not is_wanted():
             raise StorageError(CANCELLED)
-
-
-def pause(seconds: float) -> None:
-    """Sleep, unless this thread's reads are cancelled."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        check_wanted()
-        time.sleep(min(LOOK_SECONDS, left))
