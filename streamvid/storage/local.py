@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamvid.errors import StorageError
-from streamvid.storage.store import FileState, Ranges, StoreStats, check_relative
+from streamvid.storage.store import FileState, Ranges, Store, check_relative
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStore(Store):
     """A folder on this machine. Writes are atomic: to a temporary name in the same folder, synced, then renamed."""
 
     root: Path
@@ -36,10 +36,6 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             return _state(path, status) if stat.S_ISREG(status.st_mode) else None
-
-    def size(self, path: str) -> int | None:
-        state = self.state(path)
-        return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
         with self._naming("read", path):
@@ -66,9 +62,6 @@ class LocalStore:
                     f"{len(buffer) - done} bytes too early for the index; verify the dataset, or copy it again"
                 )
             done += count
-
-    def forget(self, path: str) -> None:
-        """Do nothing: no bytes are cached."""
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
@@ -115,12 +108,6 @@ class LocalStore:
     def remove(self, path: str) -> None:
         with self._naming("remove", path):
             self.path(path).unlink(missing_ok=True)
-
-    def abort_uploads(self, folder: str = "") -> int:
-        return 0  # a rename has no parts
-
-    def stats(self) -> StoreStats:
-        return StoreStats()
 
     @contextlib.contextmanager
     def _naming(self, verb: str, path: str) -> Iterator[None]:

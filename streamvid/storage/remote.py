@@ -27,7 +27,7 @@ from streamvid.storage.request_pool import shared_pool
 from streamvid.storage.request_stats import RequestStats
 from streamvid.storage.requests import Call, Engine, RangeRead
 from streamvid.storage.reread import UNPROVEN, WrongReads
-from streamvid.storage.store import FileState, Ranges, ShortFileError, StoreStats, check_relative
+from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
 from streamvid.storage.transport import RequestError, Transport
 
 _Answer = TypeVar("_Answer")
@@ -39,13 +39,11 @@ _QUIET_SECONDS = 3.0  # then a warning: the endpoint may be wrong, and somebody 
 _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
 
 
-class RemoteStore:
+class RemoteStore(Store):
     """Objects below `prefix` of a bucket. `make` makes a transport in each process that uses the store."""
 
-    is_local = False
-
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
-        self.url, self.options = url, options
+        self._url, self.options = url, options
         self._prefix, self._make = prefix, make
         self._lock = threading.Lock()
         self._made: Engine | None = None
@@ -54,12 +52,16 @@ class RemoteStore:
         _stores.add(self)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"url": self.url, "options": self.options, "_prefix": self._prefix, "_make": self._make}
+        return {"_url": self._url, "options": self.options, "_prefix": self._prefix, "_make": self._make}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _has_warned=False)
         self._forget_process()
         _stores.add(self)
+
+    @property
+    def url(self) -> str:
+        return self._url
 
     def _engine(self) -> Engine:
         if self._made is None:
@@ -86,10 +88,6 @@ class RemoteStore:
         except _AbsentError:
             return None
         return FileState(path, found.num_bytes, found.version)
-
-    def size(self, path: str) -> int | None:
-        state = self.state(path)
-        return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
         for is_last in (False, False, True):
@@ -148,9 +146,6 @@ class RemoteStore:
             self._versions.move_to_end(path)
             if len(self._versions) > _VERSIONS_KEPT:
                 self._versions.popitem(last=False)
-
-    def forget(self, path: str) -> None:
-        """Do nothing: no bytes are kept."""
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         prefix = self._key(folder) + "/" if folder else self._prefix

@@ -59,10 +59,8 @@ class Store(Protocol):
         """URL without credentials, fit for logs."""
         ...
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the store is a local disk, where joining neighbouring reads gains nothing."""
-        ...
+    is_local: bool = False
+    """Whether the store is a local disk, where joining neighbouring reads gains nothing."""
 
     def state(self, path: str) -> FileState | None:
         """Return size and version of a file, None if there is none."""
@@ -70,7 +68,8 @@ class Store(Protocol):
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, None if there is none."""
-        ...
+        state = self.state(path)
+        return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
         """Read a whole file."""
@@ -85,7 +84,7 @@ class Store(Protocol):
 
     def forget(self, path: str) -> None:
         """Drop cached bytes of a file, which turned out to be wrong."""
-        ...
+        return
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         """List all files below a folder, including hidden ones, ordered by path; none if there is no such folder."""
@@ -105,11 +104,11 @@ class Store(Protocol):
 
     def abort_uploads(self, folder: str = "") -> int:
         """Abort unfinished uploads below a folder, which are invisible but billed; return how many."""
-        ...
+        return 0
 
     def stats(self) -> StoreStats:
         """Return the requests of this process so far."""
-        ...
+        return StoreStats()
 
 
 def check_relative(path: str) -> str:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.filter.expression import compile_condition
-from streamvid.dataset.filter.nodes import Node, kind_of
 from streamvid.dataset.manifest import ShardInfo
 from streamvid.dataset.reader import Dataset
 from streamvid.dataset.shard_table import rows_of
@@ -27,6 +25,8 @@ from streamvid.storage import LocalStore
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from streamvid.dataset.filter.nodes import Node
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ class Filter:
         """
         import pyarrow.compute as pc
 
+        from streamvid.dataset.filter.nodes import kind_of
+
         kinds = tuple(
             (name, kind_of(table.schema.field(name).type)) for name in self.columns if name in table.schema.names
         )
@@ -76,6 +78,9 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
     Raise ConfigError with the text, the place and a remedy for unknown columns, wrong types and anything else.
     """
+    from streamvid.dataset.filter.expression import compile_condition
+    from streamvid.dataset.filter.nodes import kind_of
+
     schema = dataset.samples_schema
 
     def resolve(name: str) -> tuple[str, str]:
@@ -102,6 +107,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
 
 @lru_cache(maxsize=64)
 def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
+    from streamvid.dataset.filter.expression import compile_condition
+
     known = dict(kinds)
 
     def resolve(name: str) -> tuple[str, str]:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
 NUMBERS = ("int", "float")
+_TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +32,6 @@ class Node:
 
 def kind_of(kind: Any) -> str | None:
     """Return the kind of a pyarrow type in conditions, or None for a type that they do not support."""
-    from pyarrow import types
-
     if types.is_boolean(kind):
         return "bool"
     if types.is_uint64(kind) or types.is_floating(kind):
@@ -42,9 +45,7 @@ def column(name: str, kind: str) -> Node:
     """Return the values of an index column."""
 
     def run(table: Any) -> Any:
-        import pyarrow.compute as pc
-
-        values = pc.cast(table.column(name), _arrow_type(kind), safe=False)
+        values = pc.cast(table.column(name), _TYPES[kind], safe=False)
         return _without_nan(values) if kind == "float" else values
 
     return Node(kind, f"`{name}`", frozenset((name,)), run)
@@ -52,10 +53,8 @@ def column(name: str, kind: str) -> Node:
 
 def literal(value: bool | int | float | str) -> Node:
     """Return a value that is written in the text."""
-    import pyarrow as pa
-
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
-    scalar = pa.scalar(value, _arrow_type(kind))
+    scalar = pa.scalar(value, _TYPES[kind])
     # `ascii`, because the characters that `repr` escapes differ between versions of Python.
     return Node(kind, ascii(value), frozenset(), lambda _: scalar, value)
 
@@ -64,8 +63,6 @@ def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> N
     """Return a call of a function in pyarrow.compute on other parts."""
 
     def run(table: Any) -> Any:
-        import pyarrow.compute as pc
-
         result = getattr(pc, function)(*(part.run(table) for part in parts), **options)
         return _without_nan(result) if kind == "float" else result
 
@@ -83,8 +80,6 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
         return parts[0]
 
     def run(table: Any) -> Any:
-        import pyarrow.compute as pc
-
         return reduce(pc.and_kleene if word == "and" else pc.or_kleene, [part.run(table) for part in parts])
 
     return Node("bool", f" {word} ".join(f"({part.text})" for part in parts), _columns(parts), run)
@@ -98,11 +93,8 @@ def membership(part: Node, items: Sequence[Node]) -> Node:
     text = f"({part.text}) in ({', '.join(sorted({item.text for item in items}))},)"
 
     def run(table: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         values = value.run(table)
-        found = pc.is_in(values, value_set=pa.array(literals, _arrow_type(value.kind)))
+        found = pc.is_in(values, value_set=pa.array(literals, _TYPES[value.kind]))
         return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
 
     return Node("bool", text, part.columns, run)
@@ -114,9 +106,6 @@ def as_float(part: Node) -> Node:
         return part
 
     def run(table: Any) -> Any:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         return pc.cast(part.run(table), pa.float64(), safe=False)
 
     return Node("float", part.text, part.columns, run)
@@ -126,14 +115,5 @@ def _columns(parts: Sequence[Node]) -> frozenset[str]:
     return frozenset[str]().union(*(part.columns for part in parts))
 
 
-def _arrow_type(kind: str) -> Any:
-    import pyarrow as pa
-
-    return {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}[kind]
-
-
 def _without_nan(values: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)

@@ -34,7 +34,6 @@ class FinishedFiles:
         self.name = hashlib.sha256(text.encode()).hexdigest()[:32]
         self._path = (user_cache(kind) if folder is None else Path(folder)) / f"{self.name}.journal"
         self._journal: Journal | None = None
-        self._is_kept = False
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> FinishedFiles:
@@ -43,7 +42,6 @@ class FinishedFiles:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open.enter_context(wait_for_lock(self._path, 0.0, mode=0o600))
             self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
-            self._is_kept = True
         except TimeoutError:
             raise DatasetError(
                 f"the same command is running already on this machine (it holds {self._path}); wait for it, or end it "
@@ -58,9 +56,9 @@ class FinishedFiles:
     ) -> None:
         """Remove the journal of a complete run; keep it after an error."""
         with contextlib.suppress(OSError):
-            if self._is_kept and kind is None:
+            if self._journal is not None and kind is None:
                 self._path.unlink()
-        self._journal, self._is_kept = None, False
+        self._journal = None
         self._open.close()
 
     def forget(self) -> None:
@@ -77,7 +75,7 @@ class FinishedFiles:
 
     def add(self, path: str, *files: FileState) -> None:
         """Count `path` as finished with `files`."""
-        if self._journal is None or not self._is_kept or not all(file.version for file in files):
+        if self._journal is None or not all(file.version for file in files):
             return
         try:
             self._journal.add((path,), _facts(files))
@@ -86,7 +84,7 @@ class FinishedFiles:
 
     def _give_up(self, error: Exception) -> None:
         _log.warning("cannot record progress in %s (%s); an interrupted run starts over", self._path, error)
-        self._is_kept = False
+        self._journal = None
         with contextlib.suppress(OSError):
             self._open.close()
 

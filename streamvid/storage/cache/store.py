@@ -26,13 +26,11 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
     store.read_content(path, content, ranges)
 
 
-class CachedStore:
+class CachedStore(Store):
     """`store`, read through `cache` where the content of a file is known (`known`: by path), else directly.
 
     Cached bytes may be wrong: readers verify them as they verify a store's.
     """
-
-    is_local = False
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
         self._store = store
