@@ -36,24 +36,16 @@ class StoredSet:
                 f"of at least 1, which add up to {UNIT} at most; copy the dataset again"
             )
 
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> StoredSet:
+        """Return a draw set of the manifest's field `draws`."""
+        buckets = ((str(name), int(weight), int(first)) for name, weight, first in value["buckets"])
+        return StoredSet(tuple(buckets), int(value["num_shards"]))
+
     @property
     def name(self) -> str:
         """A name that no other set of the dataset has."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
-
-
-def sets_from_json(value: Sequence[Mapping[str, Any]]) -> tuple[StoredSet, ...]:
-    """Return the draw sets of the manifest's field `draws`. Raise DatasetError if they cannot be."""
-    try:
-        return tuple(
-            StoredSet(
-                tuple((str(name), int(weight), int(first)) for name, weight, first in one["buckets"]),
-                int(one["num_shards"]),
-            )
-            for one in value
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DatasetError(f"draws is damaged ({error}); copy the dataset again") from error
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
-from streamvid.dataset.draws import StoredSet, sets_from_json
+from streamvid.dataset.draws import StoredSet
 from streamvid.errors import DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import Store, WrongReads, check_relative
 
@@ -373,7 +373,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
             frame_rate=FrameRate.from_json(value["frame_rate"]),
             model=None if model is None else ModelRule.from_json(model),
             media={str(name): MediaInfo.from_json(name, info) for name, info in value["media"].items()},
-            draws=sets_from_json(value["draws"]),
+            draws=tuple(map(StoredSet.from_json, value["draws"])),
             columns=columns,
         )
 

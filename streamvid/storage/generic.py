@@ -44,8 +44,6 @@ class FsspecTransport(Transport):
             raise RequestError("there is no such object", "absent") from None
         except (PermissionError, NotImplementedError) as error:
             raise RequestError(f"it was refused ({type(error).__name__})") from None
-        except (OSError, TimeoutError) as error:
-            raise RequestError(f"it failed ({type(error).__name__})", "transient") from None
         except RequestError:
             raise
         except Exception as error:  # noqa: BLE001 - each package has its own errors

@@ -46,22 +46,16 @@ class LocalStore(Store):
             descriptor = os.open(self.path(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 for offset, buffer in ranges:
-                    self._fill(descriptor, path, offset, buffer)
+                    done = fill(descriptor, offset, buffer)
+                    if done < len(buffer):
+                        raise StorageError(
+                            f"{self.url}: {path} ends at byte {offset + done}, {len(buffer) - done} bytes too early "
+                            "for the index; verify the dataset, or copy it again"
+                        )
                 if version and _state(path, os.fstat(descriptor)).version != version:
                     raise StorageError(f"{self.url}: {path} has changed since its version was read")
             finally:
                 os.close(descriptor)
-
-    def _fill(self, descriptor: int, path: str, offset: int, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(descriptor, [buffer[done:]], offset + done)
-            if count == 0:
-                raise StorageError(
-                    f"{self.url}: {path} ends at byte {offset + done}, "
-                    f"{len(buffer) - done} bytes too early for the index; verify the dataset, or copy it again"
-                )
-            done += count
 
     def files(self, folder: str = "") -> Iterator[FileState]:
         root = self.path(folder) if folder else self.root
@@ -116,6 +110,14 @@ class LocalStore(Store):
             yield
         except OSError as error:
             raise StorageError(f"{self.url}: cannot {verb} {path}: {error.strerror or error}") from error
+
+
+def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
+    """Fill a buffer from an offset in an open file; return the number of bytes, fewer if the file ends before."""
+    done = 0
+    while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):
+        done += count
+    return done
 
 
 def _state(path: str, status: os.stat_result) -> FileState:

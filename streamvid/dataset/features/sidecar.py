@@ -7,7 +7,7 @@ manifest says which dataset and which encoder they belong to, so that readers re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -129,7 +129,7 @@ class Sidecar:
         shards does not match it.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
-        problems = differences(of_it, base_facts(dataset), "fingerprints.")
+        problems = differences(of_it, base_facts(dataset), "fingerprints")
         if problems:
             raise ConfigError(
                 f"features={self.url!r} were made from another dataset than {dataset.url}: "
@@ -224,24 +224,25 @@ def base_facts(dataset: Dataset) -> dict[str, str]:
 
 def differences(stored: Any, given: Any, name: str = "") -> list[str]:
     """Describe how two JSON values differ, as in 'view.temporal is "head" there and "random" here'."""
-    if isinstance(stored, Mapping) and isinstance(given, Mapping):
-        head = f"{name}." if name and not name.endswith(".") else name
-        absent = object()
-        found: list[str] = []
-        for part in sorted({*stored, *given}):
-            one, other = stored.get(part, absent), given.get(part, absent)
-            if one is absent or other is absent:
-                found.append(f"{head}{part} is {_shown(one, absent)} there and {_shown(other, absent)} here")
-            else:
-                found += differences(one, other, f"{head}{part}")
-        return found
-    same = json.dumps(stored, sort_keys=True) == json.dumps(given, sort_keys=True)
-    return [] if same else [f"{name} is {_shown(stored)} there and {_shown(given)} here"]
+    one, other = dict(_leaves(stored, name)), dict(_leaves(given, name))
+    return [
+        f"{part} is {_shown(one.get(part))} there and {_shown(other.get(part))} here"
+        for part in sorted({*one, *other})
+        if one.get(part) != other.get(part)
+    ]
 
 
-def _shown(value: Any, absent: object = None) -> str:
-    text = "absent" if value is absent and absent is not None else json.dumps(value, sort_keys=True)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the text of each value that holds no others."""
+    if isinstance(value, Mapping) and value:
+        for part, child in value.items():
+            yield from _leaves(child, f"{name}.{part}" if name else part)
+    else:
+        yield name, json.dumps(value, sort_keys=True)
+
+
+def _shown(text: str | None) -> str:
+    return "absent" if text is None else text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:

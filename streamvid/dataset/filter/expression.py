@@ -13,7 +13,7 @@ import ast
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from streamvid.dataset.filter.nodes import (
     NUMBERS,
@@ -74,8 +74,17 @@ def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_c
 class _Compiler:
     def __init__(self, text: str, resolve: Callable[[str], tuple[str, str]], slack: int) -> None:
         self._text, self._resolve, self._slack = text, resolve, slack
-        self._num_nodes = 0
+        self._num_nodes = self._depth = 0
         self._quoted: dict[str, str] = {}
+        self._makers: dict[type[ast.expr], Callable[[Any], Node]] = {
+            ast.Name: self._column,
+            ast.Constant: self._constant,
+            ast.BoolOp: self._joined,
+            ast.UnaryOp: self._unary,
+            ast.BinOp: self._arithmetic,
+            ast.Compare: self._comparison,
+            ast.Call: self._call,
+        }
 
     def condition(self) -> Node:
         if not isinstance(self._text, str):
@@ -136,45 +145,24 @@ class _Compiler:
             self._fail(leading + max(0, (error.offset or 1) - 1), f"it is not a condition: {error.msg}")
         except (ValueError, RecursionError, MemoryError, OverflowError) as error:
             self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deeply, or not text")
-        self._check_depth(tree)
         return tree
-
-    def _check_depth(self, tree: ast.expr) -> None:
-        level: list[ast.AST] = [tree]
-        depth = 0
-        while level:
-            depth += 1
-            if depth > MAX_DEPTH * self._slack:
-                self._fail(0, f"it is nested more than {MAX_DEPTH} deep")
-            level = [
-                child
-                for node in level
-                for child in ast.iter_child_nodes(node)
-                if isinstance(child, (ast.expr, ast.keyword))
-            ]
 
     # Tree to nodes.
 
     def _node(self, tree: ast.expr) -> Node:
         # Counted here, not in the tree: the middle of a chain of comparisons is built twice.
         self._num_nodes += 1
+        self._depth += 1
         if self._num_nodes > MAX_NODES * self._slack:
             self._fail(tree, f"it has more than {MAX_NODES} parts")
-        if isinstance(tree, ast.Name):
-            return self._column(tree)
-        if isinstance(tree, ast.Constant):
-            return self._literal(tree, tree.value)
-        if isinstance(tree, ast.BoolOp):
-            return self._joined(tree)
-        if isinstance(tree, ast.UnaryOp):
-            return self._unary(tree)
-        if isinstance(tree, ast.BinOp):
-            return self._arithmetic(tree)
-        if isinstance(tree, ast.Compare):
-            return self._comparison(tree)
-        if isinstance(tree, ast.Call):
-            return self._call(tree)
-        return self._refuse(tree)
+        if self._depth > MAX_DEPTH * self._slack:
+            self._fail(0, f"it is nested more than {MAX_DEPTH} deep")
+        node = self._makers.get(type(tree), self._refuse)(tree)
+        self._depth -= 1
+        return node
+
+    def _constant(self, tree: ast.Constant) -> Node:
+        return self._literal(tree, tree.value)
 
     def _refuse(self, tree: ast.expr) -> NoReturn:
         remedies: dict[type[ast.expr], str] = {

@@ -218,7 +218,7 @@ def _check_alike(first: Sidecar, other: Sidecar) -> None:
     mine, theirs = (
         {name: [kind.dtype, kind.is_ragged] for name, kind in one.manifest.tensors.items()} for one in (first, other)
     )
-    problems = differences(mine, theirs, "tensors.") + differences(sorted(first.null), sorted(other.null), "null")
+    problems = differences(mine, theirs, "tensors") + differences(sorted(first.null), sorted(other.null), "null")
     if problems:
         raise ConfigError(
             f"features {first.url} and {other.url} hold different tensors, which no batch can have together: "

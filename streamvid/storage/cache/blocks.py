@@ -24,6 +24,7 @@ from typing import Literal
 
 from streamvid.errors import ConfigError, StorageError
 from streamvid.storage.cache.files import CacheBlock, CacheFolder
+from streamvid.storage.local import fill
 from streamvid.storage.store import Ranges
 from streamvid.storage.wanted import CANCELLED, is_wanted
 
@@ -192,7 +193,7 @@ class BlockCache:
             status = os.fstat(descriptor)
             if status.st_size != block.size or not stat.S_ISREG(status.st_mode):
                 return False
-            if not all(_fill(descriptor, start, buffer) for start, buffer in block.pieces):
+            if any(fill(descriptor, start, buffer) < len(buffer) for start, buffer in block.pieces):
                 return False
             if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
                 with contextlib.suppress(OSError):  # a read-only folder still gives hits
@@ -341,16 +342,6 @@ class BlockCache:
                 _PAUSE_SECONDS,
             )
         return False
-
-
-def _fill(descriptor: int, start: int, buffer: memoryview) -> bool:
-    done = 0
-    while done < len(buffer):
-        count = os.preadv(descriptor, [buffer[done:] if done else buffer], start + done)
-        if count == 0:
-            return False
-        done += count
-    return True
 
 
 def _check_name(name: str) -> None:
