@@ -21,6 +21,12 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
 
 
+def chunk_of(table: pa.Table, name: str) -> pa.Array:
+    """Return a column of a table whose chunks are combined as one array."""
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks else column.combine_chunks()
+
+
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
     """Return an Arrow array that shares the memory of the values."""
     import pyarrow as pa

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from streamvid.dataset.arrow import numbers_of
+from streamvid.dataset.arrow import chunk_of, numbers_of
 from streamvid.errors import DecodeError, IntegrityError, StreamvidError
 from streamvid.video.clip_index import CHECKSUM_BYTES, ClipIndex, facts_of
 from streamvid.video.stream_info import StreamInfo
@@ -97,7 +97,7 @@ class PacketTables:
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
                 raise ValueError(f"{table.num_rows} rows of {table.schema.names}")
-            self._take({name: _chunk(table.column(name)) for name in table.column_names})
+            self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
@@ -187,7 +187,3 @@ def _is_compressed(message: pa.Message) -> bool:
         return message.type == "record batch" and field(batch, 3) > 0
     except struct.error as error:
         raise ValueError("its messages are damaged") from error
-
-
-def _chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -61,10 +61,7 @@ class LocalStore(Store):
         root = self.path(folder) if folder else self.root
         with self._naming("list", folder):
             names = [found.relative_to(self.root).as_posix() for found in root.rglob("*") if found.is_file()]
-        for name in sorted(names):
-            state = self.state(name)
-            if state is not None:
-                yield state
+        yield from filter(None, map(self.state, sorted(names)))
 
     def put(self, path: str, data: bytes | Path) -> None:
         target = self.path(path)

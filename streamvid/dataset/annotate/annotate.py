@@ -107,8 +107,13 @@ def annotate(
 
 
 def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
+    """Store the files of the new columns, and the manifest that names them."""
+    files = []
     try:
-        new = _write(store, old, join, source_sha256, progress)
+        for number, data in enumerate(join.files(progress)):
+            files.append(named_by_content("columns", number, data))
+            _put(store, files[-1].path, data)
+        new = old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
         _seal(store, old, new)
     except StorageError as error:
         # The annotation that finishes first removes unfinished files of others, also while we write them.
@@ -116,15 +121,6 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
             raise
         raise DatasetError(f"{store.url}: {_CHANGED}") from error
     return new
-
-
-def _write(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Store the files of the new columns, and return the manifest that names them."""
-    files = []
-    for number, data in enumerate(join.files(progress)):
-        files.append(named_by_content("columns", number, data))
-        _put(store, files[-1].path, data)
-    return old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
 
 
 def _put(store: Store, path: str, data: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.arrow import numbers_of
+from streamvid.dataset.arrow import chunk_of, numbers_of
 from streamvid.dataset.index import encode_table, schema
 from streamvid.dataset.integrity import naming_arrow_errors
 from streamvid.dataset.manifest import FileInfo, ShardInfo, shard_path
@@ -94,7 +94,7 @@ class SidecarShards:
         """Read a table of shards. Raise IntegrityError, naming `where`, for anything else."""
         # Checksums do not compress: a small file that claims many rows would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
-        numbers, names = numbers_of(_array(table, "number")), _array(table, "bucket_id")
+        numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
         codes, rows = np.unique(numbers_of(names.indices), return_index=True)
         first_rows = {
             names.dictionary[c].as_py(): r - int(numbers[r]) for c, r in zip(codes, rows.tolist(), strict=True)
@@ -118,12 +118,12 @@ class SidecarShards:
     @property
     def max_member_bytes(self) -> int:
         """Size of the largest member."""
-        return int(numbers_of(_array(self.table, "max_member_bytes")).max(initial=0))
+        return int(numbers_of(chunk_of(self.table, "max_member_bytes")).max(initial=0))
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
         """Checksums of the dataset's tars: (shards, 32)."""
-        return _digests(_array(self.table, "base_sha256"))
+        return _digests(chunk_of(self.table, "base_sha256"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -147,9 +147,9 @@ class MemberTable:
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
         table = _read(data, types, (count, count), where)
-        visits = numbers_of(_array(table, "visit"))
-        offsets = numbers_of(_array(table, "offset").fill_null(-1))
-        sizes = numbers_of(_array(table, "num_bytes").fill_null(0))
+        visits = numbers_of(chunk_of(table, "visit"))
+        offsets = numbers_of(chunk_of(table, "offset").fill_null(-1))
+        sizes = numbers_of(chunk_of(table, "num_bytes").fill_null(0))
         is_there = offsets >= 0
         is_wrong = (sizes <= 0) | (sizes > shard.max_member_bytes) | (offsets > shard.num_bytes - sizes)
         is_wrong |= offsets < BLOCK_BYTES
@@ -157,7 +157,7 @@ class MemberTable:
         if not in_order or (is_wrong & is_there).any():
             raise IntegrityError(f"{where} names members that its tar cannot have; copy the features again")
         return MemberTable(
-            num_visits, offsets, sizes, _digests(_array(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
+            num_visits, offsets, sizes, _digests(chunk_of(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
         )
 
     @property
@@ -206,11 +206,6 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
         if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:
             raise ValueError(f"no value in {', '.join(holes)}")
         return table
-
-
-def _array(table: pa.Table, name: str) -> pa.Array:
-    column = table.column(name)
-    return column.chunk(0) if column.num_chunks else column.combine_chunks()
 
 
 def _digests(array: pa.Array) -> npt.NDArray[np.uint8]:

@@ -203,17 +203,17 @@ class SidecarWriter:
         """
         if self.sealed is not None:
             raise DatasetError(f"the features at {self._store.url} are sealed; give another place")
+        keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
         kinds, checksums = TensorKinds(), dict[str, bytes]()
         with self._temporary() as folder:
             path = folder / "shard.tar"
             with path.open("w+b") as file:
-                write_shard(file, self._members(shard, samples, kinds, checksums))
+                write_shard(file, self._members(shard.path, keys, samples, kinds, checksums))
                 file.flush()
                 places = {one.name: (one.offset, one.num_bytes) for one in scan_tar(file)}
                 file.seek(0)
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             num_bytes = path.stat().st_size
-            keys = self._keys(shard)
             index = self._index(keys, places, checksums)
             self._store.put(shard.path, path)
         index_file = FileInfo.of(index_path(shard.bucket_id, shard.number), index)
@@ -231,18 +231,18 @@ class SidecarWriter:
         )
         self._store.put(_record_path(shard), FinishedShard(done, kinds.tensors, kinds.shapes).to_json())
 
-    def _keys(self, shard: ShardInfo) -> list[str]:
-        keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
-        return keys
-
     def _members(
-        self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]], kinds: TensorKinds, checksums: dict[str, bytes]
+        self,
+        path: str,
+        keys: Sequence[str],
+        samples: Iterable[tuple[str, Visits]],
+        kinds: TensorKinds,
+        checksums: dict[str, bytes],
     ) -> Iterator[tuple[str, dict[str, bytes]]]:
-        keys = self._keys(shard)
         number = -1
         for number, (key, visits) in enumerate(samples):
             if number >= len(keys) or keys[number] != key:
-                raise DatasetError(f"sample {number} of {shard.path} is {keys[number : number + 1]}, not {key!r}")
+                raise DatasetError(f"sample {number} of {path} is {keys[number : number + 1]}, not {key!r}")
             if len(visits) != self._num_visits:
                 raise ConfigError(f"sample {key}: tensors of {len(visits)} visits, num_visits={self._num_visits}")
             members: dict[str, bytes] = {}
@@ -254,7 +254,7 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{shard.path} has {len(keys)} samples, and tensors of {number + 1} were given")
+            raise DatasetError(f"{path} has {len(keys)} samples, and tensors of {number + 1} were given")
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]

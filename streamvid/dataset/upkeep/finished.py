@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from streamvid.errors import DatasetError
@@ -51,9 +50,7 @@ class FinishedFiles:
             self._give_up(error)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Remove the journal of a complete run; keep it after an error."""
         with contextlib.suppress(OSError):
             if self._journal is not None and kind is None:
