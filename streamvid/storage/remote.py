@@ -163,26 +163,19 @@ class RemoteStore(Store):
 
     def put(self, path: str, data: bytes | Path) -> None:
         key = self._key(path)
-        if isinstance(data, bytes):
-            num_bytes = len(data)
-            self._retry("write", path, lambda transport: transport.put(key, data), num_bytes)
-        else:
-            try:
-                num_bytes = self._put_file(path, key, data)
-            except OSError as error:
-                raise StorageError(f"{self.url}: cannot write {path}: {data}: {error.strerror or error}") from error
+        try:
+            num_bytes = len(data) if isinstance(data, bytes) else data.stat().st_size
+            if isinstance(data, Path) and num_bytes > self._engine().transport.part_bytes:
+                self._put_parts(path, key, data, num_bytes)
+            else:
+                body = data if isinstance(data, bytes) else data.read_bytes()
+                self._retry("write", path, lambda transport: transport.put(key, body), num_bytes)
+            if isinstance(data, Path):
+                data.unlink()
+        except OSError as error:
+            raise StorageError(f"{self.url}: cannot write {path}: {error}") from error
         self._engine().stats.count(num_bytes_written=num_bytes)
         self._forget_version(path)
-
-    def _put_file(self, path: str, key: str, file: Path) -> int:
-        num_bytes = file.stat().st_size
-        if num_bytes <= self._engine().transport.part_bytes:
-            data = file.read_bytes()
-            self._retry("write", path, lambda transport: transport.put(key, data), len(data))
-        else:
-            self._put_parts(path, key, file, num_bytes)
-        file.unlink()
-        return num_bytes
 
     def create(self, path: str, data: bytes) -> bool:
         key = self._key(path)
