@@ -45,7 +45,7 @@ class Engine:
     stats: RequestStats
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One request of an operation: its tries, and what comes next.
 
@@ -71,7 +71,7 @@ class Request:
             self.is_done = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Event:
     request: Request
     error: RequestError | None = None
