@@ -166,21 +166,9 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
     step: float, num_ranks: int, num_cores: int, store_rate: float, main: float
 ) -> None:
     store = replace(FAST, num_samples=round(store_rate))
-    found = need(
-        runs=[run_of(1, main=main)],
-        passes=[store, store],
-        step_seconds=step,
-        num_local_ranks=num_ranks,
-        num_cores=num_cores,
-    )
+    asked = {"runs": [run_of(1, main=main)], "passes": [store, store], "step_seconds": step, "num_cores": num_cores}
+    found, twice = (need(**asked, num_local_ranks=ranks) for ranks in (num_ranks, 2 * num_ranks))
     assert bool(found.obstacles) == (found.fastest_step_seconds > step)
-    twice = need(
-        runs=[run_of(1, main=main)],
-        passes=[store, store],
-        step_seconds=step,
-        num_local_ranks=2 * num_ranks,
-        num_cores=num_cores,
-    )
     assert math.isclose(twice.num_cores, 2 * found.num_cores) and twice.num_workers == found.num_workers
     assert twice.fastest_step_seconds >= found.fastest_step_seconds
 

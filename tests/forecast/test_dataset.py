@@ -17,6 +17,7 @@ from streamvid.forecast.host import HostCosts, host_memory
 from streamvid.forecast.run import PlannedRun
 from streamvid.plan import PlanOptions, World
 from tests.conftest import Sharded
+from tests.loader.conftest import open_loader
 
 TAILS = ("carry", "drop", "pad", "shrink", "uneven")
 SIZES = {"*": 2, "*-1f-*": 1}
@@ -30,16 +31,8 @@ def run_of(num_ranks: int, tail: Any = "carry", *, epochs: int = 1, **others: An
 def delivered(root: Path, run: PlannedRun, rank: int) -> Iterator[dict[str, Any]]:
     """What a real loader of that rank hands over."""
     options = {name: getattr(run.options, name) for name in ("seed", "tail", "sync")}
-    with streamvid.VideoLoader(
-        root,
-        batch_size=SIZES,
-        world=World(rank, run.num_ranks),
-        num_epochs=run.num_epochs,
-        output={"decode": False},
-        num_workers=0,
-        where=run.where,
-        **options,
-    ) as loader:
+    options |= {"num_epochs": run.num_epochs, "where": run.where, "output": {"decode": False}}
+    with open_loader(root, batch_size=SIZES, world=World(rank, run.num_ranks), **options) as loader:
         before = 0
         for batch in loader:
             fetched = loader.stats().work.num_bytes_fetched
@@ -84,8 +77,9 @@ def test_what_plan_says_is_what_loaders_deliver(sharded: Sharded, num_ranks: int
     assert {report.bucket_id: report.num_delivered for report in reports} == counted
     assert {report.bucket_id: report.num_repeated for report in reports} == repeats
     first = [batch for batch in found if batch["epoch"] == 0]
-    by_rank = [sum(sizes[key] for batch in first if batch["rank"] == rank for key in batch["keys"])
-               for rank in range(num_ranks)]  # fmt: skip
+    by_rank = [0] * num_ranks
+    for batch in first:
+        by_rank[batch["rank"]] += sum(sizes[key] for key in batch["keys"])
     loads = forecast.details.loads
     assert loads.member_bytes_by_rank == tuple(by_rank) and not loads.bytes_are_estimate
 
@@ -109,14 +103,8 @@ def test_memory_is_that_of_the_loader(sharded: Sharded) -> None:
         details = forecast_dataset(dataset, run).details
         assert details is not None
         for pixels, num_bytes in (("rgb24", details.memory.ring_bytes), ("yuv420p", details.memory.ring_bytes_yuv420p)):
-            with streamvid.VideoLoader(
-                sharded.root,
-                batch_size=SIZES,
-                world=World(0, 2),
-                num_workers=0,
-                limits={"prefetch_bytes": prefetch},
-                output={"pixels": pixels},
-            ) as loader:
+            options = {"limits": {"prefetch_bytes": prefetch}, "output": {"pixels": pixels}}
+            with open_loader(sharded.root, batch_size=SIZES, world=World(0, 2), **options) as loader:
                 assert num_bytes == loader.ring_bytes
     memory = host_memory(list(loader.buckets), loader.batch_sizes, 0, HostCosts(num_workers=3, worker_bytes=10), 0, 4)
     assert memory.workers_bytes == 30
@@ -166,9 +154,8 @@ def test_requests_are_what_a_store_sees(sharded: Sharded) -> None:
     dataset = streamvid.open_dataset(url)
     run = run_of(1, "uneven")
     planned = sum(batch.num_requests for batch in planned_batches(set_up_run(dataset, run)))
-    with streamvid.VideoLoader(
-        url, batch_size=SIZES, world=World(0, 1), tail="uneven", seed=5, num_workers=0, output={"decode": False}
-    ) as loader:
+    options = {"tail": "uneven", "seed": 5, "output": {"decode": False}}
+    with open_loader(url, batch_size=SIZES, world=World(0, 1), **options) as loader:
         num_shards = len(loader.dataset.shards)
         before = loader.stats().store
         for _ in loader:

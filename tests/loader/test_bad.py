@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -80,8 +80,8 @@ def keys_of(layout: Mapping[Bucket, Sequence[int]]) -> list[list[list[str]]]:
     return found
 
 
-def expected_substitute(key: str, bad: Mapping[str, str], layout: Mapping[Bucket, Sequence[int]] = LAYOUT) -> str:
-    """The rest of the shard in a circle, then the bucket's next shards."""
+def expected_substitute(key: str, bad: Collection[str], layout: Mapping[Bucket, Sequence[int]] = LAYOUT) -> str | None:
+    """The remainder of the shard in a circle, then the bucket's next shards; None if all of them are bad."""
     for shards in keys_of(layout):
         for number, shard in enumerate(shards):
             if key in shard:
@@ -89,7 +89,7 @@ def expected_substitute(key: str, bad: Mapping[str, str], layout: Mapping[Bucket
                 order = shard[place + 1 :] + shard[:place]
                 for step in range(1, len(shards)):
                     order += shards[(number + step) % len(shards)]
-                return next(other for other in order if other not in bad)
+                return next((other for other in order if other not in bad), None)
     raise AssertionError(key)
 
 

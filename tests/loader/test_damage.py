@@ -23,6 +23,7 @@ import streamvid
 from streamvid.errors import StreamvidError
 from streamvid.video import decode_into
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
+from tests.loader.test_bad import expected_substitute
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -74,20 +75,6 @@ class Pristine:
         return {
             key for key, s in self.samples.items() if tars.get(s.shard, b"")[s.start : s.start + len(s.clip)] != s.clip
         }
-
-    def substitute(self, key: str, bad: set[str]) -> str | None:
-        """The rest of the shard in a circle, then the bucket's next shards (BAD-1)."""
-        bucket_id, own = self.samples[key].bucket_id, self.samples[key].shard
-        shards: dict[str, list[str]] = {}
-        for other, stored in self.samples.items():
-            if stored.bucket_id == bucket_id:
-                shards.setdefault(stored.shard, []).append(other)
-        names = list(shards)
-        first, place = names.index(own), shards[own].index(key)
-        order = shards[own][place + 1 :] + shards[own][:place]
-        for name in names[first + 1 :] + names[:first]:
-            order += shards[name]
-        return next((other for other in order if other not in bad), None)
 
 
 def deliver(root: Path, num_workers: int = 0) -> Run:
@@ -217,7 +204,7 @@ def check(pristine: Pristine, root: Path, run: Run) -> None:
         if planned.key not in bad:
             assert received == planned
             continue
-        assert received.key == pristine.substitute(planned.key, bad) and received.is_repeat
+        assert received.key == expected_substitute(planned.key, bad, LAYOUT) and received.is_repeat
         windows = frames_of(received.key)
         start = windows.index(received.pixels[0])
         assert windows[start : start + len(received.pixels)] == received.pixels
@@ -246,7 +233,7 @@ def is_index_changed(pristine: Pristine, root: Path) -> bool:
 
 def is_to_fail(pristine: Pristine, root: Path, bad: set[str]) -> bool:
     is_tar_gone = any(not (root / stored.shard).exists() for stored in pristine.samples.values())
-    is_bucket_bad = any(pristine.substitute(key, bad) is None for key in bad)
+    is_bucket_bad = any(expected_substitute(key, bad, LAYOUT) is None for key in bad)
     return is_index_changed(pristine, root) or is_tar_gone or is_bucket_bad
 
 

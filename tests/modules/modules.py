@@ -152,3 +152,12 @@ def train(module: nn.Module, steps: int = 3) -> list[float]:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of all that a module stores."""
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], other[name])}

@@ -18,6 +18,7 @@ from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig, 
 from streamvid.modules.factory import call_factory, import_object
 from streamvid.modules.optimizer import OptimizerConfig, build_optimizer
 from tests.modules import modules
+from tests.modules.modules import differing, state_of
 
 BUILD = "tests.modules.modules:build"
 
@@ -27,10 +28,6 @@ def make(lora: LoraConfig | None = None, task: str = "sft", **fields: Any) -> nn
     weights = WeightsConfig(paths=fields.pop("paths", ()))
     config = ModelConfig(**{"factory": BUILD, "lora": lora or LoraConfig(), "weights": weights, **fields})
     return build_module(config, task=task, **{"seed": 0, **options})
-
-
-def state(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def test_the_same_seed_gives_the_same_module_and_global_randomness_is_left_alone() -> None:
@@ -50,8 +47,8 @@ def test_adapters_start_the_same_whether_or_not_the_encoder_is_there() -> None:
     lora = LoraConfig(base_model="dit", target_modules="q,v", rank=4)
     one, split = make(lora, trainable=()), make(lora, trainable=(), task="sft:train")
     assert split.autoencoder is None
-    with_encoder = state(one)
-    for name, tensor in state(split).items():
+    with_encoder = state_of(one)
+    for name, tensor in state_of(split).items():
         assert torch.equal(tensor, with_encoder[name]), name
 
 
@@ -109,11 +106,11 @@ def test_a_module_beside_the_configuration_is_found(tmp_path: Path, monkeypatch:
 def test_only_what_is_named_trains_and_frozen_bytes_stay(tmp_path: Path) -> None:
     """Row 21: dotted names; nothing else changes, buffers of frozen norms included."""
     module = make(trainable=("dit.blocks.1", "refiner.0.bias"))
-    before = state(module)
+    before = state_of(module)
     modules.train(train_mode(module))
     with torch.no_grad():
         module(modules.clip())
-    changed = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    changed = differing(before, module.state_dict())
     wanted = {name for name in before if name.startswith("dit.blocks.1.")} | {"refiner.0.bias"}
     assert changed == wanted
 
@@ -174,9 +171,9 @@ def test_full_weights_of_two_models_and_adapters_of_a_third_train_together() -> 
     """Row 22."""
     lora = LoraConfig(base_model="dit", target_modules="q,k", rank=2)
     module = make(lora, trainable=("refiner", "dit.head"))
-    before = state(module)
+    before = state_of(module)
     modules.train(module)
-    changed = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    changed = differing(before, module.state_dict())
     adapters = {name for name in before if "lora_" in name}
     assert len(adapters) == 2 * 2 * 2
     full = {name for name in before if name.startswith(("refiner.", "dit.head."))}
@@ -246,10 +243,10 @@ def test_all_of_it_together_trains(tmp_path: Path) -> None:
         trainable=("refiner",),
         fp8=(str(tmp_path / "dit.safetensors"), "autoencoder"),
     )
-    before = state(module)
+    before = state_of(module)
     losses = [module(modules.batch()).item(), *modules.train(module, 12), module(modules.batch()).item()]
     assert losses[-1] < losses[0]
-    moved = {name for name, tensor in state(module).items() if not torch.equal(tensor, before[name])}
+    moved = differing(before, module.state_dict())
     assert moved == {name for name, p in module.named_parameters() if p.requires_grad}
 
 

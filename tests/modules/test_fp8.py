@@ -16,6 +16,7 @@ from streamvid.modules import activation_checkpointing, fp8, lora
 from streamvid.modules.config import ActivationCheckpointingConfig, LoraConfig
 from streamvid.modules.summary import summarize, total
 from tests.modules import modules
+from tests.modules.modules import differing, state_of
 from tests.processes import run_command
 
 
@@ -152,11 +153,11 @@ def test_adapters_on_8_bits_train_and_the_stored_bytes_stay() -> None:
     stored, rounded = made(rounds=False), made(rounds=True)
     layers = fp8.store(stored, ["dit"])
     assert "dit.blocks.0.attention.q.base_layer" in layers
-    before = {name: tensor.clone() for name, tensor in stored.state_dict().items()}
+    before = state_of(stored)
     activation_checkpointing.wrap(stored, ActivationCheckpointingConfig(blocks=("Block",)))
     for one, other in zip(modules.train(stored, 4), modules.train(rounded, 4), strict=True):
         assert one == pytest.approx(other, rel=1e-5)
-    changed = {name for name, tensor in stored.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = differing(before, stored.state_dict())
     assert changed == {name for name in before if "lora_" in name}
 
 

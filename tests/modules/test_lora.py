@@ -16,6 +16,7 @@ from streamvid.errors import ConfigError
 from streamvid.modules import lora, saving
 from streamvid.modules.config import LoraConfig
 from tests.modules import modules
+from tests.modules.modules import differing, state_of
 
 TARGETS = ("q", "k", "v", "o", "ffn.0", "ffn.2")
 
@@ -69,10 +70,10 @@ def test_a_preset_fused_equals_base_and_adapter(tmp_path: Path) -> None:
     path = save(module, tmp_path / "preset.safetensors")
     torch.manual_seed(0)
     fused = modules.build(task="sft:train")
-    before = {name: tensor.clone() for name, tensor in fused.state_dict().items()}
+    before = state_of(fused)
     assert lora.fuse_preset(fused, LoraConfig(preset_path=path, preset_model="dit")) == 2 * len(TARGETS)
     assert torch.allclose(output(fused), output(module), atol=1e-5)
-    changed = {name for name, tensor in fused.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = differing(before, fused.state_dict())
     assert changed == {name for name in before if any(name.endswith(f".{end}.weight") for end in TARGETS)}
 
 

@@ -23,6 +23,7 @@ from streamvid.modules import lora, saving, weights
 from streamvid.modules.config import LoraConfig, WeightsConfig
 from streamvid.modules.weight_files import ROOT_VARIABLES, fingerprints, resolve
 from tests.modules import modules
+from tests.modules.modules import differing, state_of
 from tests.processes import run_python, serving
 
 State = dict[str, Tensor]
@@ -55,16 +56,12 @@ def load(module: nn.Module, may_lack: tuple[str, ...] | None = (), **fields: Any
     return weights.load(module, resolve(config), config, may_lack=may_lack)
 
 
-def differing(one: State, other: State) -> set[str]:
-    return {name for name in one if not torch.equal(one[name], other[name])}
-
-
 def test_files_go_to_the_children_that_they_fit_shards_and_pickles_too(tmp_path: Path) -> None:
     """Row 14: nested lists; the rest of the module stays as it was made."""
     source, module = made(1), made(2)
     torch.save(source.autoencoder.state_dict(), tmp_path / "vae.pth")
     dit = shards(source.dit.state_dict(), tmp_path / "dit", 3)
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    before = state_of(module)
     went = load(module, paths=(str(tmp_path / "vae.pth"), tuple(dit)))
     assert went == {str(tmp_path / "vae.pth"): "autoencoder", **dict.fromkeys(dit, "dit")}
     assert not differing(module.dit.state_dict(), source.dit.state_dict())
@@ -164,7 +161,7 @@ def test_keys_that_are_missing_or_unexpected_are_fatal_and_told_unless_allowed(t
     save_file(state, tmp_path / "a.safetensors")
     path = str(tmp_path / "a.safetensors")
     module = made(2)
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    before = state_of(module)
     for fields in ({}, {"allow_missing": True}, {"allow_unexpected": True}):
         with pytest.raises(ConfigError) as raised:
             load(module, paths=(path,), **fields)

@@ -169,48 +169,41 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 ONE = (IDS[0], 1, 1.0)
+STEP = r"expected a measured step, \(bucket id, batch size, seconds\)"
+NO_PAIRS: Any = {"a": 3}
+NO_MEASUREMENTS: dict[str, Any] = {
+    "at least one step": [],
+    r"measurements=\{.*\}: expected a list .* measured step, \(bucket id, batch size, seconds\), such as": {
+        IDS[0]: 1.0
+    },
+    r"measurements=5: expected a list with": 5,
+    r"measurements=None: expected a list": None,
+    r"measurements='abc': expected a list": "abc",
+    rf"measurements\[1\]='abc': {STEP}": [ONE, "abc"],
+    rf"measurements\[1\]=\('a', 1.0\): {STEP}": [ONE, ("a", 1.0)],
+    rf"measurements\[0\]=0.5: {STEP}": [0.5],
+    r"bucket \['a'\] is not among": [(["a"], 1, 1.0)],
+    "'nowhere' is not among": [("nowhere", 1, 1.0)],
+    r"batch size of .*='2'": [(IDS[0], "2", 1.0)],
+    r"batch size of .*=2.0": [(IDS[0], 2.0, 1.0)],
+    "batch size of .*=0": [(IDS[0], 0, 1.0)],
+    r"'1.0'\): allowed are seconds": [(IDS[0], 1, "1.0")],
+    r"-1.0\): allowed are seconds": [(IDS[0], 1, -1.0)],
+    r"0\): allowed are seconds above 0": [(IDS[0], 1, 10**400)],
+    "seconds above 0.*": [(IDS[0], 1, 0.0)],
+    "nan.*seconds above 0": [(IDS[0], 1, float("nan"))],
+    "inf.*seconds above 0": [(IDS[0], 1, float("inf"))],
+    "up to 1000000": [(IDS[0], 1, 2e6)],
+    "True.*seconds above 0": [(IDS[0], 1, True)],
+}
+NO_BUCKETS: dict[str, Any] = {
+    r"buckets\[0\]='a': expected .*loader\.buckets": ["a"],
+    r"buckets=None: expected .*loader\.buckets": None,
+    "at least one$": [],
+}
 BAD: dict[str, Callable[[], Any]] = {
-    "at least one step": lambda: fit_costs([], BUCKETS),
-    r"measurements=\{.*\}: expected a list .* measured step, \(bucket id, batch size, seconds\), such as": lambda: (
-        fit_costs(
-            {IDS[0]: 1.0},  # type: ignore[arg-type]
-            BUCKETS,
-        )
-    ),
-    r"measurements=5: expected a list with": lambda: fit_costs(5, BUCKETS),  # type: ignore[arg-type]
-    r"measurements=None: expected a list": lambda: fit_costs(None, BUCKETS),  # type: ignore[arg-type]
-    r"measurements='abc': expected a list": lambda: fit_costs("abc", BUCKETS),  # type: ignore[arg-type]
-    r"measurements\[1\]='abc': expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
-        [ONE, "abc"], BUCKETS
-    ),  # type: ignore[list-item]
-    r"measurements\[1\]=\('a', 1.0\): expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
-        [ONE, ("a", 1.0)],  # type: ignore[list-item]
-        BUCKETS,
-    ),
-    r"measurements\[0\]=0.5: expected a measured step, \(bucket id, batch size, seconds\)": lambda: fit_costs(
-        [0.5], BUCKETS
-    ),  # type: ignore[list-item]
-    r"bucket \['a'\] is not among": lambda: fit_costs([(["a"], 1, 1.0)], BUCKETS),  # type: ignore[list-item]
-    r"batch size of .*='2'": lambda: fit_costs([(IDS[0], "2", 1.0)], BUCKETS),  # type: ignore[list-item]
-    r"batch size of .*=2.0": lambda: fit_costs([(IDS[0], 2.0, 1.0)], BUCKETS),  # type: ignore[list-item]
-    r"'1.0'\): allowed are seconds": lambda: fit_costs([(IDS[0], 1, "1.0")], BUCKETS),  # type: ignore[list-item]
-    r"-1.0\): allowed are seconds": lambda: fit_costs([(IDS[0], 1, -1.0)], BUCKETS),
-    r"0\): allowed are seconds above 0": lambda: fit_costs([(IDS[0], 1, 10**400)], BUCKETS),
-    r"buckets\[0\]='a': expected .*loader\.buckets": lambda: fit_costs([ONE], ["a"]),  # type: ignore[list-item]
-    r"buckets=None: expected .*loader\.buckets": lambda: fit_costs([ONE], None),  # type: ignore[arg-type]
-    r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable(
-        {"a": 1},
-        measured={"a": 3},  # type: ignore[dict-item]
-    ),
+    r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable({"a": 1}, measured=NO_PAIRS),
     r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
-    "at least one$": lambda: fit_costs([ONE], []),
-    "'nowhere' is not among": lambda: fit_costs([("nowhere", 1, 1.0)], BUCKETS),
-    "batch size of .*=0": lambda: fit_costs([(IDS[0], 0, 1.0)], BUCKETS),
-    "seconds above 0.*": lambda: fit_costs([(IDS[0], 1, 0.0)], BUCKETS),
-    "nan.*seconds above 0": lambda: fit_costs([(IDS[0], 1, float("nan"))], BUCKETS),
-    "inf.*seconds above 0": lambda: fit_costs([(IDS[0], 1, float("inf"))], BUCKETS),
-    "up to 1000000": lambda: fit_costs([(IDS[0], 1, 2e6)], BUCKETS),
-    "True.*seconds above 0": lambda: fit_costs([(IDS[0], 1, True)], BUCKETS),
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
     "one of them must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
@@ -223,6 +216,18 @@ BAD: dict[str, Callable[[], Any]] = {
     r"costs\['a'\]=0": lambda: cost_classes({"a": 0}),
     r"costs\['a'\]=1.5": lambda: cost_classes({"a": 1.5}),  # type: ignore[dict-item]
 }
+
+
+@pytest.mark.parametrize("message", NO_MEASUREMENTS)
+def test_measurements_that_are_none_are_named(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_costs(NO_MEASUREMENTS[message], BUCKETS)
+
+
+@pytest.mark.parametrize("message", NO_BUCKETS)
+def test_buckets_that_are_none_are_named(message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_costs([ONE], NO_BUCKETS[message])
 
 
 @pytest.mark.parametrize("message", BAD)

@@ -18,13 +18,13 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.cli.main import cli
 from streamvid.sharder.source.records import read_records
 from streamvid.storage import StorageOptions
 from streamvid.video import decode_into
 from tests.clips import encode, frames_of
+from tests.loader.conftest import open_loader
 from tests.shard_options import shard_options
 
 BUCKETS = "96x64@9,64x64@1"
@@ -97,9 +97,7 @@ def shard(*arguments: object, buckets: str = BUCKETS) -> dict[str, Any]:
 def deliver(dataset: Path, **options: Any) -> dict[str, Pixels]:
     """All that an epoch delivers: caption → frames (T, H, W, 3)."""
     found: dict[str, Pixels] = {}
-    with streamvid.VideoLoader(
-        dataset, batch_size=1, num_workers=0, output={"layout": "BTHWC"}, tail="pad", **options
-    ) as loader:
+    with open_loader(dataset, output={"layout": "BTHWC"}, tail="pad", **options) as loader:
         for batch in loader:
             assert batch.text[0] not in found
             found[batch.text[0]] = batch.video[0].numpy().copy()
