@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -135,10 +135,8 @@ def facts(module: nn.Module, model: ModelConfig) -> dict[str, object]:
     """
     names = getattr(module, "encoder_args", None)
     return {
-        "version": VERSION,
-        "factory": model.factory,
+        **_recipe(model, names),
         "encoder_args": None if names is None else sorted(names),
-        "args": _arguments(model, names),
         "weights": _encoder_files(module, model),
         "encoders_sha256": _digest(module),
     }
@@ -150,7 +148,7 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
     The loader compares dataset and views.   module: if it has all of its encoders, their weights are compared too.
     """
     made = sidecar.manifest.made_with
-    now = {"version": VERSION, "factory": model.factory, "args": _arguments(model, made.get("encoder_args"))}
+    now = _recipe(model, made.get("encoder_args"))
     problems = differences({name: made.get(name) for name in now}, now)
     if made.get("encoder_args") is None and made.get("args") != now["args"]:
         problems[-1] += " (to exclude arguments, list those that encoders depend on in the module's encoder_args)"
@@ -163,9 +161,10 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
         raise ConfigError(f"features {sidecar.url} are stale: {'; '.join(problems)}; {REMEDY}")
 
 
-def _arguments(model: ModelConfig, names: Iterable[str] | None) -> dict[str, object]:
-    kept = None if names is None else set(names)
-    return {name: value for name, value in model.args.items() if kept is None or name in kept}
+def _recipe(model: ModelConfig, names: Collection[str] | None) -> dict[str, object]:
+    """Return how the encoders are built. names: of the arguments that they depend on; None: all."""
+    args = {name: value for name, value in model.args.items() if names is None or name in names}
+    return {"version": VERSION, "factory": model.factory, "args": args}
 
 
 def _digest(module: nn.Module) -> str:
@@ -188,9 +187,9 @@ def _encoders(module: nn.Module) -> nn.Module:
 def _encoder_files(module: nn.Module, model: ModelConfig) -> list[Fingerprint]:
     """Return the fingerprints of the weight files that fill the module's `encoders`."""
     names = getattr(module, "encoders", ())
-    return fingerprints(
-        source for source in resolve(model.weights) if not names or _child(module, model, source) in ("", *names)
-    )
+    sources = resolve(model.weights)
+    of_encoders = [one for one in sources if not names or _child(module, model, one) in ("", *names)]
+    return fingerprints(file for source in of_encoders for file in source.files)
 
 
 def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str | None:
@@ -211,7 +210,7 @@ def _changed_files(recorded: Iterable[Fingerprint], model: ModelConfig) -> list[
     problems = []
     for one in recorded:
         near = [file for file in files if file.name == one["name"] or file.stat().st_size == one["num_bytes"]]
-        found = fingerprints(WeightSource((file,), None, ()) for file in near)
+        found = fingerprints(near)
         if found and one["sha256"] not in [other["sha256"] for other in found]:
             here = ", ".join(f"{other['name']} with SHA-256 {other['sha256'][:12]}" for other in found)
             problems.append(f"weights are {one['name']} with SHA-256 {one['sha256'][:12]} there and {here} here")

@@ -83,10 +83,10 @@ def resolve(config: WeightsConfig) -> tuple[WeightSource, ...]:
     return _without_repeats(sources)
 
 
-def fingerprints(sources: Iterable[WeightSource]) -> list[Fingerprint]:
+def fingerprints(files: Iterable[Path]) -> list[Fingerprint]:
     """Return name, size and SHA-256 of every file. They are the same in any folder."""
     rows = []
-    for file in (file for source in sources for file in source.files):
+    for file in files:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         rows.append(Fingerprint(name=file.name, num_bytes=file.stat().st_size, sha256=digest))

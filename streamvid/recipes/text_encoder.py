@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -61,7 +62,12 @@ class TextConfig(Options):
     def folder(self) -> Path:
         """Folder of the weights of kind "transformers". Raises ConfigError if there is none."""
         if self.path is not None:
-            return _checked(self.path, f"text path {str(self.path)!r}")
+            missing = [name for name in ("config.json", "*.safetensors") if not any(self.path.glob(name))]
+            if missing:
+                raise ConfigError(
+                    f"text path {str(self.path)!r} has no {' and no '.join(missing)}; give a folder of save_pretrained"
+                )
+            return self.path
         # Found without an import: a package of weights may import much else.
         spec = importlib.util.find_spec(self.package) if self.package else None
         if spec is None or not spec.submodule_search_locations:
@@ -89,13 +95,6 @@ class TextConfig(Options):
         return int(widths[0])
 
 
-def _checked(folder: Path, what: str) -> Path:
-    missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
-    if missing:
-        raise ConfigError(f"{what} has no {' and no '.join(missing)}; give a folder of save_pretrained")
-    return folder
-
-
 def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the states of an empty text: (1, width) zeros."""
     return torch.zeros(1, width, device=device)
@@ -113,8 +112,6 @@ class BytesEncoder(nn.Module):
         super().__init__()
         self.width, self.max_tokens = BYTES_WIDTH, config.max_tokens
         # By numpy, whose numbers for a seed are the same on every machine and in every version.
-        import numpy as np
-
         table = np.random.RandomState(0).standard_normal((256, BYTES_WIDTH * _NEIGHBOURS)).astype("float32")
         self.register_buffer("table", torch.from_numpy(table), persistent=False)
 
@@ -138,7 +135,7 @@ class TransformersEncoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         try:
-            from transformers import AutoConfig, AutoModel, AutoTokenizer
+            from transformers import AutoModel, AutoTokenizer
         except ImportError as error:
             raise ConfigError(f"text kind 'transformers' needs {error.name}; pip install 'streamvid[text]'") from None
         folder = str(config.folder)
@@ -149,8 +146,7 @@ class TransformersEncoder(nn.Module):
                 loaded = AutoModel.from_pretrained(folder, use_safetensors=True, **safe).float()
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"the text encoder in {folder!r} cannot be loaded: {error}") from None
-        is_pair = AutoConfig.from_pretrained(folder, **safe).is_encoder_decoder
-        self.model = loaded.get_encoder() if is_pair else loaded
+        self.model = loaded.get_encoder() if loaded.config.is_encoder_decoder else loaded
         self.max_tokens, self.width = config.max_tokens, config.states_width
         _log.info("text encoder: %s, states of width %d", folder, self.width)
 

@@ -281,7 +281,7 @@ def test_fingerprints_are_of_the_bytes_and_not_of_the_place(tmp_path: Path) -> N
     rows = []
     for place in ("one", "two"):
         paths = shards(made(1).dit.state_dict(), tmp_path / place, 2)
-        rows.append(fingerprints(resolve(WeightsConfig(paths=(tuple(paths),)))))
+        rows.append(fingerprints(map(Path, paths)))
     assert rows[0] == rows[1]
     content = Path(paths[0]).read_bytes()
     facts = {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
