@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from streamvid.storage import StorageOptions
     from streamvid.trainer.config import TrainConfig
     from streamvid.trainer.trainer import train
-    from streamvid.video import VideoInfo, probe
+    from streamvid.video.info import VideoInfo
+    from streamvid.video.probe import probe
 
 __version__ = "0.1.0"
 
@@ -73,7 +74,8 @@ _NAMES = {
     "streamvid.storage": ("StorageOptions",),
     "streamvid.trainer.config": ("TrainConfig",),
     "streamvid.trainer.trainer": ("train",),
-    "streamvid.video": ("VideoInfo", "probe"),
+    "streamvid.video.info": ("VideoInfo",),
+    "streamvid.video.probe": ("probe",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

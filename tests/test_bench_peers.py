@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import streamvid
-from streamvid.video import decode_into
+from streamvid.video.decode.file import decode_into
 from tests.clips import encode, frames_of
 from tests.processes import run_python
 from tests.shard_options import shard_options

@@ -19,7 +19,9 @@ import pytest
 
 import streamvid
 from streamvid.dataset.tar import scan_tar
-from streamvid.video import Transform, decode_into, probe
+from streamvid.video.decode.file import decode_into
+from streamvid.video.probe import probe
+from streamvid.video.transform import Transform
 from tests.clips import ROOT
 from tests.conftest import SHARD_ARGUMENTS, Corpus, Sharded, run_streamvid
 from tests.loader.conftest import new_keys

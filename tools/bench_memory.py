@@ -175,7 +175,7 @@ def stream(dataset: str, workers: int, epochs: int, batch_size: int, prefetch_by
 
 def decode(tasks_file: str) -> None:
     """The lone decoder: one thread, clips and frames in shared memory as a worker has them, which does not count."""
-    from streamvid.video import decode_into
+    from streamvid.video.decode.file import decode_into
 
     tasks = json.loads(Path(tasks_file).read_text())
     clips = []

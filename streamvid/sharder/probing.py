@@ -92,7 +92,7 @@ class ProbeTask:
 
     def probe(self, source: Source) -> Finding:
         """Probe the opened file."""
-        from streamvid.video import probe
+        from streamvid.video.probe import probe
 
         info = probe(source, replace(LIMITS, allow_hdr=self.allow_hdr), verify=self.verify)
         found = Probe(

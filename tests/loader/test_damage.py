@@ -21,7 +21,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import StreamvidError
-from streamvid.video import decode_into
+from streamvid.video.decode.file import decode_into
 from tests.loader.conftest import SMALL, TALL, build_dataset, clip_bytes
 from tests.loader.test_bad import expected_substitute
 

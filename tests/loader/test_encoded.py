@@ -26,7 +26,7 @@ from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError, WorkerError
 from streamvid.loader.batch.contents import StoredClip
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from streamvid.video.decode.file import decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.limits import STORED_LIMITS

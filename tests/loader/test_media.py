@@ -18,7 +18,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.plan.position import World
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from tests.clips import frames_of
 from tests.conftest import merged
 from tests.files import write_rows

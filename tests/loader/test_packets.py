@@ -31,7 +31,7 @@ from streamvid.dataset.manifest import (
 from streamvid.dataset.packets import encode_packets
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import SampleError
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from streamvid.video.clip_index import KEY, ClipIndex
 from tests.clips import encode, frames_of
 from tests.loader.conftest import open_loader

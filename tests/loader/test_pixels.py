@@ -15,7 +15,7 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.buckets.bucket import Bucket
 from streamvid.errors import ConfigError
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from tests.clips import real_clip
 from tests.conftest import merged
 from tests.loader.conftest import build_dataset

@@ -17,8 +17,9 @@ from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError
 from streamvid.loader.view.index_row import IndexRow, SampleFile
 from streamvid.loader.view.view import RandomChoices, ViewOptions, view_of
-from streamvid.sharder import shard
-from streamvid.video import Transform, probe
+from streamvid.sharder.sharder import shard
+from streamvid.video.probe import probe
+from streamvid.video.transform import Transform
 from tests.conftest import merged
 from tests.shard_options import shard_options
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr

@@ -19,10 +19,11 @@ from streamvid import VideoLoader
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SampleError
-from streamvid.sharder import shard
-from streamvid.video import Transform, probe
+from streamvid.sharder.sharder import shard
 from streamvid.video.decode.stored import StoredDecoder
 from streamvid.video.picture import PictureFormat
+from streamvid.video.probe import probe
+from streamvid.video.transform import Transform
 from tests.conftest import merged
 from tests.loader.conftest import open_loader
 from tests.shard_options import shard_options

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streamvid.buckets import parse_buckets
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from streamvid.storage.cache.blocks import BLOCK_BYTES
 from tests.clips import encode, frames_of
 from tests.loader import s3_run

@@ -10,7 +10,7 @@ import pytest
 import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of
 from tests.conftest import merged
 from tests.loader.test_packets import flip, rows_of

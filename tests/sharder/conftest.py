@@ -11,7 +11,8 @@ import pytest
 
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
-from streamvid.sharder import ShardReport, shard
+from streamvid.sharder.report import ShardReport
+from streamvid.sharder.sharder import shard
 from tests.clips import encode, frames_of
 from tests.files import Tree, tree_of, write_rows
 from tests.shard_options import shard_options

@@ -15,7 +15,7 @@ import threading
 import psutil
 
 from streamvid.buckets import parse_buckets
-from streamvid.sharder import shard
+from streamvid.sharder.sharder import shard
 from tests.shard_options import shard_options
 
 

@@ -21,8 +21,8 @@ from streamvid.buckets.document import bucket_config_from_json, load_bucket_conf
 from streamvid.buckets.opensora import OpenSoraConfig
 from streamvid.dataset.draws import UNIT
 from streamvid.errors import ConfigError
-from streamvid.sharder import ShardOptions
 from streamvid.sharder.assign import Assignment, assign
+from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import weights_of
 from streamvid.sharder.probing import Probe, file_state
 from streamvid.sharder.source.records import Record

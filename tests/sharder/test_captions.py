@@ -12,7 +12,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.dataset.captions import captions_from_json
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
-from streamvid.sharder import dry_run, shard
+from streamvid.sharder.sharder import dry_run, shard
 from tests.clips import encode, frames_of
 from tests.conftest import run_streamvid
 from tests.files import read_webdataset, write_rows

@@ -15,7 +15,7 @@ import pytest
 
 import streamvid
 from streamvid.errors import ProbeError
-from streamvid.video import probe
+from streamvid.video.probe import probe
 from tests.clips import encode, frames_of
 from tests.sharder.test_layouts import Pixels, decoded, deliver, shard, write
 

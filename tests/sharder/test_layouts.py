@@ -22,7 +22,7 @@ from streamvid.buckets import parse_buckets
 from streamvid.cli.main import cli
 from streamvid.sharder.source.records import read_records
 from streamvid.storage import StorageOptions
-from streamvid.video import decode_into
+from streamvid.video.decode.file import decode_into
 from tests.clips import encode, frames_of
 from tests.loader.conftest import open_loader
 from tests.shard_options import shard_options

@@ -17,8 +17,10 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, SealedError, SourceError
-from streamvid.sharder import ShardOptions, ShardReport, dry_run, shard
 from streamvid.sharder.media_columns import file_keys, media_columns
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.report import ShardReport
+from streamvid.sharder.sharder import dry_run, shard
 from tests.clips import frames_of
 from tests.conftest import run_streamvid
 from tests.files import read_webdataset, tree_of, write_rows

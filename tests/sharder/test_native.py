@@ -18,9 +18,11 @@ import streamvid
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import SealedError, SourceError, StorageError
-from streamvid.sharder import ShardOptions, dry_run, shard
 from streamvid.sharder.assign import sample_key
-from streamvid.video import decode_into, probe
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.sharder import dry_run, shard
+from streamvid.video.decode.file import decode_into
+from streamvid.video.probe import probe
 from tests.clips import encode, frames_of
 from tests.files import read_webdataset, tree_of
 from tests.shard_options import shard_options

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError
-from streamvid.sharder import ShardOptions, abandon, dry_run, shard
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.sharder import abandon, dry_run, shard
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.spool import FIRST_BYTES, SpooledFile
 from streamvid.storage import StorageOptions, open_store

@@ -15,7 +15,8 @@ import pytest
 from streamvid.buckets import parse_buckets
 from streamvid.dataset.reader import open_dataset
 from streamvid.errors import ConfigError, DatasetError, SealedError, SourceError, StorageError
-from streamvid.sharder import ShardOptions, dry_run, shard
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.sharder import dry_run, shard
 from tests.files import tree_of, write_rows
 from tests.shard_options import shard_options
 from tests.sharder.conftest import BUCKETS, OPTIONS, Built, Stop, noted, rows_of, stop_at

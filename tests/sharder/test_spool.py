@@ -15,9 +15,9 @@ from streamvid.errors import ProbeError, StorageError
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.spool import Spans, SpooledFile
 from streamvid.storage import StorageOptions, open_store
-from streamvid.video import probe
 from streamvid.video.encode.clip import encode_clip
 from streamvid.video.encode.profiles import Encoding
+from streamvid.video.probe import probe
 from tests.clips import encode, frames_of
 from tests.video.clips import VIDEO_NAMES, ClipFolder
 

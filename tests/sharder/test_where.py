@@ -12,8 +12,9 @@ import pytest
 import streamvid
 from streamvid.dataset.filter.filter import parse_filter
 from streamvid.errors import ConfigError, SealedError
-from streamvid.sharder import ShardOptions, dry_run, shard
+from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.rejections import REMEDIES, by_kind
+from streamvid.sharder.sharder import dry_run, shard
 from tests.files import tree_of, write_rows
 from tests.shard_options import shard_options
 from tests.sharder.conftest import OPTIONS, Built

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamvid.video import decode_into
+from streamvid.video.decode.file import decode_into
 from tests.clips import ROOT, encode, frames_of
 from tests.processes import run_command
 from tools.bench_decode import lines

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from streamvid.buckets.pick import time_base_of
 from streamvid.errors import ConfigError, DecodeError, ProbeError
-from streamvid.video import Limits, decode_into, probe
 from streamvid.video.clip_index import KEY, SHOWN, ClipIndex, checksum, index_clip
-from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.file import decode_into, decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
+from streamvid.video.limits import Limits
 from streamvid.video.picture import PictureFormat, Pixels
+from streamvid.video.probe import probe
 from streamvid.video.stream_info import StreamInfo
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
 

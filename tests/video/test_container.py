@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
-from streamvid.video import Limits, decode_into, probe
+from streamvid.video.decode.file import decode_into
+from streamvid.video.limits import Limits
+from streamvid.video.probe import probe
 from tests.processes import run_python
 from tests.video.clips import ClipFolder, run_ffmpeg
 
@@ -115,7 +117,7 @@ def test_a_decoder_bomb_goes_off_in_no_ones_memory(tmp_path: Path, bomb: bytes, 
         path.write_bytes(_with_packet(mov.read_bytes(), small.read_bytes(), bomb))
     # The interpreter with PyAV needs some 200 MB of address space; the frame alone would need as much again.
     code = (
-        "import sys, av, resource; from streamvid.video import probe; from streamvid.errors import ProbeError\n"
+        "import sys, av, resource; from streamvid.video.probe import probe; from streamvid.errors import ProbeError\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + (120 << 20),) * 2)\n"
         "try: probe(sys.argv[1])\n"

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from streamvid.errors import ConfigError, DecodeError
-from streamvid.video import Limits, Transform, decode_into, probe
+from streamvid.video.decode.file import decode_into
+from streamvid.video.limits import Limits
+from streamvid.video.probe import probe
+from streamvid.video.transform import Transform
 from tests.processes import run_python
 from tests.video.clips import (
     IMAGE_NAMES,

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
-from streamvid.video import decode_into, probe
+from streamvid.video.decode.file import decode_into
 from streamvid.video.encode.clip import EncodedClip, encode_clip
 from streamvid.video.encode.profiles import PROFILES, Encoding
 from streamvid.video.encode.timeline import make_timeline
+from streamvid.video.probe import probe
 from tests.clips import real_clip
 from tests.processes import run_python
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder, mean_square_errors, psnr, run_ffmpeg

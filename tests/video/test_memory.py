@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from streamvid.errors import DecodeError, ProbeError
-from streamvid.video import decode_into, probe
+from streamvid.video.decode.file import decode_into
+from streamvid.video.probe import probe
 from tests.video.clips import IMAGE_NAMES, VIDEO_NAMES, ClipFolder
 
 LOST_BYTES = 64  # of one call, on average; the smallest thing that FFmpeg allocates for a read takes more

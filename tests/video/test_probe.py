@@ -11,7 +11,8 @@ import av
 import pytest
 
 from streamvid.errors import ProbeError
-from streamvid.video import VideoInfo, probe
+from streamvid.video.info import VideoInfo
+from streamvid.video.probe import probe
 from tests.clips import real_clip
 from tests.video.clips import VIDEO_NAMES, ClipFolder, run_ffmpeg
 

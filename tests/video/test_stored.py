@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import DecodeError
-from streamvid.video import Limits, decode_into
 from streamvid.video.clip_index import ClipIndex, checksum, index_clip
-from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.file import decode_into, decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
+from streamvid.video.limits import Limits
 from streamvid.video.picture import PictureFormat
 from tests.clips import encode, frames_of
 from tests.processes import run_python

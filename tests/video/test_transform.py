@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError
-from streamvid.video import Transform
-from streamvid.video.transform import Crop
+from streamvid.video.transform import Crop, Transform
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,13 @@ import numpy as np
 import pytest
 
 from streamvid.errors import DecodeError, ProbeError
-from streamvid.video import Limits, Transform, decode_into, probe
 from streamvid.video.clip_index import ClipIndex, index_clip
-from streamvid.video.decode.file import decode_pictures
+from streamvid.video.decode.file import decode_into, decode_pictures
 from streamvid.video.decode.stored import StoredDecoder
+from streamvid.video.limits import Limits
 from streamvid.video.picture import PictureFormat
+from streamvid.video.probe import probe
+from streamvid.video.transform import Transform
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, run_ffmpeg
 
 HEIGHT, WIDTH = 72, 96

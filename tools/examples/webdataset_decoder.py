@@ -21,7 +21,7 @@ import webdataset as wds
 from torch import nn
 
 import streamvid
-from streamvid.video import decode_into
+from streamvid.video.decode.file import decode_into
 
 MEDIA = ("mp4", "mkv", "webm", "avi", "ts", "mpg", "flv", "jpg", "png", "webp", "bmp")
 

@@ -87,7 +87,7 @@ class Staging:
                 raise DatasetError(
                     f"a sharder on {other.get('host')!r} builds something else at {self.store.url}, or has not "
                     "finished it. Wait for it, run its command again, or, once no sharder is running, add --abandon "
-                    "(streamvid.sharder.abandon) to remove the unfinished work there"
+                    "(streamvid.sharder.sharder.abandon) to remove the unfinished work there"
                 )
 
     def _owner_path(self) -> str:
