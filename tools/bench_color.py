@@ -27,7 +27,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from streamvid.video.transform import FilterChain
+from streamvid.video.filters import FilterChain
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -151,7 +151,6 @@ def swscale(options: str, pixel_format: str, size: tuple[int, int], *, is_planar
         if not chains:
             chains.append(FilterChain(frames[0], filters, matrix=BT709, color_range=LIMITED))
         for frame, picture in zip(frames, out.swapaxes(0, 1) if is_planar else out, strict=True):
-            frame.colorspace, frame.color_range = BT709, LIMITED
             copy_out(chains[0].run(frame), picture, is_planar=is_planar)
 
     return run

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -371,7 +371,7 @@ class ShardOptions:
     def encoding_json(self) -> dict[str, Any]:
         """Return everything that decides the bytes of a native clip, apart from its source and size."""
         fps = None if self.rate is None else str(self.rate)
-        return {**self.clips.encoding.to_json(), "fps": fps, "versions": encoder_versions()}
+        return {**asdict(self.clips.encoding), "fps": fps, "versions": encoder_versions()}
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that decide the dataset's content, for the manifest, without those at their defaults."""

@@ -76,8 +76,8 @@ def shard(
 
 
 _REMEDY = (
-    "What is done so far stays: the same command goes on from there; with --abandon (streamvid.sharder.sharder.abandon) "
-    "it removes instead what is unfinished, parts of uploads among it"
+    "What is done so far stays: the same command goes on from there; with --abandon "
+    "(streamvid.sharder.sharder.abandon) it removes instead what is unfinished, parts of uploads among it"
 )
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.stream import VideoStream
 
-    from streamvid.video.frame_format import FrameFormat
-
 KEY, SHOWN = 1, 2
 """Bits of a packet's flags: decoding can start here; it is a frame of the clip."""
 
@@ -159,27 +157,21 @@ class ClipIndex:
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
         """Return the packets to decode `num_frames` frames from number `start` on, every stride-th as shown.
 
-        Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
+        Raises as `window_of` does.
         """
-        last_frame = start + (num_frames - 1) * stride
-        if start < 0 or stride < 1 or num_frames < 1 or last_frame >= self.num_frames:
-            apart = f", {stride} apart," if stride != 1 else ""
-            raise DecodeError(f"frames {start} to {last_frame}{apart} are wanted, the clip has {self.num_frames}")
-        first, last, wanted = self._span(start, last_frame, stride)
-        return self._window(first, last, wanted, np.arange(num_frames))
+        if stride < 1 or num_frames < 1:
+            raise DecodeError(f"{num_frames} frames, {stride} apart, are wanted; both must be at least 1")
+        return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
         """Return the packets to decode these ascending frames from; a repeated one has its first place only.
 
-        Raises as `window` does.
+        Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
         """
         distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
             raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} are wanted, the clip has {self.num_frames}")
-        first, last, wanted = self._span_of(distinct)
-        return self._window(first, last, wanted, slots)
-
-    def _window(self, first: int, last: int, wanted: slice | Int64s, slots: Int64s) -> PacketWindow:
+        first, last, wanted = self._span(distinct)
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)
         packets[:, 0] = self.times[first : last + 1]
@@ -189,26 +181,14 @@ class ClipIndex:
         packets[wanted, 3] = slots
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
-    def _span(self, start: int, last_frame: int, stride: int) -> tuple[int, int, slice | Int64s]:
+    def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
         """Return the first and last packet to decode, and which of these, counted from the first, are wanted."""
-        assert self.facts is not None
-        keys = np.flatnonzero(self.flags[: last_frame + 1 if self.facts.is_sequential else None] & KEY)
-        if self.facts.is_sequential:
-            first = int(keys[np.searchsorted(keys, start, "right") - 1])
-            return first, last_frame, slice(start - first, None, stride)
-        return self._reordered_span(self._order[start : last_frame + 1 : stride], keys)
-
-    def _span_of(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return `_span` of frames at any distances."""
         assert self.facts is not None
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
             return first, int(numbers[-1]), numbers - first
-        return self._reordered_span(self._order[numbers], keys)
-
-    def _reordered_span(self, wanted: Int64s, keys: Int64s) -> tuple[int, int, Int64s]:
-        """Return `_span` of these packets, given in the order of time."""
+        wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
             raise DecodeError(f"no key frame comes before the one at {self.times[wanted[0]]}: it cannot be decoded")
@@ -256,25 +236,19 @@ def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
         if offsets is None:
             return None
         frame, _ = first_frame(video, table)
-        info = _stream_info(video, frame, extradata, color, max(table.reorder_depth, video.decoder.reorder_depth))
+        info = StreamInfo(
+            codec=video.codec_name,
+            extradata=extradata,
+            coded_width=frame.coded_width,
+            coded_height=frame.coded_height,
+            pixel_format=frame.pixel_format,
+            sample_aspect_ratio=frame.sample_aspect_ratio,
+            rotation=frame.rotation,
+            flip=frame.flip,
+            color=color,
+            reorder_depth=max(table.reorder_depth, video.decoder.reorder_depth),
+        )
     return _make_index(info, table, offsets, data)
-
-
-def _stream_info(
-    video: VideoFile, frame: FrameFormat, extradata: bytes, color: tuple[int, int, int, int], depth: int
-) -> StreamInfo:
-    return StreamInfo(
-        codec=video.codec_name,
-        extradata=extradata,
-        coded_width=frame.coded_width,
-        coded_height=frame.coded_height,
-        pixel_format=frame.pixel_format,
-        sample_aspect_ratio=frame.sample_aspect_ratio,
-        rotation=frame.rotation,
-        flip=frame.flip,
-        color=color,
-        reorder_depth=depth,
-    )
 
 
 def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: bytes) -> ClipIndex | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import DecodeError, ProbeError
+from streamvid.video.filters import FilterChain
 from streamvid.video.limits import Limits
-from streamvid.video.transform import FilterChain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

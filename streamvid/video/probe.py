@@ -9,6 +9,7 @@ then `decode_into` finds the same frames later.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
@@ -114,22 +115,12 @@ def _make_info(
     return VideoInfo(
         width=width,
         height=height,
-        coded_width=frame.coded_width,
-        coded_height=frame.coded_height,
-        sample_aspect_ratio=frame.sample_aspect_ratio,
-        rotation=frame.rotation,
-        flip=frame.flip,
         num_frames=num_frames,
         fps=0.0 if video.is_image else fps,
         duration_seconds=0.0 if video.is_image else span + last,
         time_base=table.time_base,
         codec=video.codec_name,
-        pixel_format=frame.pixel_format,
         container=video.container_name,
-        color_space=frame.color_space,
-        color_range=frame.color_range,
-        is_color_guessed=frame.is_color_guessed,
-        has_centered_chroma=frame.has_centered_chroma,
         is_interlaced=is_interlaced,
         num_keyframes=len(keyframes),
         max_keyframe_distance=max((b - a for a, b in pairwise(starts)), default=num_frames),
@@ -138,4 +129,5 @@ def _make_info(
         timestamps=times,
         keyframes=keyframes,
         last_duration=table.last_duration,
+        **asdict(frame),
     )

@@ -9,36 +9,19 @@ sample for 2 x 2 pixels; the shape is right to within a pixel of the box.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
 
 from streamvid.errors import ConfigError
+from streamvid.video.filters import Filters
+from streamvid.video.frame_format import FrameFormat
+from streamvid.video.info import VideoInfo
 from streamvid.video.picture import Accuracy
 
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
-
-_TURNS = {0: (), 90: ("transpose=clock",), 180: ("hflip", "vflip"), 270: ("transpose=cclock",)}
-
-
-class Geometry(Protocol):
-    """Fields of VideoInfo that a Transform needs; they are documented there."""
-
-    @property
-    def coded_width(self) -> int: ...
-    @property
-    def coded_height(self) -> int: ...
-    @property
-    def sample_aspect_ratio(self) -> tuple[int, int]: ...
-    @property
-    def rotation(self) -> int: ...
-    @property
-    def flip(self) -> bool: ...
-    @property
-    def color_space(self) -> str: ...
-    @property
-    def color_range(self) -> str: ...
-    @property
-    def has_centered_chroma(self) -> bool: ...
+_TURNS: dict[int, Filters] = {
+    0: [],
+    90: [("transpose", "clock")],
+    180: [("hflip", ""), ("vflip", "")],
+    270: [("transpose", "cclock")],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +76,8 @@ class Transform:
             raise ConfigError(f"transform: rotation is {self.rotation}, allowed are {sorted(_TURNS)}")
 
     @classmethod
-    def cover(cls, source: Geometry, height: int, width: int, crop: Crop | None = None) -> Transform:
-        """Return the transform of frames like `source` (a VideoInfo, say) to (height, width) pixels as displayed.
+    def cover(cls, source: FrameFormat | VideoInfo, height: int, width: int, crop: Crop | None = None) -> Transform:
+        """Return the transform of frames like `source` to (height, width) pixels as displayed.
 
         crop: None: the largest box, from the middle.
         """
@@ -133,11 +116,16 @@ class Transform:
         )
 
     @property
-    def crop_options(self) -> str:
-        """Options of FFmpeg's crop filter; empty where the whole frame is used."""
+    def crop_filters(self) -> Filters:
+        """FFmpeg's crop filter; none where the whole frame is used."""
         if (self.crop_width, self.crop_height) == (self.source_width, self.source_height):
-            return ""
-        return f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1"
+            return []
+        return [("crop", f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1")]
+
+    @property
+    def turn_filters(self) -> Filters:
+        """FFmpeg's filters that put the scaled picture upright."""
+        return [*([("hflip", "")] if self.flip else []), *_TURNS[self.rotation]]
 
     @property
     def chroma_siting(self) -> str:
@@ -160,10 +148,8 @@ class Transform:
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
         height, width, RGB) bytes. The turn costs nothing there either: it follows the scaling.
         """
-        steps = [f"crop={self.crop_options}"] if self.crop_options else []
-        steps += [f"scale={self.scale_options('exact')}", "format=rgb24"]
-        steps += ["hflip"] if self.flip else []
-        return ",".join([*steps, *_TURNS[self.rotation], "setsar=1"])
+        steps = [*self.crop_filters, ("scale", self.scale_options("exact")), ("format", "rgb24"), *self.turn_filters]
+        return ",".join(f"{name}={options}" if options else name for name, options in [*steps, ("setsar", "1")])
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
@@ -191,36 +177,3 @@ def _even_quotient(numerator: int, denominator: int, limit: int) -> int:
     """numerator / denominator as the nearest even number from 2 up to `limit`; `limit` itself may be odd."""
     nearest = (numerator + denominator) // (2 * denominator) * 2
     return min(limit, max(2, nearest))
-
-
-class FilterChain:
-    """A chain of FFmpeg filters as an object: a frame goes in, a frame comes out.
-
-    matrix, color_range: FFmpeg's numbers. Its buffer source rejects frames whose size, pixel format, matrix or range
-    differ from the declared ones.
-    """
-
-    def __init__(self, frame: VideoFrame, filters: list[tuple[str, str]], *, matrix: int, color_range: int) -> None:
-        import av.filter
-        from av.video.format import VideoFormat
-
-        self._graph = av.filter.Graph()
-        self._graph.threads = 1
-        source = self._graph.add(
-            "buffer",
-            video_size=f"{frame.width}x{frame.height}",
-            pix_fmt=str(int(VideoFormat(frame.format.name))),  # type: ignore[call-overload]
-            time_base="1/1",
-            pixel_aspect="1/1",
-            colorspace=str(matrix),
-            range=str(color_range),
-        )
-        nodes = [source, *(self._graph.add(name, options) for name, options in filters)]
-        nodes.append(self._graph.add("buffersink"))
-        self._graph.link_nodes(*nodes).configure()
-        self._source, self._sink = nodes[0], nodes[-1]
-
-    def run(self, frame: VideoFrame) -> VideoFrame:
-        """Return the filtered frame."""
-        self._source.push(frame)
-        return cast("VideoFrame", self._sink.pull())

@@ -229,7 +229,7 @@ def test_every_other_frame_is_what_all_frames_have_there(clip: ClipFolder, name:
         decoder.decode(found.info, window.packets, part, window.key_time, stored, picture)
         decode_pictures(data, start, plain, picture, stride=stride)
         assert np.array_equal(stored, every[list(numbers)]) and np.array_equal(plain, stored)
-        with pytest.raises(DecodeError, match=f"{stride} apart, are wanted, the clip has {found.num_frames}"):
+        with pytest.raises(DecodeError, match=f"are wanted, the clip has {found.num_frames}"):
             found.window(start, len(numbers) + 1, stride)
         with pytest.raises(DecodeError, match=f"the video has {found.num_frames}"):
             decode_pictures(

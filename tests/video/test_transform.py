@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -10,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.errors import ConfigError
+from streamvid.video.frame_format import FrameFormat
 from streamvid.video.transform import Crop, Transform
 
 
-@dataclass(frozen=True)
-class Source:
-    coded_width: int = 1920
-    coded_height: int = 1080
-    sample_aspect_ratio: tuple[int, int] = (1, 1)
-    rotation: int = 0
-    flip: bool = False
-    color_space: str = "bt709"
-    color_range: str = "limited"
-    has_centered_chroma: bool = False
+def source_of(
+    coded_width: int = 1920,
+    coded_height: int = 1080,
+    aspect: tuple[int, int] = (1, 1),
+    rotation: int = 0,
+    flip: bool = False,
+    color_space: str = "bt709",
+    color_range: str = "limited",
+) -> FrameFormat:
+    return FrameFormat(coded_width, coded_height, aspect, rotation, flip, "yuv420p", color_space, color_range, False)
 
 
 _SIDES = st.integers(1, 8192)
@@ -34,7 +34,7 @@ def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
     coded_width: int, coded_height: int, aspect: tuple[int, int], rotation: int, flip: bool, height: int, width: int
 ) -> None:
     """SAMPLE-2: covers, centred, even, and right to within a pixel, for every size, pixel shape and turn."""
-    source = Source(coded_width, coded_height, aspect, rotation, flip)
+    source = source_of(coded_width, coded_height, aspect, rotation, flip)
     transform = Transform.cover(source, height, width)
     assert 0 <= transform.crop_left <= coded_width - transform.crop_width
     assert 0 <= transform.crop_top <= coded_height - transform.crop_height
@@ -57,46 +57,46 @@ def test_the_box_lies_in_the_frame_and_has_the_shape_of_the_target(
 
 def test_a_frame_of_the_right_shape_is_not_cropped() -> None:
     for width, height in [(1920, 1080), (853, 480), (161, 91), (1, 1)]:
-        assert Transform.cover(Source(width, height), height, width).crop_options == ""
+        assert Transform.cover(source_of(width, height), height, width).crop_filters == []
 
 
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [
         (
-            Source(),
+            source_of(),
             (192, 336),
             "crop=1890:1080:14:0:exact=1,scale=336:192:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt709:in_range=limited,"
             "format=rgb24,setsar=1",
         ),
         (
-            Source(rotation=90, color_space="bt601", color_range="full"),
+            source_of(rotation=90, color_space="bt601", color_range="full"),
             (480, 480),
             "crop=1080:1080:420:0:exact=1,scale=480:480:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt601:in_range=full,"
             "format=rgb24,transpose=clock,setsar=1",
         ),
         (
-            Source(640, 480, flip=True, rotation=270, color_space="rgb"),
+            source_of(640, 480, flip=True, rotation=270, color_space="rgb"),
             (320, 240),
             "scale=320:240:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left,format=rgb24,hflip,transpose=cclock,setsar=1",
         ),
         (
-            Source(720, 576, (16, 15), rotation=180),
+            source_of(720, 576, (16, 15), rotation=180),
             (576, 576),
             "crop=540:576:90:0:exact=1,scale=576:576:flags=area+accurate_rnd+full_chroma_int:in_chroma_loc=left:in_color_matrix=bt709:in_range=limited,"
             "format=rgb24,hflip,vflip,setsar=1",
         ),
     ],
 )
-def test_the_equivalent_filter(source: Source, target: tuple[int, int], expected: str) -> None:
+def test_the_equivalent_filter(source: FrameFormat, target: tuple[int, int], expected: str) -> None:
     assert Transform.cover(source, *target).ffmpeg_filter == expected
 
 
 def test_transforms_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="the target is 0x4"):
-        Transform.cover(Source(), 4, 0)
+        Transform.cover(source_of(), 4, 0)
     with pytest.raises(ConfigError, match="rotation is 45"):
-        Transform.cover(Source(rotation=45), 4, 4)
+        Transform.cover(source_of(rotation=45), 4, 4)
     with pytest.raises(ConfigError, match="must lie in the frame"):
         Transform(8, 8, 4, 0, 6, 8, 4, 4, 0, False, "bt709", "limited")
 
@@ -105,9 +105,9 @@ crops = st.builds(Crop, st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 32) 
 sides = st.integers(2, 2000)
 
 
-@given(st.builds(Source, sides, sides, rotation=st.sampled_from([0, 90])), sides, sides, crops)
+@given(st.builds(source_of, sides, sides, rotation=st.sampled_from([0, 90])), sides, sides, crops)
 def test_a_drawn_crop_lies_in_the_frame_and_keeps_the_shape(
-    source: Source, height: int, width: int, crop: Crop
+    source: FrameFormat, height: int, width: int, crop: Crop
 ) -> None:
     """PLAN: even places and sides within the frame, no larger than the largest box, its shape to within two pixels."""
     largest, drawn = Transform.cover(source, height, width), Transform.cover(source, height, width, crop)
@@ -123,7 +123,7 @@ def test_a_drawn_crop_lies_in_the_frame_and_keeps_the_shape(
 
 def test_every_even_place_is_reached() -> None:
     """SAMPLE-1: the first and the last as often as those between them."""
-    source = Source(100, 64)
+    source = source_of(100, 64)
     places = [Transform.cover(source, 64, 64, Crop(share << 20, 0)).crop_left for share in range(1 << 12)]
     counts = {place: places.count(place) for place in set(places)}
     assert set(counts) == set(range(0, 37, 2))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, FrameFormat
 from streamvid.video.picture import PictureFormat
-from streamvid.video.transform import FilterChain, Transform
+from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -48,8 +49,6 @@ class FrameConverter:
         self._format = frame_format
         self._transform = transform
         self._picture = picture
-        self._matrix = MATRIX_NUMBERS[frame_format.color_space]
-        self._range = RANGE_NUMBERS[frame_format.color_range]
         self._turns = transform.rotation != 0 or transform.flip
         self._is_planar = picture.pixels == "rgb24" and picture.accuracy == "exact"
         is_rgb = frame_format.color_space == "rgb"
@@ -59,19 +58,18 @@ class FrameConverter:
             # A turn would take samples that lie left to another side.
             "center" if self._turns or frame_format.has_centered_chroma else "left",
         )
-        self._chain = (
-            None
-            if self._is_copy()
-            else FilterChain(frame, self._filters(), matrix=self._matrix, color_range=self._range)
-        )
+        self._chain = None
+        if not self._is_copy():
+            matrix, color_range = MATRIX_NUMBERS[frame_format.color_space], RANGE_NUMBERS[frame_format.color_range]
+            self._chain = FilterChain(frame, self._filters(), matrix=matrix, color_range=color_range)
 
     def _is_copy(self) -> bool:
-        is_whole = not self._transform.crop_options and not self._is_scaled and not self._turns
+        is_whole = not self._transform.crop_filters and not self._is_scaled and not self._turns
         return self._picture.pixels == "yuv420p" and self._format.pixel_format in _YUV420P and is_whole
 
-    def _filters(self) -> list[tuple[str, str]]:
+    def _filters(self) -> Filters:
         transform, color, fast = self._transform, self.color, self._transform.scale_options("fast")
-        filters = [("crop", transform.crop_options)] if transform.crop_options else []
+        filters = transform.crop_filters
         if self._is_planar:  # straight to rgb24 takes longer
             return [*filters, ("scale", transform.scale_options("exact")), ("format", "gbrp")]
         kept = f"{fast}:out_color_matrix={color.matrix}:out_range={color.color_range}"
@@ -97,8 +95,6 @@ class FrameConverter:
         """Write `frame` into `memory`, one picture's bytes. DecodeError if its size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
-            # The graph was told what the tags mean; a frame that says otherwise would not be let in.
-            frame.colorspace, frame.color_range = self._matrix, self._range
             frame = self._chain.run(frame)
         height, width = self._picture.height, self._picture.width
         planes = frame.planes  # a call that makes objects for all of them

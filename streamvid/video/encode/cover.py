@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streamvid.video.filters import FilterChain, Filters
 from streamvid.video.frame_format import MATRIX_NUMBERS, RANGE_NUMBERS, read_frame_format
-from streamvid.video.transform import FilterChain, Transform
+from streamvid.video.transform import Transform
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -46,12 +47,6 @@ _LEFT_BEFORE_TURN = {
     (True, 180): (0, 128),
     (True, 270): (128, 0),
 }
-_TURNS = {
-    0: [],
-    90: [("transpose", "clock")],
-    180: [("hflip", ""), ("vflip", "")],
-    270: [("transpose", "cclock")],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +70,19 @@ class Cover:
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
         self.format = read_frame_format(video, frame)
         transform = Transform.cover(self.format, height, width)
-        self._matrix = MATRIX_NUMBERS[self.format.color_space]
         self._range = RANGE_NUMBERS[self.format.color_range]
         self.tags = self._tags(frame, pixel_format)
-        filters = [("crop", transform.crop_options)] if transform.crop_options else []
-        filters += self._scaling(transform, pixel_format)
-        filters += [("hflip", "")] if transform.flip else []
-        filters += [*_TURNS[transform.rotation], ("setsar", "1"), ("setfield", "prog"), ("sidedata", "mode=delete")]
-        self._chain = FilterChain(frame, filters, matrix=self._matrix, color_range=self._range)
+        filters = [*transform.crop_filters, *self._scaling(transform, pixel_format), *transform.turn_filters]
+        filters += [("setsar", "1"), ("setfield", "prog"), ("sidedata", "mode=delete")]
+        self._chain = FilterChain(
+            frame, filters, matrix=MATRIX_NUMBERS[self.format.color_space], color_range=self._range
+        )
 
     def picture(self, frame: VideoFrame) -> VideoFrame:
         """Return the small picture. DecodeError if the frame's size or pixel format is not the first one's."""
         from av.video.frame import PictureType
 
         self.format.check(frame)
-        # The graph was told what the tags mean; a frame that says otherwise would not be let in.
-        frame.colorspace, frame.color_range = self._matrix, self._range
         picture = self._chain.run(frame)
         tags = self.tags
         picture.colorspace, picture.color_range = tags.matrix, tags.color_range
@@ -114,11 +106,11 @@ class Cover:
         is_rgb = self.format.color_space == "rgb"
         return ColorTags(matrix, primaries, transfer, _LIMITED if is_rgb else self._range)
 
-    def _scaling(self, transform: Transform, pixel_format: str) -> list[tuple[str, str]]:
+    def _scaling(self, transform: Transform, pixel_format: str) -> Filters:
         space, has_matrix = self.format.color_space, self.format.color_space != "rgb"
         wanted = "bt709" if not has_matrix else space
         color_range = "limited" if not has_matrix else self.format.color_range
-        after: list[tuple[str, str]] = []
+        after: Filters = []
         if pixel_format.startswith("yuvj"):
             if space in ("rgb", "bt601"):
                 wanted, color_range = "bt601", "full"

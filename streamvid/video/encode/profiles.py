@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 from streamvid.errors import ConfigError
 
@@ -78,15 +77,6 @@ class Encoding:
     @property
     def profile(self) -> Profile:
         return PROFILES[self.codec]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as they are used: {"codec", "crf", "gop"}."""
-        return {"codec": self.codec, "crf": self.crf, "gop": self.gop}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Encoding:
-        """Build an encoding from what `to_json` returned; ConfigError for anything else."""
-        return cls(codec=value["codec"], crf=value["crf"], gop=value["gop"])
 
     def encoder_options(self) -> dict[str, str]:
         """Return options of FFmpeg's encoder; threads and key frame distance are set on the encoder itself."""

@@ -1,0 +1,46 @@
+"""Chains of FFmpeg filters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+Filters: TypeAlias = list[tuple[str, str]]
+"""(name, options) of FFmpeg's filters, in the order in which frames pass them."""
+
+
+class FilterChain:
+    """A chain of FFmpeg filters as an object: a frame goes in, a frame comes out.
+
+    frame: the size and pixel format of all frames. matrix, color_range: their colours, FFmpeg's numbers.
+    """
+
+    def __init__(self, frame: VideoFrame, filters: Filters, *, matrix: int, color_range: int) -> None:
+        import av.filter
+        from av.video.format import VideoFormat
+
+        self._colors = (matrix, color_range)
+        self._graph = av.filter.Graph()
+        self._graph.threads = 1
+        source = self._graph.add(
+            "buffer",
+            video_size=f"{frame.width}x{frame.height}",
+            pix_fmt=str(int(VideoFormat(frame.format.name))),  # type: ignore[call-overload]
+            time_base="1/1",
+            pixel_aspect="1/1",
+            colorspace=str(matrix),
+            range=str(color_range),
+        )
+        nodes = [source, *(self._graph.add(name, options) for name, options in filters)]
+        nodes.append(self._graph.add("buffersink"))
+        self._graph.link_nodes(*nodes).configure()
+        self._source, self._sink = nodes[0], nodes[-1]
+
+    def run(self, frame: VideoFrame) -> VideoFrame:
+        """Return the filtered frame."""
+        # The source was told what the tags mean; a frame that says otherwise would not be let in.
+        frame.colorspace, frame.color_range = self._colors
+        self._source.push(frame)
+        return cast("VideoFrame", self._sink.pull())
