@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
 from streamvid.video.decode.convert import FrameConverter, PictureColor
-from streamvid.video.decode.window import can_skip, decode_window, repeat_frames
+from streamvid.video.decode.window import Take, can_skip, decode_window, repeat_frames
 from streamvid.video.frame_format import read_frame_format
 from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, each_packet, read_packets
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
+_Result = TypeVar("_Result")
 Choose: TypeAlias = Callable[[PacketTable], Sequence[int]]
 
 
@@ -111,37 +112,6 @@ def _decode_window(
     picture: PictureFormat,
     crop: Crop | None,
 ) -> PictureColor:
-    start = numbers[0]
-    if numbers[-1] >= len(table.timestamps):
-        raise DecodeError(f"frames {start} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
-    problem: DecodeError | None = None
-    try:
-        for key_time, key_ordinal in table.decode_starts(start, numbers[-1]):
-            try:
-                return _decode_from(video, table, (key_time, key_ordinal), numbers, out, picture, crop)
-            except DecodeError as error:
-                problem = problem or error
-            except ProbeError as error:
-                problem = problem or DecodeError(str(error))
-        raise problem or DecodeError(f"no key frame comes before frame {start}: it cannot be decoded")
-    finally:
-        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
-        del problem
-
-
-def _decode_from(
-    video: VideoFile,
-    table: PacketTable,
-    key: tuple[int, int],
-    numbers: Sequence[int],
-    out: NDArray[np.uint8],
-    picture: PictureFormat,
-    crop: Crop | None,
-) -> PictureColor:
-    """Try to decode the frames from a key packet (timestamp, ordinal)."""
-    packets = _packets_from(video, table, key[1])
-    decoder = video.decoder
-    set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
     converters: list[FrameConverter] = []
 
     def take(frame: VideoFrame, slot: int) -> None:
@@ -151,7 +121,42 @@ def _decode_from(
             converters.append(FrameConverter(frame, frame_format, transform, picture))
         converters[0].convert(frame, out[slot])
 
-    slots = {number: slot for slot, number in reversed(list(enumerate(numbers)))}  # of a frame that repeats the first
+    from_key_frame(table, numbers, lambda key: decode_from(video, table, key, numbers, take))
+    slots = _first_places(numbers)
+    if len(slots) < len(out):
+        repeat_frames(out, sorted(slots.values()))
+    return converters[0].color
+
+
+def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
+    """Call `decode` with the key packet (timestamp, ordinal) to decode these frames from, and return its result.
+
+    Where it raises, that was no true entry point, and the key packet before it is tried. Raises the first error.
+    """
+    if numbers[-1] >= len(table.timestamps):
+        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
+    problem: DecodeError | ProbeError | None = None
+    try:
+        for key in table.decode_starts(numbers[0], numbers[-1]):
+            try:
+                return decode(key)
+            except (DecodeError, ProbeError) as error:
+                problem = problem or error
+        raise problem or DecodeError(f"no key frame comes before frame {numbers[0]}: it cannot be decoded")
+    finally:
+        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
+        del problem
+
+
+def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
+    """Decode these frames from a key packet on; `take` gets each with the first place of its number in `numbers`.
+
+    Raises DecodeError where one of them does not decode or a packet changed, ProbeError where the file cannot be read.
+    """
+    packets = _packets_from(video, table, key[1])
+    decoder = video.decoder
+    set_reorder_depth(decoder, video.codec_name, max(decoder.reorder_depth, table.reorder_depth))
+    slots = _first_places(numbers)
     ordinals = {table.ordinals[number] for number in slots}
     decode_window(
         decoder,
@@ -162,9 +167,10 @@ def _decode_from(
         numbers=numbers,
         may_skip=can_skip(video.codec_name, decoder.extradata or b""),
     )
-    if len(slots) < len(out):
-        repeat_frames(out, sorted(slots.values()))
-    return converters[0].color
+
+
+def _first_places(numbers: Sequence[int]) -> dict[int, int]:
+    return {number: place for place, number in reversed(list(enumerate(numbers)))}
 
 
 def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:

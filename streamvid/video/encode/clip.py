@@ -12,14 +12,13 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
 from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.decode.file import decode_from, from_key_frame
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
 from streamvid.video.encode.profiles import Encoding
@@ -28,14 +27,12 @@ from streamvid.video.limits import LIMITS, Limits
 from streamvid.video.packets import PacketTable, each_packet, read_packets
 
 if TYPE_CHECKING:
-    from av.bitstream import BitStreamFilterContext
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
 _MAX_SIDE = 8192
-_MAX_REORDER_DEPTH = 16
 _RATE = 25
 
 
@@ -99,11 +96,10 @@ def encode_clip(
         table = read_packets(video)
         if video.is_image:
             make_timeline(table.timestamps, table.time_base, 1, start=start, num_frames=num_frames)
-            still = encode_image(video, table, height, width, encoding, limits)
+            data, extension, codec, psnr_y = _encode_image(video, table, (height, width), encoding, limits)
             spent = time.process_time() - begin
-            facts = (still.data, still.extension, still.codec, 1, 0.0, 0.0, width, height, still.psnr_y)
-            return EncodedClip(*facts, encode_seconds=spent)
-        timeline = timeline or make_timeline(
+            return EncodedClip(data, extension, codec, 1, 0.0, 0.0, width, height, psnr_y, spent)
+        line = timeline or make_timeline(
             table.timestamps,
             table.time_base,
             table.last_duration,
@@ -112,16 +108,16 @@ def encode_clip(
             fps=None if fps is None else exact_rate(fps),
             usual_rate=video.stream.average_rate,
         )
-        if timeline.numbers[-1] >= len(table.timestamps):
-            raise DecodeError(f"frame {timeline.numbers[-1]} is wanted, the video has {len(table.timestamps)}")
-        data, psnr_y = _encode_from_either(video, table, timeline, (height, width), encoding, limits)
+        data, psnr_y = from_key_frame(
+            table, line.numbers, lambda key: _encode_from(video, table, key, line, (height, width), encoding, limits)
+        )
     return EncodedClip(
         data=data,
         extension="mp4",
         codec=encoding.profile.codec,
-        num_frames=len(timeline.numbers),
-        fps=timeline.fps,
-        duration_seconds=float(timeline.duration_seconds),
+        num_frames=len(line.numbers),
+        fps=line.fps,
+        duration_seconds=float(line.duration_seconds),
         width=width,
         height=height,
         psnr_y=psnr_y,
@@ -135,28 +131,6 @@ def _check_size(height: int, width: int) -> None:
             raise ConfigError(f"{name}={value}: must be an even number from 16 to {_MAX_SIDE} in a native clip")
 
 
-def _encode_from_either(
-    video: VideoFile,
-    table: PacketTable,
-    timeline: Timeline,
-    size: tuple[int, int],
-    encoding: Encoding,
-    limits: Limits,
-) -> tuple[bytes, float]:
-    """Return the clip and its PSNR, decoded from the key frame before it, or from one further back if that is none."""
-    problem: DecodeError | None = None
-    try:
-        for key in table.decode_starts(timeline.numbers[0], timeline.numbers[-1]):
-            try:
-                return _encode_from(video, table, key, timeline, size, encoding, limits)
-            except DecodeError as error:
-                problem = problem or error
-        raise problem or DecodeError(f"no key frame comes before frame {timeline.numbers[0]}: it cannot be decoded")
-    finally:
-        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
-        del problem
-
-
 def _encode_from(
     video: VideoFile,
     table: PacketTable,
@@ -166,72 +140,31 @@ def _encode_from(
     encoding: Encoding,
     limits: Limits,
 ) -> tuple[bytes, float]:
-    frames = frames_between(video, table, key, timeline.numbers[0], timeline.numbers[-1])
-    number, frame = next(frames)
-    cover = Cover(video, frame, *size, "yuvj420p" if encoding.codec == "mjpeg" else "yuv420p")
-    writer = ClipWriter(encoding, timeline, *size, cover.tags)
+    """Return the clip and its PSNR, decoded from a key packet of the source."""
+    numbers, written = timeline.numbers, 0
+    made: list[tuple[Cover, ClipWriter]] = []
+
+    def take(frame: VideoFrame, place: int) -> None:
+        nonlocal written
+        if not made:
+            cover = Cover(video, frame, *size, "yuvj420p" if encoding.codec == "mjpeg" else "yuv420p")
+            made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags)))
+        cover, writer = made[0]
+        if place != written:
+            raise DecodeError(f"frame {numbers[place]} comes out before frame {numbers[written]}: timestamps that lie")
+        while written < len(numbers) and numbers[written] == numbers[place]:
+            writer.write(cover.picture(frame), written)
+            written += 1
+
     try:
-        meter = QualityMeter(encoding.profile.decoder, writer.header, *size)
-        for position, wanted in enumerate(timeline.numbers):
-            while number < wanted:
-                number, frame = next(frames)
-            picture = cover.picture(frame)
-            meter.expect(position, picture)
-            for shown, packet in writer.write(picture, position):
-                meter.take(shown, packet)
-        for shown, packet in writer.finish():
-            meter.take(shown, packet)
+        decode_from(video, table, key, numbers, take)
+        cover, writer = made[0]
+        psnr_y = writer.finish()
     finally:
-        writer.close()
-    psnr_y = meter.finish()
-    check_clip(writer.data, encoding, timeline, cover.tags, meter.checksums, limits)
+        for _, writer in made:
+            writer.close()
+    check_clip(writer.data, encoding, timeline, cover.tags, writer.meter.checksums, limits)
     return writer.data, psnr_y
-
-
-# Decoded frames of the source.
-
-
-def frames_between(
-    video: VideoFile, table: PacketTable, key: tuple[int, int], first: int, last: int
-) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield (frame number, decoded frame) for `first` to `last`, decoded from `key`, one of `decode_starts`.
-
-    Each frame is verified by its timestamp: raises DecodeError at the first that is damaged, missing or out of place.
-    """
-    key_time, key_ordinal = key
-    expected = iter(range(first, last + 1))
-    number = next(expected)
-    times = table.timestamps
-    for frame in _decoded(video, table, key_ordinal, max(table.ordinals[first : last + 1])):
-        # Frames shown before the key frame may refer to pictures before it: damaged, but not wanted.
-        if frame.is_corrupt and (frame.pts is None or frame.pts >= key_time):
-            raise DecodeError(f"the video is damaged: the frame at timestamp {frame.pts} does not decode cleanly")
-        if frame.pts is None or frame.pts < times[number]:
-            continue
-        if frame.pts != times[number]:
-            break
-        yield number, frame
-        following = next(expected, None)
-        if following is None:
-            return
-        number = following
-    raise DecodeError(f"frame {number} does not decode: damaged data, or timestamps that lie")
-
-
-def _decoded(video: VideoFile, table: PacketTable, first_ordinal: int, last_ordinal: int) -> Iterator[VideoFrame]:
-    video.reopen()
-    if video.codec_name == "h264":
-        # A decoder that starts in the middle must not have to find out by losing frames.
-        video.decoder.reorder_depth = min(max(video.decoder.reorder_depth, table.reorder_depth), _MAX_REORDER_DEPTH)
-    at: int | None = None
-    try:
-        with ffmpeg_errors("the video does not decode"):
-            for packet in islice(each_packet(video), first_ordinal, last_ordinal + 1):
-                at = packet.pts
-                yield from video.decoder.decode(packet)
-            yield from video.decoder.decode(None)
-    except ProbeError as error:
-        raise DecodeError(f"{error}, near timestamp {at}") from error
 
 
 # The MP4 of a clip.
@@ -242,6 +175,7 @@ class ClipWriter:
 
     def __init__(self, encoding: Encoding, timeline: Timeline, height: int, width: int, tags: ColorTags) -> None:
         import av
+        from av.bitstream import BitStreamFilterContext
         from av.codec.context import Flags
 
         # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
@@ -267,23 +201,22 @@ class ClipWriter:
         encoder.flags |= Flags.bitexact
         self._stream.time_base = timeline.time_base
         self._container.start_encoding()
-        self._filter = _no_messages(self._stream) if encoding.codec == "h264" else None
+        # It drops SEI units, where x264 puts its version and settings, some 700 bytes per clip.
+        is_h264 = encoding.codec == "h264"
+        self._filter = BitStreamFilterContext("filter_units=remove_types=6", self._stream) if is_h264 else None
+        self.meter = QualityMeter(encoding.profile.decoder, bytes(encoder.extradata or b""), height, width)
 
-    @property
-    def header(self) -> bytes:
-        """The decoder's extradata."""
-        return bytes(self._stream.codec_context.extradata or b"")
-
-    def write(self, picture: VideoFrame, number: int) -> list[tuple[int, bytes]]:
-        """Encode a picture as frame `number`; return (frame number, packet) of the packets that were written."""
+    def write(self, picture: VideoFrame, number: int) -> None:
+        """Encode a picture as frame `number`."""
+        self.meter.expect(number, picture)
         picture.pts, picture.time_base = number, Fraction(1, _RATE)
-        return list(self._mux(self._stream.codec_context.encode(picture)))
+        self._mux(self._stream.codec_context.encode(picture))
 
-    def finish(self) -> list[tuple[int, bytes]]:
-        """Write and return the packets that the encoder held back; then `data` is complete."""
-        packets = list(self._mux(self._stream.codec_context.encode(None)))
+    def finish(self) -> float:
+        """Write the packets that the encoder held back, and return the PSNR of luma; then `data` is complete."""
+        self._mux(self._stream.codec_context.encode(None))
         self.close()
-        return packets
+        return self.meter.finish()
 
     @property
     def data(self) -> bytes:
@@ -292,55 +225,38 @@ class ClipWriter:
     def close(self) -> None:
         self._container.close()
 
-    def _mux(self, packets: list[Packet[VideoStream]]) -> Iterator[tuple[int, bytes]]:
+    def _mux(self, packets: list[Packet[VideoStream]]) -> None:
         for packet in packets:
             for kept in self._filter.filter(packet) if self._filter else [packet]:
                 number = cast("int", kept.pts)
-                yield number, bytes(kept)
+                self.meter.take(number, bytes(kept))
                 kept.stream, kept.time_base = self._stream, self._timeline.time_base
                 kept.pts = kept.dts = self._timeline.ticks[number]
                 kept.duration = self._timeline.ticks_shown(number)
                 self._container.mux_one(kept)
 
 
-def _no_messages(stream: VideoStream) -> BitStreamFilterContext:
-    """Return a filter that drops SEI units, where x264 puts its version and settings, some 700 bytes per clip."""
-    from av.bitstream import BitStreamFilterContext
-
-    return BitStreamFilterContext("filter_units=remove_types=6", stream)
-
-
 # Still images.
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedImage:
-    """An encoded image: file, usual extension ("jpg" or "png"), FFmpeg's name of the codec, and PSNR of luma."""
-
-    data: bytes
-    extension: str
-    codec: str
-    psnr_y: float
-
-
-def encode_image(
-    video: VideoFile, table: PacketTable, height: int, width: int, encoding: Encoding, limits: Limits
-) -> EncodedImage:
+def _encode_image(
+    video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, limits: Limits
+) -> tuple[bytes, str, str, float]:
     """Encode a still image: a lossless PNG if `encoding` is ffv1, else a JPEG of quantiser 2 (BT.601, full range).
 
-    Raises as `encode_clip` does.
+    Returns the file, its usual extension, FFmpeg's name of the codec, and the PSNR of luma.
     """
     import av
     from av.codec.context import Flags
 
     is_png = encoding.codec == "ffv1"
     codec, pixel_format = ("png", "rgb24") if is_png else ("mjpeg", "yuvj444p")
-    _, frame = next(frames_between(video, table, table.keys[0], 0, 0))
-    cover = Cover(video, frame, height, width, pixel_format)
-    picture = cover.picture(frame)
+    frames: list[VideoFrame] = []
+    decode_from(video, table, table.keys[0], [0], lambda frame, _: frames.append(frame))
+    cover = Cover(video, frames[0], *size, pixel_format)
+    picture = cover.picture(frames[0])
     encoder = cast("VideoCodecContext", av.CodecContext.create(codec, "w"))
-    encoder.width = width
-    encoder.height = height
+    encoder.height, encoder.width = size
     encoder.pix_fmt = pixel_format
     encoder.time_base, encoder.thread_count = Fraction(1, 25), 1
     encoder.color_range, encoder.colorspace = cover.tags.color_range, cover.tags.matrix
@@ -351,12 +267,12 @@ def encode_image(
     if is_png:
         psnr_y, checksum = LOSSLESS_PSNR, picture_checksum(picture)
     else:
-        meter = QualityMeter(codec, b"", height, width)
+        meter = QualityMeter(codec, b"", *size)
         meter.expect(0, picture)
         meter.take(0, data)
         psnr_y, checksum = meter.finish(), meter.checksums[0]
     _check_image(data, codec, checksum, limits)
-    return EncodedImage(data, "png" if is_png else "jpg", codec, psnr_y)
+    return data, "png" if is_png else "jpg", codec, psnr_y
 
 
 def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
