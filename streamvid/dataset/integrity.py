@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from streamvid.dataset.index import SHARD_TYPES, schema
 from streamvid.dataset.manifest import FileInfo, ShardInfo
 from streamvid.dataset.shard_table import ShardTable, ShardTableBuilder
 from streamvid.errors import IntegrityError, StreamvidError
+from streamvid.host.range_file import RangeFile
 from streamvid.storage import MAX_READS, Store, WrongReads, is_wanted, read_content
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
         ) from error
 
 
-class StoreFile(io.RawIOBase):
+class StoreFile(RangeFile):
     """Seekable stream over a file in a store, for pyarrow: every read is one ranged read."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
-        super().__init__()
-        self._store, self._path, self._num_bytes, self._position = store, path, num_bytes, 0
+        super().__init__(num_bytes)
+        self._store, self._path = store, path
         self._start, self._near = 0, b""
 
     def read_near(self, start: int, end: int) -> None:
@@ -181,30 +181,13 @@ class StoreFile(io.RawIOBase):
         self._store.read_ranges(self._path, [(start, memoryview(data))])
         self._start, self._near = start, bytes(data)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence]
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._num_bytes - self._position))
-        first = self._position - self._start
-        if first >= 0 and first + count <= len(self._near):
-            view[:count] = self._near[first : first + count]
-        elif count:
-            self._store.read_ranges(self._path, [(self._position, view[:count])])
-        self._position += count
-        return count
+    def fill(self, start: int, buffer: memoryview) -> int:
+        first = start - self._start
+        if first >= 0 and first + len(buffer) <= len(self._near):
+            buffer[:] = self._near[first : first + len(buffer)]
+        else:
+            self._store.read_ranges(self._path, [(start, buffer)])
+        return len(buffer)
 
 
 class SamplesFile:

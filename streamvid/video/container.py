@@ -6,14 +6,16 @@ one. Allowed are the containers and codecs of `Limits`; cover art is no video.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO
 
 from streamvid.errors import ProbeError
+from streamvid.host.range_file import RangeFile
 from streamvid.video.limits import EXACT_CONTAINERS, IMAGE_CONTAINERS, Limits
 from streamvid.video.stream_info import set_up_decoder
 
@@ -23,26 +25,19 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 
-@runtime_checkable
-class FarFile(Protocol):
-    """A seekable binary file whose bytes come from far away, so that none should be read that is not needed."""
-
-    def read(self, num_bytes: int = -1) -> bytes: ...
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int: ...
-
-    def tell(self) -> int: ...
+class FarFile(RangeFile):
+    """A file whose bytes come from far away, so that none should be read that is not needed."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
         """Return zeros for unread bytes of `bodies` (start, end) from now on; `heads` are read first."""
-        ...
+        raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
         """Return the file's bytes everywhere again."""
-        ...
+        raise NotImplementedError
 
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | FarFile
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | io.RawIOBase
 
 _READ_BYTES = 1 << 16
 #: Codecs that need no look at packets but at the first bytes of key frames, where the container's index tells the rest.
@@ -53,45 +48,11 @@ _HEAD_BYTES = 4096
 _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", b"<?xml": "XML"}
 
 
-class BufferReader:
-    """A read-only file over memory that is not copied, but for each piece that is read."""
+class _Nameless:
+    """An open binary file without its name, which FFmpeg would read meaning into."""
 
-    def __init__(self, buffer: bytes | bytearray | memoryview) -> None:
-        self._view = memoryview(buffer).cast("B")
-        self._position = 0
-
-    def read(self, num_bytes: int = -1) -> bytes:
-        end = len(self._view) if num_bytes < 0 else self._position + num_bytes
-        piece = bytes(self._view[self._position : end])
-        self._position += len(piece)
-        return piece
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: len(self._view)}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        self._view.release()
-
-
-class FileReader:
-    """An open binary file without its name, which FFmpeg would read meaning into. Closes what it opened itself."""
-
-    def __init__(self, source: str | os.PathLike[str] | BinaryIO | FarFile) -> None:
-        self._owned = isinstance(source, str | os.PathLike)
-        self._file = Path(source).open("rb") if isinstance(source, str | os.PathLike) else source  # noqa: SIM115
-        self.far = self._file if isinstance(self._file, FarFile) else None
-        self.read = self._file.read
-        self.seek = self._file.seek
-        self.tell = self._file.tell
-
-    def close(self) -> None:
-        if self._owned and not isinstance(self._file, FarFile):
-            self._file.close()
+    def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
 
 
 class VideoFile:
@@ -104,8 +65,8 @@ class VideoFile:
     container: InputContainer
     stream: VideoStream
 
-    def __init__(self, reader: BufferReader | FileReader, limits: Limits) -> None:
-        self.reader, self.limits = reader, limits
+    def __init__(self, reader: _Nameless, limits: Limits, far: FarFile | None) -> None:
+        self.reader, self.limits, self._far = reader, limits, far
         self._is_still = False
         self.num_bytes = reader.seek(0, os.SEEK_END)
         if not self.num_bytes:
@@ -126,8 +87,8 @@ class VideoFile:
         self.head = self.reader.read(_HEAD_BYTES)
         self.reader.seek(0)
         _refuse_by_name(self.head)
-        is_far = isinstance(self.reader, FileReader) and self.reader.far is not None
-        self.container = _open_container(self.reader, self.limits, is_far and self.head[4:8] == b"ftyp")
+        is_far_mp4 = self._far is not None and self.head[4:8] == b"ftyp"
+        self.container = _open_container(self.reader, self.limits, is_far_mp4)
         try:
             self.container_name = _canonical(self.container.format.name)
             self.is_image = self.container_name in IMAGE_CONTAINERS or self._is_still
@@ -159,7 +120,7 @@ class VideoFile:
         That is so where the container's index tells sizes, times and key frames, and of the codecs of which nothing
         else is looked at. What is between the packets is always there.
         """
-        far = self.reader.far if isinstance(self.reader, FileReader) else None
+        far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
             yield
             return
@@ -193,20 +154,30 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
     A binary file object must be seekable; it is read from its first byte and left open.
     """
-    try:
-        reader = BufferReader(source) if isinstance(source, bytes | bytearray | memoryview) else FileReader(source)
-    except OSError as error:
-        raise ProbeError(
-            f"the file cannot be opened: {error.strerror or type(error).__name__}", kind="unreadable-file"
-        ) from error
-    try:
-        video = VideoFile(reader, limits)
-        try:
-            yield video
-        finally:
-            video.close()
-    finally:
-        reader.close()
+    with ExitStack() as opened:
+        if isinstance(source, bytes | bytearray | memoryview):
+            source = _MemoryFile(opened.enter_context(memoryview(source).cast("B")))
+        elif isinstance(source, str | os.PathLike):
+            try:
+                source = opened.enter_context(Path(source).open("rb"))
+            except OSError as error:
+                reason = error.strerror or type(error).__name__
+                raise ProbeError(f"the file cannot be opened: {reason}", kind="unreadable-file") from error
+        video = VideoFile(_Nameless(source), limits, source if isinstance(source, FarFile) else None)
+        opened.callback(video.close)
+        yield video
+
+
+class _MemoryFile(RangeFile):
+    """A file over memory that is not copied, but for each piece that is read."""
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__(len(view))
+        self._view = view
+
+    def fill(self, start: int, buffer: memoryview) -> int:
+        buffer[:] = self._view[start : start + len(buffer)]
+        return len(buffer)
 
 
 @contextmanager
@@ -233,7 +204,7 @@ def _refuse_by_name(head: bytes) -> None:
         )
 
 
-def _open_container(reader: BufferReader | FileReader, limits: Limits, is_far: bool) -> InputContainer:
+def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputContainer:
     import av
 
     options = {

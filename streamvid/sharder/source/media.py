@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from streamvid.errors import SourceError, StorageError
+from streamvid.host.range_file import RangeFile
 from streamvid.storage import Ranges, StorageOptions, Store, open_store, redact
 
 BUCKET_SCHEMES = ("s3",)
@@ -206,27 +207,12 @@ class Media:
         return SourceError(f"{self.source} changed after it was probed; run the same command again")
 
 
-class _FilePart(io.RawIOBase):
+class _FilePart(RangeFile):
     """Part of an open file as a file of its own."""
 
     def __init__(self, descriptor: int, offset: int, num_bytes: int) -> None:
-        self._descriptor, self._offset, self._num_bytes = descriptor, offset, num_bytes
-        self._position = 0
+        super().__init__(num_bytes)
+        self._descriptor, self._offset = descriptor, offset
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._num_bytes - self._position))
-        done = os.preadv(self._descriptor, [view[:count]], self._offset + self._position) if count else 0
-        self._position += done
-        return done
+    def fill(self, start: int, buffer: memoryview) -> int:
+        return os.preadv(self._descriptor, [buffer], self._offset + start)

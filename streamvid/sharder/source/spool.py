@@ -12,10 +12,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.sharder.source.media import Media
+from streamvid.video.container import FarFile
 
 FIRST_BYTES = 256 * 2**10
 MOST_BYTES = 8 * 2**20
@@ -55,7 +55,7 @@ class Spans:
         return [*found, (at, end)] if at < end else found
 
 
-class SpooledFile:
+class SpooledFile(FarFile):
     """A binary file over a remote `media`. folder: for what was fetched; None: the system's temporary directory.
 
     first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: entered around every wait for the store,
@@ -69,12 +69,13 @@ class SpooledFile:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         first_bytes: int = FIRST_BYTES,
     ) -> None:
+        super().__init__(media.num_bytes)
         self.error: StreamvidError | None = None
         self._media, self._waiting = media, waiting
         self._store = media.place[0]
         self._bytes_before = self._store.stats().num_bytes_read
         self._first_bytes = first_bytes
-        self._position, self._run_start, self._last_end = 0, 0, -1
+        self._run_start, self._last_end = 0, -1
         self._there, self._left_out = Spans(), Spans()
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed by close()
@@ -82,49 +83,28 @@ class SpooledFile:
         except OSError as error:
             raise self._no_room(error) from error
 
-    def __enter__(self) -> SpooledFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def bytes_read(self) -> int:
         """Bytes of the object that the store has read so far."""
         return self._store.stats().num_bytes_read - self._bytes_before
 
-    def read(self, num_bytes: int = -1) -> bytes:
-        left = max(0, self._media.num_bytes - self._position)
-        end = self._position + (left if num_bytes < 0 else min(left, num_bytes))
-        for start, stop in self._there.missing(self._position, end):
-            for span in self._left_out.missing(start, stop):
+    def fill(self, start: int, buffer: memoryview) -> int:
+        for missing in self._there.missing(start, start + len(buffer)):
+            for span in self._left_out.missing(*missing):
                 self._fetch([self._with_ahead(*span)])
-        data = os.pread(self._file.fileno(), end - self._position, self._position)
-        self._position = end
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._media.num_bytes}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
+        return os.preadv(self._file.fileno(), [buffer], start)
 
     def close(self) -> None:
-        self._file.close()
+        super().close()
+        if hasattr(self, "_file"):  # the temporary directory may be full
+            self._file.close()
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Read `heads`, then return zeros for the parts of `bodies` that were not read yet; all are (start, end)."""
-        total = self._media.num_bytes
-        wanted = Spans((max(0, start), min(end, total)) for start, end in heads)
+        wanted = Spans((max(0, start), min(end, self.num_bytes)) for start, end in heads)
         self._fetch([part for span in wanted.all() for part in self._there.missing(*span)])
         self._left_out = Spans(bodies)
 
     def leave_out_nothing(self) -> None:
-        """Return all bytes of the object again."""
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
@@ -132,7 +112,7 @@ class SpooledFile:
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
-        most = min(self._media.num_bytes, max(end, start + ahead))
+        most = min(self.num_bytes, max(end, start + ahead))
         free = [span for part in self._there.missing(start, most) for span in self._left_out.missing(*part)]
         return start, max(end, free[0][1])
 

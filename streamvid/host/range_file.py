@@ -1,0 +1,40 @@
+"""A seekable binary file over anything whose bytes can be read from any place."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+
+class RangeFile(io.RawIOBase):
+    """A read-only file of `num_bytes`; subclasses fill buffers."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes, self._position = num_bytes, 0
+
+    def fill(self, start: int, buffer: memoryview) -> int:
+        """Fill a buffer, which lies within the file, from byte `start` on; return the number of bytes."""
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.num_bytes}[whence]
+        self._position = max(0, origin + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self.num_bytes - self._position))
+        done = self.fill(self._position, view[:count]) if count else 0
+        self._position += done
+        return done
