@@ -7,17 +7,17 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.bucket import TEXT_BUCKET
 from streamvid.buckets.classes import Choices
+from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.errors import NoBucketError, Rejected
-from streamvid.host.journal import FileState
-from streamvid.sharder.media_fit import FittedMedium, PlannedMedium, fit_media, still_media
+from streamvid.sharder.media_fit import PlannedMedium, fit_media, still_media
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.windows import TEXT_EXTENSION, Clip, Timing, Window, cut_windows
@@ -52,6 +52,26 @@ class PlannedSample:
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
+    def members(self) -> list[tuple[str, Record | MediaFile, Clip]]:
+        """(extension, file, clip) of its clip, then of its conditioning inputs."""
+        media = ((medium.extension, medium.file, medium.clip) for medium in self.media)
+        return [(self.clip.extension, self.record, self.clip), *media]
+
+    @property
+    def cropped_share(self) -> float | None:
+        """Share of the source's picture that the bucket's shape cuts away; None without a picture."""
+        return None if self.bucket.is_text else float(cropped_share(*self._sizes))
+
+    @property
+    def upscale(self) -> float | None:
+        """Factor by which the sides of the source are scaled to the bucket's size; None without a picture."""
+        return None if self.bucket.is_text else float(cover_scale(*self._sizes))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return self.probe.height, self.probe.width, self.bucket.height, self.bucket.width
+
+    @property
     def window_name(self) -> str:
         """Name of a window that is not the whole source, for rejections; otherwise empty."""
         return window_name(self.window, self.probe)
@@ -75,7 +95,7 @@ def window_name(window: Window, probe: Probe) -> str:
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
 
-def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
+def assign(records: Sequence[Record], probes: Probes, options: ShardOptions) -> Assignment:
     """Give every probed record a bucket, or a reason why it has none."""
     samples: list[PlannedSample] = []
     rejected: list[Rejection] = []
@@ -84,18 +104,15 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
     stills = still_media(records, probes, options.source.media_columns)
     for record in records:
         probe = probes[file_state(record)]
-        if isinstance(probe, str):
-            rejected.append(Rejection(record.row, record.source, str(probe), getattr(probe, "kind", "")))
+        if isinstance(probe, Rejected):
+            rejected.append(Rejection(record.row, record.source, str(probe), probe.kind))
             continue
         try:
             extra = fit_media(record, probe, probes, options.source.media_columns, stills)
             windows = list(_windows(probe, options))
-        except NoBucketError as error:
-            reason = _with_rate(str(error), probe, options)
-            rejected.append(Rejection(record.row, record.source, reason, error.kind))
-            continue
         except Rejected as error:
-            rejected.append(Rejection(record.row, record.source, str(error), error.kind))
+            reason = _with_rate(str(error), probe, options) if isinstance(error, NoBucketError) else str(error)
+            rejected.append(Rejection(record.row, record.source, reason, error.kind))
             continue
         kept = record.origin
         own = record_key(record.source) if kept is None else kept.record_key
@@ -108,10 +125,13 @@ def assign(records: Sequence[Record], probes: Mapping[FileState, Probe | str], o
             place = (name, window.start, window.num_frames, bucket.id)
             key = sample_key(*place, seen[place], stem_of=record.source)
             seen[place] += 1
-            clip = _stored(record, probe, window, bucket, options)
+            clip = _stored(probe.copy_of(record), probe, window, bucket, options)
             split = "val" if kept is not None and kept.is_val else split_of(own, options.val_fraction)
-            media = _media(extra, window, bucket, options)
-            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, media, draw_set))
+            media = []
+            for medium in extra:
+                shown = Window(0, 1, 1) if medium.is_still else window
+                media.append(replace(medium, clip=_stored(medium.clip, medium.probe, shown, bucket, options)))
+            samples.append(PlannedSample(key, own, record, probe, bucket, split, window, clip, tuple(media), draw_set))
     return Assignment(tuple(samples), tuple(rejected), draw_sets)
 
 
@@ -194,46 +214,18 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
     return f"{reason} (at fps={rate}; the source has {probe.num_frames})" if is_rated else reason
 
 
-def _media(
-    extra: Sequence[FittedMedium], window: Window, bucket: Bucket, options: ShardOptions
-) -> tuple[PlannedMedium, ...]:
-    found = []
-    for medium, file, probe, is_still in extra:
-        clip = _stored(file, probe, Window(0, 1, 1) if is_still else window, bucket, options)
-        found.append(PlannedMedium(medium, file.item, file, probe, is_still, clip))
-    return tuple(found)
-
-
-def _stored(file: Record | MediaFile, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that a file is stored as."""
-    return _native_clip(probe, window, bucket) if options.clips.is_native else _copied_clip(file, probe)
-
-
-def _copied_clip(record: Record | MediaFile, probe: Probe) -> Clip:
-    return Clip(
-        path=record.path,
-        num_bytes=record.num_bytes,
-        extension=probe.extension,
-        codec=probe.codec,
-        num_frames=probe.num_frames,
-        fps=probe.fps,
-        duration_seconds=probe.duration_seconds,
-        width=probe.width,
-        height=probe.height,
-    )
-
-
-def _native_clip(probe: Probe, window: Window, bucket: Bucket) -> Clip:
-    """Return what is known of a native clip before it is encoded."""
-    share = window.num_frames / probe.num_frames
-    return Clip(
+def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
+    """Return the clip that a file is stored as: its copy, or what is known of a native clip before it is encoded."""
+    if not options.clips.is_native:
+        return copy
+    return replace(
+        copy,
         path="",
         num_bytes=0,
         extension="",
         codec="",
         num_frames=window.num_clip_frames,
-        fps=probe.fps,
-        duration_seconds=share * probe.duration_seconds,
+        duration_seconds=window.num_frames / probe.num_frames * probe.duration_seconds,
         width=bucket.width,
         height=bucket.height,
     )

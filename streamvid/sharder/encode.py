@@ -9,31 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamvid.buckets import Bucket
-from streamvid.errors import StorageError
+from streamvid.errors import Rejected, StorageError
 from streamvid.host.journal import Journal, Key
 from streamvid.sharder.assign import Assignment, PlannedSample
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.probing import MAX_REASON_CHARS, Finding, Progress, attempt, file_state, rejected
-from streamvid.sharder.rejections import Reason
+from streamvid.sharder.probing import (
+    MAX_REASON_CHARS,
+    Finding,
+    Progress,
+    attempt,
+    file_state,
+    rejection_of,
+    run_tasks,
+)
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record, Rejection
-from streamvid.sharder.source.spool import SpooledFile
+from streamvid.sharder.source.spool import opened
 from streamvid.sharder.windows import Clip, Timing, Window
-from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.work.staging import Staging
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.storage import LocalStore
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
-from streamvid.video.limits import LIMITS
+from streamvid.video.limits import Limits
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
@@ -58,16 +64,18 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
     samples: list[PlannedSample] = []
     rejections = list(assignment.rejections)
     for sample in assignment.samples:
-        jobs = jobs_of(sample)
-        clips = [_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options) for job in jobs]
-        reasons = [(job.label, clip) for job, clip in zip(jobs, clips, strict=True) if isinstance(clip, Reason)]
-        if reasons:
-            label, found = reasons[0]
-            reason = f"{sample.window_name}{label}{found}"[:MAX_REASON_CHARS]
-            kind = "medium" if label else found.kind
-            rejections.append(Rejection(sample.record.row, sample.record.source, reason, kind))
+        clips = []
+        for job in jobs_of(sample):
+            try:
+                clips.append(_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options))
+            except Rejected as error:
+                reason = f"{sample.window_name}{job.label}{error}"[:MAX_REASON_CHARS]
+                kind = "medium" if job.label else error.kind
+                rejections.append(Rejection(sample.record.row, sample.record.source, reason, kind))
+                break
         else:
-            samples.append(_with_clips(sample, [clip for clip in clips if isinstance(clip, Clip)]))
+            media = (replace(medium, clip=clip) for medium, clip in zip(sample.media, clips[1:], strict=True))
+            samples.append(replace(sample, clip=clips[0], media=tuple(media)))
     return replace(assignment, samples=tuple(samples), rejections=tuple(rejections))
 
 
@@ -129,126 +137,87 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
     return jobs
 
 
-def _with_clips(sample: PlannedSample, clips: Sequence[Clip]) -> PlannedSample:
-    media = (replace(medium, clip=clip) for medium, clip in zip(sample.media, clips[1:], strict=True))
-    return replace(sample, clip=clips[0], media=tuple(media))
-
-
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
     """Yield the key and the finding of each job, as they are done."""
-    limits = WorkerLimits(options.work.encode_timeout_seconds, options.work.worker_memory_bytes)
-    num_workers = min(options.work.workers, max(1, len(jobs)))
+    handler, limit = f"{__name__}:encode_sample", "encode_timeout_seconds"
 
-    def task(number: int) -> dict[str, Any]:
-        return asdict(EncodeTask.of(jobs[number], options, staging.clips))
+    def task(number: int) -> EncodeTask:
+        job, path = jobs[number], staging.clips / _name(jobs[number].key)
+        # Edges carry the meaning of a mask: it is stored without loss.
+        encoding = Encoding("ffv1") if job.is_mask else options.clips.encoding
+        media = job.file.media(options.worker_storage)
+        return EncodeTask(media, job.window, job.bucket, job.follows, encoding, options.rate, options.limits, path)
 
-    with Pool(f"{__name__}:encode_sample", num_workers, limits, staging.lock_fd) as pool:
-        for number, answer in pool.run(len(jobs), task):
-            finding: Finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
-            if "rejected" in finding:
-                finding["worker_limits"] = _worker_limits(options)
-            yield jobs[number].key, finding
+    for number, finding in run_tasks("encoding", handler, len(jobs), task, options, limit, staging.lock_fd):
+        if "rejected" in finding:
+            finding["worker_limits"] = _worker_limits(options)
+        yield jobs[number].key, finding
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One clip to encode, for a worker. folder, name: where the clip goes.   follows: as Job has it."""
+    """One clip to encode. path: where it goes.   follows: as Job has it.   fps: None keeps all frames of the window."""
 
     media: Media
     window: Window
-    height: int
-    width: int
+    bucket: Bucket
     follows: str
     encoding: Encoding
-    fps: str | None
-    allow_hdr: bool
-    folder: str
-    name: str
-
-    @staticmethod
-    def of(job: Job, options: ShardOptions, folder: Path) -> EncodeTask:
-        """Return the task of a job."""
-        return EncodeTask(
-            media=job.file.media(options.worker_storage),
-            window=job.window,
-            height=job.bucket.height,
-            width=job.bucket.width,
-            follows=job.follows,
-            # Edges carry the meaning of a mask: it is stored without loss.
-            encoding=Encoding("ffv1") if job.is_mask else options.clips.encoding,
-            fps=None if options.rate is None else str(options.rate),
-            allow_hdr=options.hdr == "allow",
-            folder=str(folder),
-            name=_name(job.key),
-        )
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> EncodeTask:
-        """Return the task that `asdict` gave the fields of."""
-        parts = {
-            "media": Media.from_json(value["media"]),
-            "window": Window(**value["window"]),
-            "encoding": Encoding(**value["encoding"]),
-        }
-        return EncodeTask(**{**value, **parts})
-
-    def encode(self, source: Source) -> Finding:
-        """Encode the opened file into the folder."""
-        from streamvid.video.encode.clip import encode_clip
-
-        fps = None if self.fps is None else Fraction(self.fps)
-        encoded = encode_clip(
-            source,
-            height=self.height,
-            width=self.width,
-            encoding=self.encoding,
-            start=self.window.start,
-            num_frames=self.window.num_frames,
-            fps=fps,
-            timeline=self._timeline(fps) if self.follows else None,
-            limits=replace(LIMITS, allow_hdr=self.allow_hdr),
-        )
-        LocalStore(Path(self.folder)).put(self.name, encoded.data)
-        kept = {field.name for field in fields(Clip)} & {field.name for field in fields(encoded)}
-        finding: Finding = {name: getattr(encoded, name) for name in sorted(kept)}
-        digest = hashlib.sha256(encoded.data).hexdigest()
-        return {**finding, "num_bytes": len(encoded.data), "psnr_y": round(encoded.psnr_y, 4), "sha256": digest}
-
-    def _timeline(self, fps: Fraction | None) -> Timeline:
-        """Return frames and times of the clip that a conditioning input follows."""
-        timing = Timing.from_text(self.follows)
-        return make_timeline(
-            tuple(timing.timestamps),
-            timing.time_base,
-            timing.last_duration,
-            start=self.window.start,
-            num_frames=self.window.num_frames,
-            fps=fps,
-            usual_rate=timing.usual_rate,
-        )
+    fps: Fraction | None
+    limits: Limits
+    path: Path
 
 
-def encode_sample(value: dict[str, Any]) -> Finding:
+def encode_sample(task: EncodeTask) -> Finding:
     """Encode a clip into the staging folder. Runs in a worker.
 
     Raises SourceError if the file is no longer the one that was probed, StorageError if writing fails.
     """
-    task = EncodeTask.from_json(value)
     media = task.media
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
-        finding = attempt("encoding", lambda: task.encode(data))
-    elif media.is_remote:
-        with SpooledFile(media, Path(task.folder).parent, clock_paused) as file:
-            finding = attempt("encoding", lambda: task.encode(file))
-            if file.error is not None:  # a demuxer may have taken it for the end of the file
-                raise file.error
+        finding = attempt("encoding", lambda: _encode(task, data))
     else:
-        with media.opened() as local:
-            finding = attempt("encoding", lambda: task.encode(local))
+        with opened(media, task.path.parent.parent, clock_paused) as source:
+            finding = attempt("encoding", lambda: _encode(task, source))
     media.check_unchanged()
     return finding
+
+
+def _encode(task: EncodeTask, source: Source) -> Finding:
+    from streamvid.video.encode.clip import encode_clip
+
+    encoded = encode_clip(
+        source,
+        height=task.bucket.height,
+        width=task.bucket.width,
+        encoding=task.encoding,
+        start=task.window.start,
+        num_frames=task.window.num_frames,
+        fps=task.fps,
+        timeline=_timeline(task) if task.follows else None,
+        limits=task.limits,
+    )
+    LocalStore(task.path.parent).put(task.path.name, encoded.data)
+    kept = {field.name for field in fields(Clip)} & {field.name for field in fields(encoded)}
+    finding: Finding = {name: getattr(encoded, name) for name in sorted(kept)}
+    digest = hashlib.sha256(encoded.data).hexdigest()
+    return {**finding, "num_bytes": len(encoded.data), "psnr_y": round(encoded.psnr_y, 4), "sha256": digest}
+
+
+def _timeline(task: EncodeTask) -> Timeline:
+    """Return frames and times of the clip that a conditioning input follows."""
+    timing = Timing.from_text(task.follows)
+    return make_timeline(
+        tuple(timing.timestamps),
+        timing.time_base,
+        timing.last_duration,
+        start=task.window.start,
+        num_frames=task.window.num_frames,
+        fps=task.fps,
+        usual_rate=timing.usual_rate,
+    )
 
 
 def read_encoded(path: Path, source: str, sha256: str) -> bytes:
@@ -282,29 +251,19 @@ def _name(key: Key) -> str:
     return f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]}.clip"
 
 
-def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip | Reason:
-    """Return the clip, or the reason why there is none."""
-    if "rejected" in finding:
-        # No path of this machine goes into a sealed dataset (SHARD-1).
-        reason = str(finding["rejected"]).replace(job.file.path, job.file.source)
-        return Reason(reason, finding.get("kind", "damaged"))
+def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip:
+    """Return the clip. Raises Rejected if there is none, or if it is not good enough."""
+    if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
+        raise rejection
     clip = Clip(path=str(path), **finding)
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
         reason = f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
-        return Reason(reason, "too-few-frames")
-    if job.label:  # min_psnr is for clips alone
-        return clip
-    if options.clips.min_psnr is not None and (clip.psnr_y or 0.0) < options.clips.min_psnr:
-        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={options.clips.min_psnr:g}"
-        return Reason(f"{reason}; a lower crf keeps more of it", "min-psnr")
+        raise Rejected(reason, kind="too-few-frames")
+    least = options.clips.min_psnr
+    if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
+        reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
+        raise Rejected(f"{reason}; a lower crf keeps more of it", kind="min-psnr")
     return clip
-
-
-def _of_crash(crash: Crash, options: ShardOptions) -> Finding:
-    if timed_out(crash):
-        seconds = options.work.encode_timeout_seconds
-        return rejected(f"encoding took longer than encode_timeout_seconds={seconds:g}", "timeout")
-    return rejected(f"the decoder or the encoder crashed on it ({crash})", "crash")
 
 
 def _remove_all_but(names: set[str], folder: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from streamvid.errors import Rejected
-from streamvid.host.journal import FileState
 from streamvid.sharder.media_columns import MediaColumn
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip, Timing
-
-FittedMedium: TypeAlias = tuple[MediaColumn, MediaFile, Probe, bool]
-"""(medium, file, what probing found, whether it is one picture for the whole clip)."""
 
 TIME_TOLERANCE = 0.5
 """Allowed distance in time between a frame of an input and that of the clip, in frames."""
@@ -29,12 +25,10 @@ SHAPE_TOLERANCE = 0.02
 class PlannedMedium:
     """One file of a conditioning input, as it is stored with a sample's clip.
 
-    item: its place in a list, None where it stands alone. is_still: one picture for the whole clip; else it has the
-    clip's frames.
+    is_still: one picture for the whole clip; else it has the clip's frames.
     """
 
     column: MediaColumn
-    item: int | None
     file: MediaFile
     probe: Probe
     is_still: bool
@@ -43,13 +37,11 @@ class PlannedMedium:
     @property
     def extension(self) -> str:
         """Extension of its member in the tar."""
-        parts = [self.column.stem, *([] if self.item is None else [str(self.item)]), self.clip.extension]
-        return ".".join(parts)
+        item = "" if self.file.item is None else f".{self.file.item}"
+        return f"{self.column.stem}{item}.{self.clip.extension}"
 
 
-def still_media(
-    records: Sequence[Record], probes: Mapping[FileState, Probe | str], columns: Sequence[MediaColumn]
-) -> frozenset[str]:
+def still_media(records: Sequence[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
     """Return the names of inputs that are one picture per sample: declared so, or all of their files are images."""
     found: dict[str, bool] = {}
     for record in records:
@@ -63,16 +55,16 @@ def still_media(
 def fit_media(
     record: Record,
     probe: Probe,
-    probes: Mapping[FileState, Probe | str],
+    probes: Probes,
     columns: Sequence[MediaColumn],
     stills: frozenset[str],
-) -> tuple[FittedMedium, ...]:
-    """Return a record's conditioning inputs. Raises Rejected if one of them does not fit the clip."""
+) -> tuple[PlannedMedium, ...]:
+    """Return a record's conditioning inputs, as copies. Raises Rejected if one of them does not fit the clip."""
     of_name = {medium.name: medium for medium in columns}
     found = []
     for file in record.extra:
         medium, own = of_name[file.name], probes[file_state(file)]
-        if isinstance(own, str):
+        if isinstance(own, Rejected):
             raise Rejected(f"{file.label}: {own}", kind="medium")
         is_still = file.name in stills and medium.kind != "video"
         if is_still and not own.is_image:
@@ -81,7 +73,7 @@ def fit_media(
             _check_frames(file, own, probe)
         if not is_still or medium.is_mask:
             _check_shape(file, own, probe)
-        found.append((medium, file, own, is_still))
+        found.append(PlannedMedium(medium, file, own, is_still, own.copy_of(file)))
     return tuple(found)
 
 

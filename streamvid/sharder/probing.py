@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamvid.buckets.pick import exact_seconds
-from streamvid.errors import DecodeError, ProbeError, SourceError, StorageError
+from streamvid.errors import DecodeError, ProbeError, Rejected, SourceError, StorageError
 from streamvid.host.journal import FileState, Journal
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.rejections import Reason
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record
-from streamvid.sharder.source.spool import SpooledFile
-from streamvid.sharder.windows import Timing
+from streamvid.sharder.source.spool import SpooledFile, opened
+from streamvid.sharder.windows import Clip, Timing
 from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.work.worker import clock_paused
-from streamvid.video.limits import LIMITS
+from streamvid.video.limits import LIMITS, Limits
 
 if TYPE_CHECKING:
     from streamvid.video.container import Source
@@ -71,9 +70,27 @@ class Probe:
         """Exact `duration_seconds`, the same that readers of the index compute."""
         return exact_seconds(self.duration_seconds)
 
+    def copy_of(self, file: Record | MediaFile) -> Clip:
+        """Return the clip that stores the file as it is."""
+        return Clip(
+            path=file.path,
+            num_bytes=file.num_bytes,
+            extension=self.extension,
+            codec=self.codec,
+            num_frames=self.num_frames,
+            fps=self.fps,
+            duration_seconds=self.duration_seconds,
+            width=self.width,
+            height=self.height,
+        )
+
 
 Finding: TypeAlias = dict[str, Any]
 """JSON of what a worker found, as the journal holds it: fields of a Probe or of a Clip, or {"rejected", "kind"}."""
+
+
+Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
+"""What probing found out of each file: its facts, or why it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,45 +102,39 @@ class ProbeTask:
     """
 
     media: Media
-    allow_hdr: bool
+    limits: Limits
     verify: bool
     timing: bool
-    folder: str | None
-
-    def probe(self, source: Source) -> Finding:
-        """Probe the opened file."""
-        from streamvid.video.probe import probe
-
-        info = probe(source, replace(LIMITS, allow_hdr=self.allow_hdr), verify=self.verify)
-        found = Probe(
-            width=info.width,
-            height=info.height,
-            num_frames=info.num_frames,
-            fps=info.fps,
-            duration_seconds=info.duration_seconds,
-            codec=info.codec,
-            extension=clip_extension(info.container, self.media.source),
-            is_image=info.is_image,
-            timing=Timing.of(info).to_text() if self.timing and not info.is_image else "",
-        )
-        return asdict(found)
+    folder: Path | None
 
 
-def probe_file(value: dict[str, Any]) -> Finding:
+def probe_file(task: ProbeTask) -> Finding:
     """Probe one file. Runs in a worker.
 
     For an object, "bytes_read" in the finding says how much of it was read. Raises StorageError if its store fails and
     SourceError if the file is no longer the one that was listed: neither is a reason against the file.
     """
-    task = ProbeTask(**{**value, "media": Media.from_json(value["media"])})
-    if not task.media.is_remote:
-        with task.media.opened() as local:
-            return attempt("probing", lambda: task.probe(local))
-    with SpooledFile(task.media, None if task.folder is None else Path(task.folder), clock_paused) as file:
-        finding = attempt("probing", lambda: task.probe(file))
-        if file.error is not None:  # a demuxer may have taken it for the end of the file
-            raise file.error
-        return {**finding, "bytes_read": file.bytes_read}
+    with opened(task.media, task.folder, clock_paused) as source:
+        finding = attempt("probing", lambda: _probe(task, source))
+        return {**finding, "bytes_read": source.bytes_read} if isinstance(source, SpooledFile) else finding
+
+
+def _probe(task: ProbeTask, source: Source) -> Finding:
+    from streamvid.video.probe import probe
+
+    info = probe(source, task.limits, verify=task.verify)
+    found = Probe(
+        width=info.width,
+        height=info.height,
+        num_frames=info.num_frames,
+        fps=info.fps,
+        duration_seconds=info.duration_seconds,
+        codec=info.codec,
+        extension=clip_extension(info.container, task.media.source),
+        is_image=info.is_image,
+        timing=Timing.of(info).to_text() if task.timing and not info.is_image else "",
+    )
+    return asdict(found)
 
 
 def attempt(what: str, work: Callable[[], Finding]) -> Finding:
@@ -147,6 +158,33 @@ def rejected(reason: str, kind: str) -> Finding:
     return {"rejected": reason, "kind": kind}
 
 
+def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
+    """Return why a file cannot be used, if that was found."""
+    if "rejected" not in finding:
+        return None
+    # No path of this machine goes into a sealed dataset (SHARD-1).
+    return Rejected(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], kind=finding["kind"])
+
+
+def run_tasks(
+    what: str, handler: str, num_tasks: int, task: Callable[[int], Any], options: ShardOptions, limit: str, held_fd: int
+) -> Iterator[tuple[int, Finding]]:
+    """Run tasks on worker processes; yield (number, finding) as they are done. A crash is a rejection.
+
+    limit: the option that says how many seconds a task may take.
+    """
+    seconds = getattr(options.work, limit)
+    limits = WorkerLimits(seconds, options.work.worker_memory_bytes)
+    with Pool(handler, options.work.workers, limits, held_fd) as pool:
+        for number, answer in pool.run(num_tasks, task):
+            if not isinstance(answer, Crash):
+                yield number, answer
+            elif timed_out(answer):
+                yield number, rejected(f"{what} took longer than {limit}={seconds:g}", "timeout")
+            else:
+                yield number, rejected(f"{what} crashed on it ({answer})", "crash")
+
+
 def clip_extension(container: str, source: str) -> str:
     """Return the extension of a clip's member in a tar, by the file's container and not by its name.
 
@@ -166,8 +204,8 @@ def probe_all(
     held_fd: int,
     progress: Progress,
     folder: Path | None = None,
-) -> Mapping[FileState, Probe | str]:
-    """Return a Probe or the reason of a rejection for each record's file, whatever the number of workers.
+) -> Probes:
+    """Return what probing found out of each record's file, whatever the number of workers.
 
     folder: place for what is read of objects meanwhile. A file that crashes the decoder, exceeds
     `probe_timeout_seconds` or exceeds `worker_memory_bytes` is rejected.
@@ -175,25 +213,21 @@ def probe_all(
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
     states = [state for state in sources if state not in journal.findings]
-    limits = WorkerLimits(_timeout(options)[1], options.work.worker_memory_bytes)
     done = len(sources) - len(states)
     progress("probe", done, len(sources))
-    storage, shared = options.worker_storage, None if folder is None else str(folder)
+    storage, is_verified = options.worker_storage, _is_verified(options)
 
-    def task(number: int) -> dict[str, Any]:
+    def task(number: int) -> ProbeTask:
         media = sources[states[number]].media(storage)
-        return asdict(ProbeTask(media, options.hdr == "allow", _is_verified(options), options.needs_timing, shared))
+        return ProbeTask(media, options.limits, is_verified, options.needs_timing, folder)
 
-    with (
-        journal,
-        Pool(f"{__name__}:probe_file", min(options.work.workers, max(1, len(states))), limits, held_fd) as pool,
-    ):
-        for number, answer in pool.run(len(states), task):
-            finding = _of_crash(answer, options) if isinstance(answer, Crash) else answer
+    with journal:
+        handler, limit = f"{__name__}:probe_file", _time_limit(options)
+        for number, finding in run_tasks("probing", handler, len(states), task, options, limit, held_fd):
             journal.add(states[number], finding)
             done += 1
             progress("probe", done, len(sources))
-    return {state: _finding(journal.findings[state], state[0], record.source) for state, record in sources.items()}
+    return {state: _found(journal.findings[state], state[0], record.source) for state, record in sources.items()}
 
 
 def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
@@ -204,7 +238,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
 
 def journal_header(options: ShardOptions) -> dict[str, Any]:
     """Return the rules that findings depend on."""
-    limits = [_timeout(options)[1], options.work.worker_memory_bytes]
+    limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
     rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}
     return {"probe_version": PROBE_VERSION, "limits": asdict(LIMITS), "worker_limits": limits, **rules}
 
@@ -214,10 +248,9 @@ def _is_verified(options: ShardOptions) -> bool:
     return options.verify == "decode" and not options.clips.is_native
 
 
-def _timeout(options: ShardOptions) -> tuple[str, float]:
-    """Decoding all frames takes as long as encoding may."""
-    name = "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
-    return name, getattr(options.work, name)
+def _time_limit(options: ShardOptions) -> str:
+    """Return the option that limits probing. Decoding all frames takes as long as encoding may."""
+    return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 
 def file_state(record: Record | MediaFile) -> FileState:
@@ -225,15 +258,6 @@ def file_state(record: Record | MediaFile) -> FileState:
     return (record.path, record.num_bytes, record.version)
 
 
-def _finding(finding: Finding, path: str, source: str) -> Probe | Reason:
-    if "rejected" in finding:
-        # No path of this machine goes into a sealed dataset (SHARD-1).
-        return Reason(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], finding.get("kind", "damaged"))
-    return Probe(**{name: value for name, value in finding.items() if name != "bytes_read"})
-
-
-def _of_crash(crash: Crash, options: ShardOptions) -> Finding:
-    if timed_out(crash):
-        name, seconds = _timeout(options)
-        return rejected(f"probing took longer than {name}={seconds:g}", "timeout")
-    return rejected(f"the decoder crashed on it ({crash})", "crash")
+def _found(finding: Finding, path: str, source: str) -> Probe | Rejected:
+    facts = {name: value for name, value in finding.items() if name != "bytes_read"}
+    return rejection_of(finding, path, source) or Probe(**facts)

@@ -75,19 +75,3 @@ def by_kind(rejections: Iterable[tuple[str, int, str, str]]) -> tuple[RejectedKi
         RejectedKind(name, counts[name], REMEDIES.get(name, "see its reason"), tuple(examples[name]))
         for name in ordered
     )
-
-
-class Reason(str):
-    """Reason why a file cannot be used, with its kind in one word."""
-
-    __slots__ = ("kind",)
-    kind: str
-
-    def __new__(cls, text: str, kind: str) -> Reason:
-        reason = super().__new__(cls, text)
-        reason.kind = kind
-        return reason
-
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        # A report is copied into plain fields, reasons with it.
-        return str(self), self.kind

@@ -88,22 +88,6 @@ class ShardReport:
         }
         return {**asdict(self), **counted, "source_bytes": self.source_bytes}
 
-    def summary(self, max_rejections: int = 10) -> str:
-        """Return a few lines of text with the first rejections."""
-        lines = [
-            f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
-            f"{self.num_rejected} of {self.num_records} records rejected"
-        ]
-        lines += [
-            f"  {row.bucket_id}: {row.num_samples} samples, {row.num_shards} shards, {row.duration_seconds:.1f} s"
-            for row in self.buckets
-        ]
-        shown = self.rejections[:max_rejections]
-        lines += [f"  rejected row {row.row} {row.source}: {row.reason}" for row in shown]
-        if len(shown) < self.num_rejected:
-            lines.append(f"  and {self.num_rejected - len(shown)} more rejections")
-        return "\n".join(lines)
-
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """Return the report of a plan, built or not."""
@@ -116,8 +100,8 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
         shards[shard.bucket] = 0 if is_unknown else shards.get(shard.bucket, 0) + 1
         found = clips.setdefault(shard.bucket, [])
         for sample in shard.samples:
-            clip, probe, record = sample.clip, sample.probe, sample.record
-            source = (record.source, record.num_bytes, probe.width, probe.height)
+            clip, record = sample.clip, sample.record
+            source = (record.source, record.num_bytes, sample.cropped_share)
             found.append(_Clip(clip.num_bytes, clip.duration_seconds, clip.psnr_y, *source))
             seconds[clip.path] = clip.encode_seconds
     rows = tuple(_row(bucket, shards[bucket], found) for bucket, found in clips.items())
@@ -144,22 +128,21 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """Facts of a clip that a report needs; width and height are those of its source."""
+    """Facts of a clip that a report needs, columns of the index."""
 
     num_bytes: int
     duration_seconds: float
     psnr_y: float | None
     source: str
     source_bytes: int
-    width: int
-    height: int
+    crop_fraction: float | None
 
 
-_COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes", "source_width", "source_height")
+_COLUMNS = ("clip_bytes", "duration_seconds", "psnr_y", "source", "source_bytes", "crop_fraction")
 
 
 def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
-    crops = [crop_fraction(clip.width, clip.height, bucket) for clip in clips]
+    crops = [clip.crop_fraction or 0.0 for clip in clips]
     qualities = [clip.psnr_y for clip in clips if clip.psnr_y is not None]
     return BucketRow(
         bucket_id=bucket.id,
@@ -175,12 +158,6 @@ def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
         mean_psnr_y=sum(qualities) / len(qualities) if qualities else None,
         min_psnr_y=min(qualities, default=None),
     )
-
-
-def crop_fraction(width: int, height: int, bucket: Bucket) -> float:
-    """Return the share of a frame's area that is cropped to reach the bucket's ratio."""
-    ours, theirs = width * bucket.height, height * bucket.width
-    return 1 - min(ours, theirs) / max(ours, theirs) if ours else 0.0
 
 
 def _report(

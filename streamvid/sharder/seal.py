@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.model import ModelRule
-from streamvid.buckets.policy import cover_scale, cropped_share
 from streamvid.dataset.captions import captions_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
@@ -49,7 +49,7 @@ from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
 from streamvid.sharder.work.staging import Staging
-from streamvid.storage import LocalStore
+from streamvid.storage import LocalStore, Store
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
     store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
     if not store.is_local:
-        _check_shards(plan, staging)
+        _check_shards(plan, store, folder)
     total = 2 * -(-len(plan.shards) // MAX_SHARDS_PER_FILE) + 7
     done = 0
 
@@ -84,7 +84,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         progress("seal", done, total)
 
     progress("seal", done, total)
-    index = _write_samples(plan, staging, put, options.source.media_columns)
+    index = _write_samples(plan, folder, put, options.source.media_columns)
     shards = encode_shards(index.shards)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
     others = energon_files(index.shards)
@@ -108,7 +108,7 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
 
 
 def _write_samples(
-    plan: ShardPlan, staging: Staging, put: Callable[[str, bytes], None], media: Sequence[MediaColumn]
+    plan: ShardPlan, folder: Path, put: Callable[[str, bytes], None], media: Sequence[MediaColumn]
 ) -> _Index:
     """Write samples and packets, with a limited number of shards per file; return the rows of the shard table."""
     shards: list[ShardInfo] = []
@@ -116,8 +116,8 @@ def _write_samples(
     packet_files: list[FileInfo] = []
     for start in range(0, len(plan.shards), MAX_SHARDS_PER_FILE):
         part = plan.shards[start : start + MAX_SHARDS_PER_FILE]
-        markers = [_marker(shard, plan, staging) for shard in part]
-        packets, places = _join_packets(part, staging.plan_folder(plan.sha256))
+        markers = [_marker(shard, folder) for shard in part]
+        packets, places = _join_packets(part, folder)
         groups = [
             RowGroup(shard.bucket.id, shard.number, shard.split, list(_rows(shard.samples, marker)), place)
             for shard, marker, place in zip(part, markers, places, strict=True)
@@ -138,7 +138,7 @@ def _write_samples(
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
     """Join the packet tables of some shards; return them with the place of each."""
-    tables = [_read(packets_path(folder, shard.path)) for shard in shards]
+    tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
     for table in tables:
@@ -147,43 +147,42 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
     return b"".join(tables), places
 
 
-def _check_shards(plan: ShardPlan, staging: Staging) -> None:
+def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
     """Raise StorageError if a finished shard is not in the store, to which others may write."""
-    sizes = shard_sizes(staging.store)
+    sizes = shard_sizes(store)
     for shard in plan.shards:
-        marker = _marker(shard, plan, staging)
+        marker = _marker(shard, folder)
         sizes_noted = {shard.path: marker.num_bytes, offsets_path(shard.path): marker.offsets_num_bytes}
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{staging.store.url}: {path} has {sizes.get(path, 'no')} bytes there, {num_bytes} were written; "
+                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes there, {num_bytes} were written; "
                     "was it removed meanwhile? Run the same command again"
                 )
 
 
-def _marker(shard: PlannedShard, plan: ShardPlan, staging: Staging) -> Marker:
-    folder = staging.plan_folder(plan.sha256)
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
     try:
-        return load_marker(folder, shard.path)
+        yield
     except (OSError, ValueError, TypeError) as error:
-        raise StorageError(
-            f"cannot read {marker_path(folder, shard.path)}: {error}; run the same command again"
-        ) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
         raise StorageError(f"cannot read {path}: {error}; run the same command again") from error
 
 
+def _marker(shard: PlannedShard, folder: Path) -> Marker:
+    with _named(marker_path(folder, shard.path)):
+        return load_marker(folder, shard.path)
+
+
+def _packets(shard: PlannedShard, folder: Path) -> bytes:
+    with _named(packets_path(folder, shard.path)):
+        return packets_path(folder, shard.path).read_bytes()
+
+
 def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRow]:
-    of_media = zip(marker.media_offsets, marker.media_sha256, strict=True)
-    noted = zip(samples, marker.clip_offsets, marker.clip_sha256, of_media, strict=True)
-    for index, (sample, offset, digest, media) in enumerate(noted):
+    noted = zip(samples, marker.member_offsets, marker.member_sha256, strict=True)
+    for index, (sample, offsets, digests) in enumerate(noted):
         record, probe, clip = sample.record, sample.probe, sample.clip
-        shapes = (probe.height, probe.width, sample.bucket.height, sample.bucket.width)
         yield SampleRow(
             key=sample.key,
             record_key=sample.record_key,
@@ -191,9 +190,9 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRo
             text=record.caption,
             clip=ClipEntry(
                 extension=clip.extension,
-                offset=offset,
+                offset=offsets[0],
                 num_bytes=clip.num_bytes,
-                sha256=bytes.fromhex(digest),
+                sha256=bytes.fromhex(digests[0]),
                 num_frames=clip.num_frames,
                 width=clip.width,
                 height=clip.height,
@@ -209,12 +208,12 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRo
                 num_bytes=record.num_bytes,
                 window_start=sample.window.start,
                 window_num_frames=sample.window.num_frames,
-                crop_fraction=None if sample.bucket.is_text else float(cropped_share(*shapes)),
-                upscale=None if sample.bucket.is_text else float(cover_scale(*shapes)),
+                crop_fraction=sample.cropped_share,
+                upscale=sample.upscale,
             ),
             columns=record.columns,
             captions=captions_to_json(record.captions) if record.captions else None,
-            media=_media_items(sample, *media),
+            media=_media_items(sample, offsets[1:], digests[1:]),
         )
 
 
@@ -302,7 +301,7 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
             mine = [medium for medium in sample.media if medium.column == column]
             counts.append(len(mine))
             stills += [medium.is_still for medium in mine]
-            is_list = is_list or any(medium.item is not None for medium in mine)
+            is_list = is_list or any(medium.file.item is not None for medium in mine)
         found[column.name] = MediaInfo(
             column=column.column,
             is_still=all(stills),

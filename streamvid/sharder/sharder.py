@@ -13,17 +13,17 @@ from typing import Any
 from streamvid.dataset.manifest import MANIFEST, offsets_path
 from streamvid.dataset.reader import Dataset
 from streamvid.errors import DatasetError, SealedError, SourceError, StorageError, StreamvidError
-from streamvid.host.journal import FileState, Journal
+from streamvid.host.journal import Journal
 from streamvid.sharder.assign import Assignment, assign, assign_texts
 from streamvid.sharder.build import build_all
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import make_plan
-from streamvid.sharder.probing import Probe, Progress, journal_header, probe_all, probe_bytes_read
+from streamvid.sharder.probing import Probes, Progress, journal_header, probe_all, probe_bytes_read
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import RecordSet, Rejection, read_records
-from streamvid.sharder.where import where_metadata, where_probed
+from streamvid.sharder.where import apply_where
 from streamvid.sharder.work.destination import find_destination
 from streamvid.sharder.work.staging import Staging, locked_staging
 from streamvid.storage import Store, open_store
@@ -51,7 +51,7 @@ def shard(
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
     _check_apart(source, place.store, options)
-    records = where_metadata(read_records(source, options), options.source.where, options.clips.is_text)
+    records = apply_where(read_records(source, options), options)
     progress("records", records.num_rows, records.num_rows)
     build = _build_facts(records, options)
     report = _sealed_report(place.store, build, options.work.overwrite)
@@ -108,14 +108,14 @@ def dry_run(
     Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
-    records = where_metadata(read_records(source, options), options.source.where, options.clips.is_text)
+    records = apply_where(read_records(source, options), options)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
         probes = (
             {} if options.clips.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
         )
-    records = where_probed(records, options.source.where, probes)
+    records = apply_where(records, options, probes)
     assignment = _assign(records, probes, options)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
     return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
@@ -139,10 +139,10 @@ def _build(
     records: RecordSet, build: dict[str, Any], staging: Staging, options: ShardOptions, progress: Progress
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
-    probes: Mapping[FileState, Probe | str] = {}
+    probes: Probes = {}
     if not options.clips.is_text:
         probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
-    records = where_probed(records, options.source.where, probes)
+    records = apply_where(records, options, probes)
     assignment = _assign(records, probes, options)
     if options.clips.is_native:
         assignment = encode_all(assignment, options, staging, progress)
@@ -157,7 +157,7 @@ def _build(
     return replace(report_plan(plan, BUILT), probe_bytes_read=probe_bytes_read(probes, journal))
 
 
-def _assign(records: RecordSet, probes: Mapping[FileState, Probe | str], options: ShardOptions) -> Assignment:
+def _assign(records: RecordSet, probes: Probes, options: ShardOptions) -> Assignment:
     if options.clips.is_text:
         return assign_texts(records.records, options)
     return assign(records.records, probes, options)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from streamvid.dataset.column_groups import nearest
 from streamvid.dataset.filter.expression import compile_condition
 from streamvid.dataset.filter.nodes import Node
-from streamvid.errors import ConfigError
-from streamvid.host.journal import FileState
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.errors import ConfigError, Rejected
+from streamvid.sharder.options import ShardOptions
+from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class Where:
         """True if the condition needs a fact that only probing finds."""
         return bool(self.node.columns & FACTS.keys())
 
-    def keep(self, records: RecordSet, probes: Mapping[FileState, Probe | str] | None = None) -> RecordSet:
+    def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: of all records, where the condition needs them. A record whose probe is a reason stays: that is its own.
+        probes: of all records, where the condition needs them. A record that probing rejected stays: that is its own.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -65,7 +65,7 @@ class Where:
             table = self._table(part, found)
             admitted = self._mask(table)
             for number, record in enumerate(part):
-                if admitted[number] or isinstance(found[number], str):
+                if admitted[number] or isinstance(found[number], Rejected):
                     kept.append(record)
                 else:
                     rejections.append(Rejection(record.row, record.source, self._reason(table, number), "where"))
@@ -78,7 +78,7 @@ class Where:
         found = pc.fill_null(self.node.run(table), False)
         return [bool(value) for value in (found.to_pylist() if not isinstance(found, pa.Scalar) else [found.as_py()])]
 
-    def _table(self, records: Sequence[Record], probes: Sequence[Probe | str | None]) -> pa.Table:
+    def _table(self, records: Sequence[Record], probes: Sequence[Probe | Rejected | None]) -> pa.Table:
         import pyarrow as pa
 
         columns = {}
@@ -110,33 +110,25 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
     return Where(text, compile_condition(text, resolve), kinds)
 
 
-def where_metadata(records: RecordSet, text: str | None, is_text: bool = False) -> RecordSet:
-    """Reject, before anything is probed, the rows that do not meet a condition on the metadata alone.
+def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
+    """Reject the rows that do not meet the condition: without `probes` one on the metadata alone, with them any other.
 
-    A condition that needs more is checked here all the same, and leaves nothing out yet; of rows that are texts alone
-    (is_text) there is nothing more, and it is a ConfigError.
+    Rows that are texts alone are not probed: a condition on such facts is a ConfigError.
     """
+    text = options.source.where
     if text is None:
         return records
     where = parse_where(text, records.user_types)
-    if is_text and where.needs_probe:
+    if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
             f"where={text!r}: {names[0]!r} is a fact of videos, and rows of clips='text' have none; name columns of "
             f"the metadata{''.join(f', {name}' for name in records.user_types)}, text or source"
         )
-    return records if where.needs_probe else where.keep(records)
+    return where.keep(records, probes) if where.needs_probe == (probes is not None) else records
 
 
-def where_probed(records: RecordSet, text: str | None, probes: Mapping[FileState, Probe | str]) -> RecordSet:
-    """Reject the rows that do not meet a condition on probed facts."""
-    if text is None:
-        return records
-    where = parse_where(text, records.user_types)
-    return where.keep(records, probes) if where.needs_probe else records
-
-
-def _value(name: str, record: Record, probe: Probe | str | None) -> Any:
+def _value(name: str, record: Record, probe: Probe | Rejected | None) -> Any:
     if name in _OWN:
         return record.caption if name == "text" else record.source
     if name not in FACTS:

@@ -24,7 +24,7 @@ from streamvid.errors import ConfigError
 from streamvid.sharder.assign import Assignment, assign
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import weights_of
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.records import Record
 from tests.conftest import run_streamvid
 from tests.loader.conftest import new_keys
@@ -160,7 +160,7 @@ def made_up(count: int, options: ShardOptions) -> tuple[Assignment, Choices]:
     records = [
         Record(row, f"{row}.mp4", f"/none/{row}.mp4", 1000, "1", caption=None, columns={}) for row in range(count)
     ]
-    probes: dict[Any, Probe | str] = {file_state(record): probe for record in records}
+    probes: Probes = {file_state(record): probe for record in records}
     facts = ClipFacts(probe.num_frames, probe.height, probe.width, probe.fps)
     return assign(records, probes, options), options.config.choices(facts)
 

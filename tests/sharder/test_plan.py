@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.buckets import parse_buckets
+from streamvid.errors import Rejected
 from streamvid.sharder.assign import assign, record_key, safe_stem, sample_key, split_of
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import ShardPlan, cut_by_bytes, make_plan
-from streamvid.sharder.probing import Probe, file_state
+from streamvid.sharder.probing import Probe, Probes, file_state
 from streamvid.sharder.source.records import Record, RecordSet, Rejection
 from tests.shard_options import shard_options
 
@@ -26,9 +27,7 @@ def record(row: int, num_bytes: int) -> Record:
     return Record(row, f"{row}.mp4", f"/x/{row}.mp4", num_bytes, "0", None, {})
 
 
-def plan_with(
-    records: RecordSet, probes: Mapping[tuple[str, int, str], Probe | str], options: ShardOptions
-) -> ShardPlan:
+def plan_with(records: RecordSet, probes: Probes, options: ShardOptions) -> ShardPlan:
     return make_plan(records, assign(records.records, probes, options), options, {})
 
 
@@ -84,8 +83,8 @@ def test_numbers_run_through_splits() -> None:
 def test_what_no_bucket_takes_is_rejected_in_the_order_of_the_input() -> None:
     """SHARD-3."""
     records = (record(0, 1), record(2, 1), record(3, 1))
-    probes: dict[tuple[str, int, str], Probe | str] = {
-        file_state(records[0]): "no video",
+    probes: Probes = {
+        file_state(records[0]): Rejected("no video"),
         file_state(records[1]): PROBE,
         file_state(records[2]): replace(PROBE, num_frames=2),
     }

@@ -11,10 +11,10 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from streamvid.errors import SourceError, StorageError
 from streamvid.host.range_file import RangeFile
@@ -73,14 +73,6 @@ class Media:
     num_bytes: int
     version: str
     storage: StorageOptions
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for a task; storage options hold no credentials."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Media:
-        return Media(**{**value, "storage": StorageOptions(**value["storage"])})
 
     @property
     def is_remote(self) -> bool:

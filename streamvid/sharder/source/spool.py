@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 from streamvid.errors import StorageError, StreamvidError
 from streamvid.sharder.source.media import Media
@@ -19,6 +20,24 @@ from streamvid.video.container import FarFile
 
 FIRST_BYTES = 256 * 2**10
 MOST_BYTES = 8 * 2**20
+
+
+@contextmanager
+def opened(
+    media: Media, folder: Path | None, waiting: Callable[[], AbstractContextManager[None]]
+) -> Iterator[str | BinaryIO | SpooledFile]:
+    """Open a file for decoding, wherever it is. folder, waiting: as SpooledFile has them.
+
+    Raises the error of a store even where a demuxer took it for the end of the file.
+    """
+    if not media.is_remote:
+        with media.opened() as local:
+            yield local
+        return
+    with SpooledFile(media, folder, waiting) as file:
+        yield file
+        if file.error is not None:
+            raise file.error
 
 
 class Spans:

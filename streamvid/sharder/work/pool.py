@@ -1,6 +1,7 @@
 """The local engine: independent tasks on worker processes. A task that kills its worker costs no other task.
 
-Each worker has one task at a time. Messages are JSON, so that a compromised decoder cannot reach the caller.
+Each worker has one task at a time. Tasks are pickled, because a worker trusts its caller. Answers are JSON, so that a
+compromised decoder cannot reach the caller.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _Worker:
 class Pool:
     """Worker processes for one kind of task, which end when the `with` block does.
 
-    handler: "module:function"; workers call it with a task's JSON value, and it returns another one.
+    handler: "module:function"; workers call it with a task, and it returns a JSON value.
     held_fd: kept open by every worker, so that a lock on it lasts until the last worker has ended.
     """
 
@@ -80,7 +81,7 @@ class Pool:
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` returns a task as a JSON value, when its turn comes. A StreamvidError that a task raises is
+        `make_task(number)` returns a task when its turn comes. A StreamvidError that a task raises is
         raised here and ends the run.
         """
         suspects: list[int] = []
@@ -101,7 +102,7 @@ class Pool:
                 worker.task = queue.popleft()
                 busy[worker.connection] = worker
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the end of file is read next
-                    worker.connection.send_bytes(json.dumps(make_task(worker.task)).encode())
+                    worker.connection.send(make_task(worker.task))
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 worker, number = busy[ready], busy[ready].task

@@ -30,7 +30,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
     with Connection(int(tasks_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
-            task = json.loads(connection.recv_bytes())
+            task = connection.recv()
             signal.setitimer(signal.ITIMER_REAL, float(timeout_seconds))
             answer = _answer(handle, task)
             signal.setitimer(signal.ITIMER_REAL, 0)
