@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -49,9 +48,7 @@ ENCODE_VERSION = 1
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
     """Encode the clips that are not encoded yet; return samples with clips, and rejections for the others."""
-    wanted = {job.key: job for sample in assignment.samples for job in jobs_of(sample)}
-    staging.clips.mkdir(exist_ok=True)
-    _remove_all_but({_name(key) for key in wanted}, staging.clips)
+    wanted = _wanted(assignment.samples, staging.clips)
     journal = Journal(staging.encode_journal, journal_header(options))
     todo = [key for key in wanted if not _holds(journal.findings.get(key), options)]
     done = len(wanted) - len(todo)
@@ -86,9 +83,7 @@ def restore_clips(
 
     Raises StorageError if the bytes differ from those of before.
     """
-    wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
-    staging.clips.mkdir(exist_ok=True)
-    _remove_all_but({_name(key) for key in wanted}, staging.clips)
+    wanted = _wanted(samples, staging.clips)
     store = LocalStore(staging.clips)
     missing = [job for key, job in wanted.items() if store.size(_name(key)) != job.clip.num_bytes]
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
@@ -266,7 +261,12 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
     return clip
 
 
-def _remove_all_but(names: set[str], folder: Path) -> None:
-    for entry in os.scandir(folder):
-        if entry.name not in names:
-            Path(entry.path).unlink()
+def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:
+    """Return the jobs of these samples, and remove all clips but theirs from the folder."""
+    wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
+    names = {_name(key) for key in wanted}
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        if path.name not in names:
+            path.unlink()
+    return wanted

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
 from streamvid.errors import Rejected
@@ -42,51 +42,56 @@ class SealedOrigin:
     is_val: bool
 
 
-class Place(Protocol):
+class Place:
     """A source folder. A problem of one row raises Rejected; a problem of the place is an error."""
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        raise NotImplementedError
 
     def paths(self) -> list[str]:
         """Return the relative paths of all files below the place, without hidden names, sorted by parts."""
-        ...
+        raise NotImplementedError
 
     def is_file(self, path: str) -> bool:
         """Return whether this file exists, hidden or not."""
-        ...
-
-    def is_folder(self, path: str) -> bool:
-        """Return whether this folder exists, hidden or not, and is not empty."""
-        ...
-
-    def media(self, path: str) -> Media:
-        """Return a file of the place for reading. Raises Rejected if it is not a file."""
-        ...
-
-    def look_up(self, values: Sequence[object]) -> None:
-        """Look up the states of the objects that rows name, all at once."""
-        ...
-
-    def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the captions beside these media files, all at once."""
-        ...
+        raise NotImplementedError
 
     def locate(self, value: object) -> tuple[str, str]:
         """Return (source, path or URL) of the file that a row names."""
-        ...
-
-    def caption(self, file: CaptionFile) -> str | None:
-        """Return the trimmed caption beside a media file, or None."""
-        ...
+        raise NotImplementedError
 
     def state(self, path: str) -> tuple[int, str]:
         """Return bytes and version of a file that `locate` found."""
-        ...
+        raise NotImplementedError
+
+    @property
+    def storage(self) -> StorageOptions:
+        """How workers reach its files."""
+        return StorageOptions()
+
+    def media(self, path: str) -> Media:
+        """Return a file of the place for reading. Raises Rejected if it is not a file."""
+        source, found = self.locate(path)
+        return Media(found, source, *self.state(found), self.storage)
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether this folder exists, hidden or not, and is not empty."""
+        return False
+
+    def look_up(self, values: Sequence[object]) -> None:
+        """Look up the states of the objects that rows name, all at once."""
+
+    def look_up_captions(self, paths: Sequence[str]) -> None:
+        """Read the captions beside these media files, all at once, where they are objects."""
+
+    def caption(self, file: CaptionFile) -> str | None:
+        """Return the trimmed caption beside a media file, or None."""
+        return None
 
     def origin(self, path: str) -> SealedOrigin | None:
         """Return what a sealed dataset says about a file that `locate` found."""
-        ...
+        return None
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class ObjectStates:
 
 
 @dataclass(frozen=True)
-class LocalFolder:
+class LocalFolder(Place):
     """A folder of this machine; rows may name objects too."""
 
     root: Path
@@ -122,6 +127,10 @@ class LocalFolder:
     @property
     def url(self) -> str:
         return str(self.root)
+
+    @property
+    def storage(self) -> StorageOptions:
+        return self.objects.storage
 
     def paths(self) -> list[str]:
         return file_paths(self.root)
@@ -132,14 +141,8 @@ class LocalFolder:
     def is_folder(self, path: str) -> bool:
         return (self.root / path).is_dir()
 
-    def media(self, path: str) -> Media:
-        return Media(str(self.root / path), path, *self.state(str(self.root / path)), self.objects.storage)
-
     def look_up(self, values: Sequence[object]) -> None:
         self.objects.look_up(_object_urls(values, self.locate))
-
-    def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Do nothing: local files are read one by one."""
 
     def locate(self, value: object) -> tuple[str, str]:
         return locate(value, self.root)
@@ -167,12 +170,9 @@ class LocalFolder:
             raise Rejected(reason, kind="unreadable-file")
         return status.st_size, version_of(status)
 
-    def origin(self, path: str) -> SealedOrigin | None:
-        return None
-
 
 @dataclass(frozen=True)
-class BucketFolder:
+class BucketFolder(Place):
     """All objects below a prefix, listed once."""
 
     store: Store
@@ -190,6 +190,10 @@ class BucketFolder:
     def url(self) -> str:
         return self.store.url
 
+    @property
+    def storage(self) -> StorageOptions:
+        return self.objects.storage
+
     def paths(self) -> list[str]:
         found = sorted(path.split("/") for path in self.files)
         return ["/".join(parts) for parts in found if not any(part.startswith(".") for part in parts)]
@@ -199,10 +203,6 @@ class BucketFolder:
 
     def is_folder(self, path: str) -> bool:
         return any(name.startswith(f"{path}/") for name in self.files)
-
-    def media(self, path: str) -> Media:
-        url = f"{self.url}/{path}"
-        return Media(url, path, *self.state(url), self.objects.storage)
 
     def look_up(self, values: Sequence[object]) -> None:
         urls = _object_urls(values, self.locate)
@@ -235,9 +235,6 @@ class BucketFolder:
             raise Rejected(_MISSING, kind="missing-file")  # the listing is complete
         return self.objects.state(path)
 
-    def origin(self, path: str) -> SealedOrigin | None:
-        return None
-
     def _read_caption(self, path: str) -> str | None:
         state = self.files[path]
         data = bytearray(min(state.num_bytes, MAX_TEXT_BYTES + 1))
@@ -246,16 +243,20 @@ class BucketFolder:
 
 
 @dataclass(frozen=True)
-class MemberFolder:
+class MemberFolder(Place):
     """Files that are parts of other files, mostly of tars; those listed here are all there are.
 
     where: name that rows use → (source, part path). states: part path → (bytes, version). origins: by part path.
     """
 
-    url: str
+    root_url: str
     where: Mapping[str, tuple[str, str]]
     states: Mapping[str, tuple[int, str]]
     origins: Mapping[str, SealedOrigin] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.root_url
 
     def paths(self) -> list[str]:
         return list(self.where)
@@ -263,27 +264,11 @@ class MemberFolder:
     def is_file(self, path: str) -> bool:
         return path in self.where
 
-    def is_folder(self, path: str) -> bool:
-        return False
-
-    def media(self, path: str) -> Media:
-        source, part = self.locate(path)
-        return Media(part, source, *self.state(part), StorageOptions())
-
-    def look_up(self, values: Sequence[object]) -> None:
-        """Do nothing: all states are known."""
-
-    def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Do nothing: captions are columns."""
-
     def locate(self, value: object) -> tuple[str, str]:
         path = check_path(value)
         if path not in self.where:
             raise Rejected("is not a member of these tars", kind="missing-file")
         return self.where[path]
-
-    def caption(self, file: CaptionFile) -> str | None:
-        return None
 
     def state(self, path: str) -> tuple[int, str]:
         return self.states[path]

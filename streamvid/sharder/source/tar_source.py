@@ -173,7 +173,7 @@ class _TarReader:
         beside = posixpath.splitext(name)[0] + ".parquet"
         if not self.place.is_file(beside):
             return {}
-        table = read_table(f"{self.place.url}/{beside}", self.place.media(beside).storage)
+        table = read_table(f"{self.place.url}/{beside}", self.place.storage)
         if "key" not in table.names:
             _log.warning("%s/%s has no column key and is left out", self.place.url, beside)
             return {}
