@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.spool import opened
-from streamvid.sharder.windows import Clip, Timing, Window
+from streamvid.sharder.windows import Clip, Timing, Window, copied
 from streamvid.sharder.work.staging import Staging
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.storage import LocalStore
@@ -43,7 +43,7 @@ from streamvid.video.limits import Limits
 if TYPE_CHECKING:
     from streamvid.video.container import Source
 
-ENCODE_VERSION = 1
+ENCODE_VERSION = 2
 
 
 def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, progress: Progress) -> Assignment:
@@ -195,10 +195,8 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
         limits=task.limits,
     )
     LocalStore(task.path.parent).put(task.path.name, encoded.data)
-    kept = {field.name for field in fields(Clip)} & {field.name for field in fields(encoded)}
-    finding: Finding = {name: getattr(encoded, name) for name in sorted(kept)}
-    digest = hashlib.sha256(encoded.data).hexdigest()
-    return {**finding, "num_bytes": len(encoded.data), "psnr_y": round(encoded.psnr_y, 4), "sha256": digest}
+    digest, psnr_y = hashlib.sha256(encoded.data).hexdigest(), round(encoded.psnr_y, 4)
+    return asdict(copied(Clip, encoded, path="", num_bytes=len(encoded.data), sha256=digest, psnr_y=psnr_y))
 
 
 def _timeline(task: EncodeTask) -> Timeline:
@@ -250,7 +248,7 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
     """Return the clip. Raises Rejected if there is none, or if it is not good enough."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
-    clip = Clip(path=str(path), **finding)
+    clip = Clip(**{**finding, "path": str(path)})
     if clip.num_frames < job.bucket.num_frames and not job.is_still:
         reason = f"its clip has {clip.num_frames} frames, the bucket {job.bucket.id} takes {job.bucket.num_frames}"
         raise Rejected(reason, kind="too-few-frames")

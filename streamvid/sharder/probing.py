@@ -18,7 +18,7 @@ from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.source.spool import SpooledFile, opened
-from streamvid.sharder.windows import Clip, Timing
+from streamvid.sharder.windows import Clip, Timing, copied
 from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.limits import LIMITS, Limits
@@ -72,17 +72,7 @@ class Probe:
 
     def copy_of(self, file: Record | MediaFile) -> Clip:
         """Return the clip that stores the file as it is."""
-        return Clip(
-            path=file.path,
-            num_bytes=file.num_bytes,
-            extension=self.extension,
-            codec=self.codec,
-            num_frames=self.num_frames,
-            fps=self.fps,
-            duration_seconds=self.duration_seconds,
-            width=self.width,
-            height=self.height,
-        )
+        return copied(Clip, self, path=file.path, num_bytes=file.num_bytes)
 
 
 Finding: TypeAlias = dict[str, Any]
@@ -123,18 +113,8 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
     from streamvid.video.probe import probe
 
     info = probe(source, task.limits, verify=task.verify)
-    found = Probe(
-        width=info.width,
-        height=info.height,
-        num_frames=info.num_frames,
-        fps=info.fps,
-        duration_seconds=info.duration_seconds,
-        codec=info.codec,
-        extension=clip_extension(info.container, task.media.source),
-        is_image=info.is_image,
-        timing=Timing.of(info).to_text() if task.timing and not info.is_image else "",
-    )
-    return asdict(found)
+    timing = Timing.of(info).to_text() if task.timing and not info.is_image else ""
+    return asdict(copied(Probe, info, extension=clip_extension(info.container, task.media.source), timing=timing))
 
 
 def attempt(what: str, work: Callable[[], Finding]) -> Finding:

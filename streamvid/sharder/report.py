@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamvid.buckets import Bucket
@@ -51,15 +52,24 @@ class ShardReport:
 
     state: str
     num_records: int
-    num_samples: int
-    num_shards: int
-    num_bytes: int
     buckets: tuple[BucketRow, ...]
     rejections: tuple[Rejection, ...]
     clips: str = "copy"
     encode_seconds: float | None = None
     probe_bytes_read: int | None = None
     stored_clips: tuple[int, int] = (0, 0)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(row.num_samples for row in self.buckets)
+
+    @property
+    def num_shards(self) -> int:
+        return sum(row.num_shards for row in self.buckets)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(row.num_bytes for row in self.buckets)
 
     @property
     def num_rejected(self) -> int:
@@ -81,49 +91,53 @@ class ShardReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, including all rejections."""
-        counted = {
-            "num_rejected": self.num_rejected,
-            "num_windows": self.num_windows,
-            "rejected_by_kind": [kind.to_json() for kind in self.rejected_by_kind],
-        }
-        return {**asdict(self), **counted, "source_bytes": self.source_bytes}
+        sums = ("num_samples", "num_shards", "num_bytes", "num_rejected", "num_windows", "source_bytes")
+        kinds = [kind.to_json() for kind in self.rejected_by_kind]
+        return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """Return the report of a plan, built or not."""
     clips: dict[Bucket, list[_Clip]] = {}
-    shards: dict[Bucket, int] = {}
     seconds: dict[str, float] = {}
-    stored = str(plan.build["options"]["clips"])
-    is_unknown = state == DRY_RUN and stored == "native"
     for shard in plan.shards:
-        shards[shard.bucket] = 0 if is_unknown else shards.get(shard.bucket, 0) + 1
-        found = clips.setdefault(shard.bucket, [])
         for sample in shard.samples:
             clip, record = sample.clip, sample.record
-            source = (record.source, record.num_bytes, sample.cropped_share)
-            found.append(_Clip(clip.num_bytes, clip.duration_seconds, clip.psnr_y, *source))
+            facts = (clip.num_bytes, clip.duration_seconds, clip.psnr_y, record.source, record.num_bytes)
+            clips.setdefault(shard.bucket, []).append(_Clip(*facts, sample.cropped_share))
             seconds[clip.path] = clip.encode_seconds
-    rows = tuple(_row(bucket, shards[bucket], found) for bucket, found in clips.items())
+    stored = str(plan.build["options"]["clips"])
+    is_unknown = state == DRY_RUN and stored == "native"
+    shards = Counter(shard.bucket for shard in plan.shards)
+    rows = [_row(bucket, 0 if is_unknown else shards[bucket], found) for bucket, found in clips.items()]
     counts = {(shard.bucket.id, shard.number): len(shard.samples) for shard in plan.shards}
-    report = replace(
-        _report(state, rows, plan.rejections, plan.num_records, stored), stored_clips=stored_clips(plan.draws, counts)
+    return ShardReport(
+        state,
+        plan.num_records,
+        tuple(rows),
+        plan.rejections,
+        stored,
+        encode_seconds=sum(seconds.values()) if stored == "native" and not is_unknown else None,
+        stored_clips=stored_clips(plan.draws, counts),
     )
-    return replace(report, encode_seconds=sum(seconds.values())) if stored == "native" and not is_unknown else report
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
     """Return the report of a sealed dataset: that of the run that built it, except for state and encode_seconds."""
     clips: dict[str, list[_Clip]] = {}
-    shards: dict[str, int] = {}
     for shard in dataset.shards:
-        shards[shard.bucket_id] = shards.get(shard.bucket_id, 0) + 1
         rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()
         clips.setdefault(shard.bucket_id, []).extend(_Clip(*(row[name] for name in _COLUMNS)) for row in rows)
-    rows = tuple(_row(dataset.manifest.bucket(name), shards[name], found) for name, found in clips.items())
-    rejections = tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist())
-    report = _report(ALREADY_SEALED, rows, rejections, dataset.manifest.counts.records, dataset.manifest.clips)
-    return replace(report, stored_clips=dataset.stored_clips)
+    shards = Counter(shard.bucket_id for shard in dataset.shards)
+    manifest = dataset.manifest
+    return ShardReport(
+        ALREADY_SEALED,
+        manifest.counts.records,
+        tuple(_row(manifest.bucket(name), shards[name], found) for name, found in clips.items()),
+        tuple(Rejection(**row) for row in dataset.rejections_table().to_pylist()),
+        manifest.clips,
+        stored_clips=dataset.stored_clips,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +171,4 @@ def _row(bucket: Bucket, num_shards: int, clips: Sequence[_Clip]) -> BucketRow:
         source_bytes=sum({clip.source: clip.source_bytes for clip in clips}.values()),
         mean_psnr_y=sum(qualities) / len(qualities) if qualities else None,
         min_psnr_y=min(qualities, default=None),
-    )
-
-
-def _report(
-    state: str, rows: tuple[BucketRow, ...], rejections: tuple[Rejection, ...], num_records: int, clips: str
-) -> ShardReport:
-    return ShardReport(
-        state=state,
-        num_records=num_records,
-        num_samples=sum(row.num_samples for row in rows),
-        num_shards=sum(row.num_shards for row in rows),
-        num_bytes=sum(row.num_bytes for row in rows),
-        buckets=rows,
-        rejections=rejections,
-        clips=clips,
     )

@@ -48,6 +48,7 @@ from streamvid.sharder.media_columns import MediaColumn
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.plan import PlannedShard, ShardPlan
 from streamvid.sharder.probing import Progress
+from streamvid.sharder.windows import copied
 from streamvid.sharder.work.staging import Staging
 from streamvid.storage import LocalStore, Store
 
@@ -188,19 +189,7 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRo
             record_key=sample.record_key,
             index=index,
             text=record.caption,
-            clip=ClipEntry(
-                extension=clip.extension,
-                offset=offsets[0],
-                num_bytes=clip.num_bytes,
-                sha256=bytes.fromhex(digests[0]),
-                num_frames=clip.num_frames,
-                width=clip.width,
-                height=clip.height,
-                fps=clip.fps,
-                duration_seconds=clip.duration_seconds,
-                codec=clip.codec,
-                psnr_y=clip.psnr_y,
-            ),
+            clip=copied(ClipEntry, clip, offset=offsets[0], sha256=bytes.fromhex(digests[0])),
             source=SourceEntry(
                 name=record.source,
                 width=probe.width,
@@ -220,18 +209,13 @@ def _rows(samples: Sequence[PlannedSample], marker: Marker) -> Iterator[SampleRo
 def _media_items(sample: PlannedSample, offsets: list[int], digests: list[str]) -> dict[str, list[MediaItem]]:
     found: dict[str, list[MediaItem]] = {}
     for medium, offset, digest in zip(sample.media, offsets, digests, strict=True):
-        clip = medium.clip
-        item = MediaItem(
+        item = copied(
+            MediaItem,
+            medium.clip,
             source=medium.file.source,
             extension=medium.extension,
             offset=offset,
-            num_bytes=clip.num_bytes,
             sha256=bytes.fromhex(digest),
-            num_frames=clip.num_frames,
-            width=clip.width,
-            height=clip.height,
-            fps=clip.fps,
-            codec=clip.codec,
         )
         found.setdefault(medium.column.name, []).append(item)
     return found

@@ -6,11 +6,11 @@ import base64
 import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from streamvid.video.encode.timeline import end_ticks, num_frames_at
 
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
     from streamvid.video.info import VideoInfo
 
 
+_Made = TypeVar("_Made")
 TEXT_EXTENSION = "txt"
 """Extension of a sample without pictures: its clip is the member of its caption."""
+
+
+def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
+    """Return a dataclass instance with the fields of the same name in another one; `others` go first."""
+    names = {field.name for field in fields(cast("Any", cls))} & {field.name for field in fields(source)}
+    return cls(**{**{name: getattr(source, name) for name in names}, **others})
 
 
 @dataclass(frozen=True, slots=True)

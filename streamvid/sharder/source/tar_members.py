@@ -6,6 +6,7 @@ read than its kind needs.
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,8 +20,7 @@ BLOCK_BYTES = 512
 MAX_MEMBERS = 2_000_000
 MAX_HEADER_BYTES = 2**20
 MAX_SIZE_DIGITS = 19
-_FILES = b"0\x007"
-_LINKS = {b"1": "a hard link", b"2": "a symbolic link"}
+_LINKS = {tarfile.LNKTYPE: "a hard link", tarfile.SYMTYPE: "a symbolic link"}
 _NO_DATA = b"123456"
 _PACKERS = {
     b"\x1f\x8b": "gzip",
@@ -41,13 +41,6 @@ class TarMember:
     not_file: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _TarHeader:
-    name: str
-    num_bytes: int
-    kind: bytes
-
-
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
     """Yield the members of a tar of this size in order, without folders.
 
@@ -66,30 +59,25 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         header = _parse(block, offset)
         start = offset + BLOCK_BYTES
         said = own.get("size", "")
-        size = int(said) if said.isdecimal() and len(said) <= MAX_SIZE_DIGITS else header.num_bytes
-        size = 0 if header.kind in _NO_DATA else size
+        size = int(said) if said.isdecimal() and len(said) <= MAX_SIZE_DIGITS else header.size
+        size = 0 if header.type in _NO_DATA else size
         offset = start + -(-size // BLOCK_BYTES) * BLOCK_BYTES
         if start + size > num_bytes:
             raise Rejected(f"the tar ends at byte {num_bytes}, before {_shown(header.name)} does: is it cut short?")
-        if header.kind in b"LKxg":
-            _read_extra_header(own, header.kind, _payload(read, start, size))
+        if header.type in b"LKxg":
+            _read_extra_header(own, header.type, _payload(read, start, size))
             continue
         count += 1
         if count > MAX_MEMBERS:
             raise Rejected(f"the tar has more than {MAX_MEMBERS} members; split it")
         name = own.get("path", header.name)
-        what = "a sparse file" if "sparse" in own else _not_file(header.kind)
+        what = "" if header.isreg() else _LINKS.get(header.type, "not a regular file")
+        what = "a sparse file" if "sparse" in own else what
         own = {}
-        if header.kind == b"S":
+        if header.type == tarfile.GNUTYPE_SPARSE:
             raise Rejected(f"the tar holds {_shown(name)} as a sparse file; write the tar again without --sparse")
-        if header.kind != b"5" and not name.endswith("/"):
+        if not header.isdir() and not name.endswith("/"):
             yield TarMember(name.removeprefix("./"), start, size, what)
-
-
-def _not_file(kind: bytes) -> str:
-    if kind in _LINKS:
-        return _LINKS[kind]
-    return "" if kind in _FILES else "not a regular file"
 
 
 def _payload(read: Read, start: int, size: int) -> bytes:
@@ -128,26 +116,14 @@ def _check_packed(block: bytes) -> None:
         raise Rejected(f"the tar is compressed ({packer}), so that parts of it cannot be read alone; unpack it first")
 
 
-def _parse(block: bytes, offset: int) -> _TarHeader:
-    unsigned = sum(block[:148]) + 8 * 32 + sum(block[156:])
+def _parse(block: bytes, offset: int) -> tarfile.TarInfo:
     try:
-        stored = int(block[148:156].strip(b"\0 ") or b"0", 8)
-        num_bytes = _number(block[124:136])
-    except ValueError:
-        stored, num_bytes = -1, -1
-    # Some old writers summed signed bytes.
-    signed = unsigned - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
-    if stored not in (unsigned, signed) or num_bytes < 0:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        header = None
+    if header is None or header.size < 0:
         raise Rejected(f"no valid tar header at byte {offset}: the tar is damaged there, or it is not a tar")
-    name = block[:100].split(b"\0")[0]
-    prefix = block[345:500].split(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    return _TarHeader(_text(prefix + b"/" + name if prefix else name), num_bytes, block[156:157])
-
-
-def _number(field: bytes) -> int:
-    if field[0] == 0x80:  # GNU writes numbers from 8 GiB on in binary
-        return int.from_bytes(field[1:], "big")
-    return int(field.strip(b"\0 ") or b"0", 8)
+    return header
 
 
 def _text(data: bytes) -> str:
