@@ -95,6 +95,22 @@ class ShardReport:
         kinds = [kind.to_json() for kind in self.rejected_by_kind]
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
 
+    def summary(self, max_rejections: int = 10) -> str:
+        """Return a few lines of text with the first rejections."""
+        lines = [
+            f"{self.state}: {self.num_samples} samples in {self.num_shards} shards, {self.num_bytes} bytes; "
+            f"{self.num_rejected} of {self.num_records} records rejected"
+        ]
+        lines += [
+            f"  {row.bucket_id}: {row.num_samples} samples, {row.num_shards} shards, {row.duration_seconds:.1f} s"
+            for row in self.buckets
+        ]
+        shown = self.rejections[:max_rejections]
+        lines += [f"  rejected row {row.row} {row.source}: {row.reason}" for row in shown]
+        if len(shown) < self.num_rejected:
+            lines.append(f"  and {self.num_rejected - len(shown)} more rejections")
+        return "\n".join(lines)
+
 
 def report_plan(plan: ShardPlan, state: str) -> ShardReport:
     """Return the report of a plan, built or not."""

@@ -58,6 +58,7 @@ def test_report_adds_up_and_is_json(built: Built) -> None:
     assert sum(row["num_shards"] for row in value["buckets"]) == value["num_shards"]
     assert sum(row["num_bytes"] for row in value["buckets"]) == value["num_bytes"]
     assert len(value["rejections"]) == value["num_rejected"] == 5
+    assert "and 3 more rejections" in built.report.summary(max_rejections=2)
 
 
 def test_index_says_what_was_given(built: Built) -> None:
