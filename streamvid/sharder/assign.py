@@ -71,11 +71,6 @@ class PlannedSample:
     def _sizes(self) -> tuple[int, int, int, int]:
         return self.probe.height, self.probe.width, self.bucket.height, self.bucket.width
 
-    @property
-    def window_name(self) -> str:
-        """Name of a window that is not the whole source, for rejections; otherwise empty."""
-        return window_name(self.window, self.probe)
-
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -23,7 +23,7 @@ from streamvid.sharder.probing import Progress
 from streamvid.sharder.source.extra_media import MediaFile
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.windows import Clip
-from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits
+from streamvid.sharder.work.pool import Crash, Pool
 from streamvid.sharder.work.staging import Staging, put_note
 from streamvid.storage import StorageOptions, Store, open_store
 
@@ -142,7 +142,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
     uses = Counter(path for shard in todo for path in _clip_paths(shard))
     progress("build", done, len(shards))
     dest, storage = staging.store.url, options.worker_storage
-    with Pool(f"{__name__}:build_shard", options.work.workers, WorkerLimits(), staging.lock_fd) as pool:
+    with Pool(f"{__name__}:build_shard", options.work.workers, staging.lock_fd) as pool:
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamvid.buckets import Bucket
 from streamvid.errors import Rejected, StorageError
 from streamvid.host.journal import Journal, Key
-from streamvid.sharder.assign import Assignment, PlannedSample
+from streamvid.sharder.assign import Assignment, PlannedSample, window_name
 from streamvid.sharder.options import ShardOptions
 from streamvid.sharder.probing import (
     MAX_REASON_CHARS,
@@ -29,13 +29,12 @@ from streamvid.sharder.probing import (
     run_tasks,
 )
 from streamvid.sharder.source.extra_media import MediaFile
-from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record, Rejection
 from streamvid.sharder.source.spool import opened
 from streamvid.sharder.windows import Clip, Timing, Window, copied
 from streamvid.sharder.work.staging import Staging
 from streamvid.sharder.work.worker import clock_paused
-from streamvid.storage import LocalStore
+from streamvid.storage import LocalStore, StorageOptions
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, make_timeline
 from streamvid.video.limits import Limits
@@ -66,7 +65,7 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
             try:
                 clips.append(_clip(journal.findings[job.key], staging.clips / _name(job.key), job, options))
             except Rejected as error:
-                reason = f"{sample.window_name}{job.label}{error}"[:MAX_REASON_CHARS]
+                reason = f"{window_name(sample.window, sample.probe)}{job.label}{error}"[:MAX_REASON_CHARS]
                 kind = "medium" if job.label else error.kind
                 rejections.append(Rejection(sample.record.row, sample.record.source, reason, kind))
                 break
@@ -137,11 +136,11 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
     handler, limit = f"{__name__}:encode_sample", "encode_timeout_seconds"
 
     def task(number: int) -> EncodeTask:
-        job, path = jobs[number], staging.clips / _name(jobs[number].key)
+        job = jobs[number]
         # Edges carry the meaning of a mask: it is stored without loss.
         encoding = Encoding("ffv1") if job.is_mask else options.clips.encoding
-        media = job.file.media(options.worker_storage)
-        return EncodeTask(media, job.window, job.bucket, job.follows, encoding, options.rate, options.limits, path)
+        path = staging.clips / _name(job.key)
+        return EncodeTask(job, options.worker_storage, encoding, options.rate, options.limits, path)
 
     for number, finding in run_tasks("encoding", handler, len(jobs), task, options, limit, staging.lock_fd):
         if "rejected" in finding:
@@ -151,12 +150,10 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One clip to encode. path: where it goes.   follows: as Job has it.   fps: None keeps all frames of the window."""
+    """One clip to encode. path: where it goes.   fps: None keeps all frames of the window."""
 
-    media: Media
-    window: Window
-    bucket: Bucket
-    follows: str
+    job: Job
+    storage: StorageOptions
     encoding: Encoding
     fps: Fraction | None
     limits: Limits
@@ -168,7 +165,7 @@ def encode_sample(task: EncodeTask) -> Finding:
 
     Raises SourceError if the file is no longer the one that was probed, StorageError if writing fails.
     """
-    media = task.media
+    media = task.job.file.media(task.storage)
     media.check_unchanged()
     if media.has_checksum:
         data = media.read()
@@ -185,13 +182,13 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
 
     encoded = encode_clip(
         source,
-        height=task.bucket.height,
-        width=task.bucket.width,
+        height=task.job.bucket.height,
+        width=task.job.bucket.width,
         encoding=task.encoding,
-        start=task.window.start,
-        num_frames=task.window.num_frames,
+        start=task.job.window.start,
+        num_frames=task.job.window.num_frames,
         fps=task.fps,
-        timeline=_timeline(task) if task.follows else None,
+        timeline=_timeline(task) if task.job.follows else None,
         limits=task.limits,
     )
     LocalStore(task.path.parent).put(task.path.name, encoded.data)
@@ -201,13 +198,13 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
 
 def _timeline(task: EncodeTask) -> Timeline:
     """Return frames and times of the clip that a conditioning input follows."""
-    timing = Timing.from_text(task.follows)
+    timing = Timing.from_text(task.job.follows)
     return make_timeline(
         tuple(timing.timestamps),
         timing.time_base,
         timing.last_duration,
-        start=task.window.start,
-        num_frames=task.window.num_frames,
+        start=task.job.window.start,
+        num_frames=task.job.window.num_frames,
         fps=task.fps,
         usual_rate=timing.usual_rate,
     )
@@ -225,7 +222,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
     return data
 
 
-def journal_header(options: ShardOptions) -> dict[str, Any]:
+def journal_header(options: ShardOptions) -> dict[str, object]:
     """Return the rules that findings depend on."""
     rules = {"encoding": options.encoding_json(), "limits": asdict(options.limits)}
     return {"encode_version": ENCODE_VERSION, **rules}

@@ -9,7 +9,6 @@ ShardOptions ─┬─ source: SourceOptions ── captions: CaptionOptions
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
@@ -25,6 +24,7 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.ratios import Ratios
 from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
+from streamvid.host.resources import usable_cores
 from streamvid.sharder.media_columns import MediaColumn, media_columns
 from streamvid.storage import StorageOptions
 from streamvid.storage.options import MAX_RANGE_BYTES
@@ -34,11 +34,6 @@ from streamvid.video.limits import LIMITS, Limits
 Layout = Literal["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]
 _WEEK_SECONDS = 7 * 86400
 _NATIVE_SIDES = range(16, 8193, 2)
-
-
-def available_cpus() -> int:
-    """Return the number of CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -209,7 +204,7 @@ class WorkOptions:
     """
 
     workers: int = option(
-        default_factory=available_cpus,
+        default_factory=usable_cores,
         help="Worker processes.",
         metavar="N",
         group="",
@@ -368,7 +363,7 @@ class ShardOptions:
         """Buckets that clips are assigned to; ConfigError if sizes follow the clips."""
         return self.config.table
 
-    def encoding_json(self) -> dict[str, Any]:
+    def encoding_json(self) -> dict[str, object]:
         """Return everything that decides the bytes of a native clip, apart from its source and size."""
         fps = None if self.rate is None else str(self.rate)
         return {**asdict(self.clips.encoding), "fps": fps, "versions": encoder_versions()}
@@ -396,7 +391,7 @@ class ShardOptions:
         return {**value, "encoding": self.encoding_json(), **given}
 
 
-def _buckets_json(config: BucketConfig) -> dict[str, Any]:
+def _buckets_json(config: BucketConfig) -> dict[str, object]:
     """Return what decides the buckets: a list if the configuration is nothing more than that."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.config import BucketConfig
@@ -15,9 +15,12 @@ from streamvid.dataset.draws import UNIT, StoredSet
 from streamvid.dataset.manifest import shard_path
 from streamvid.sharder.assign import Assignment, PlannedSample, stable_hash
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.source.records import RecordSet, Rejection, sorted_rejections
+from streamvid.sharder.source.records import RecordSet, Rejection
 
 _Item = TypeVar("_Item")
+Build: TypeAlias = dict[str, Any]
+"""JSON of everything that decides a dataset's content, as the manifest stores it: equal builds mean equal datasets."""
+
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
 MAX_TEXTS_A_SHARD = 8192
@@ -54,7 +57,7 @@ class ShardPlan:
     rejections: tuple[Rejection, ...]
     num_records: int
     user_types: dict[str, str]
-    build: dict[str, Any]
+    build: Build
     draws: tuple[StoredSet, ...] = ()
 
     @property
@@ -66,7 +69,7 @@ class ShardPlan:
         return sum(len(shard.samples) for shard in self.shards)
 
 
-def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: dict[str, Any]) -> ShardPlan:
+def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
     """Cut the buckets into shards, by the bytes of their clips."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
@@ -88,7 +91,7 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
             cuts += [(several.split, cut) for cut in several.shards_of(bucket.id)]
         shards += [PlannedShard(bucket, number, split, tuple(cut)) for number, (split, cut) in enumerate(cuts)]
     draws = tuple(several.stored(first) for several, first in zip(drawn, firsts, strict=True))
-    rejections = sorted_rejections((*records.rejections, *assignment.rejections))
+    rejections = tuple(sorted((*records.rejections, *assignment.rejections), key=lambda rejection: rejection.row))
     build = {**build, "plan_sha256": _plan_sha256(shards, rejections, build)}
     return ShardPlan(tuple(shards), rejections, records.num_rows, records.user_types, build, draws)
 
@@ -105,7 +108,7 @@ def _shuffled(samples: Iterable[PlannedSample], seed: int) -> list[PlannedSample
     return sorted(samples, key=lambda sample: (stable_hash("order", str(seed), sample.key), sample.key))
 
 
-def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection], build: dict[str, Any]) -> str:
+def _plan_sha256(shards: Sequence[PlannedShard], rejections: Sequence[Rejection], build: Build) -> str:
     digest = hashlib.sha256(json.dumps([PLAN_VERSION, build], sort_keys=True).encode())
     for shard in shards:
         for sample in shard.samples:

@@ -19,7 +19,7 @@ from streamvid.sharder.source.media import Media
 from streamvid.sharder.source.records import Record
 from streamvid.sharder.source.spool import SpooledFile, opened
 from streamvid.sharder.windows import Clip, Timing, copied
-from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.work.pool import Crash, Pool, timed_out
 from streamvid.sharder.work.worker import clock_paused
 from streamvid.video.limits import LIMITS, Limits
 
@@ -154,8 +154,7 @@ def run_tasks(
     limit: the option that says how many seconds a task may take.
     """
     seconds = getattr(options.work, limit)
-    limits = WorkerLimits(seconds, options.work.worker_memory_bytes)
-    with Pool(handler, options.work.workers, limits, held_fd) as pool:
+    with Pool(handler, options.work.workers, held_fd, seconds, options.work.worker_memory_bytes) as pool:
         for number, answer in pool.run(num_tasks, task):
             if not isinstance(answer, Crash):
                 yield number, answer
@@ -216,7 +215,7 @@ def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | Non
     return sum(read) if read else None
 
 
-def journal_header(options: ShardOptions) -> dict[str, Any]:
+def journal_header(options: ShardOptions) -> dict[str, object]:
     """Return the rules that findings depend on."""
     limits = [getattr(options.work, _time_limit(options)), options.work.worker_memory_bytes]
     rules = {"hdr": options.hdr, "verify": _is_verified(options), "timing": options.needs_timing}

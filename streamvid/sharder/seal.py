@@ -297,7 +297,7 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
     return found
 
 
-def _quality(plan: ShardPlan) -> dict[str, Any]:
+def _quality(plan: ShardPlan) -> dict[str, object]:
     """Return the PSNR-Y of native clips in decibels, of all and per bucket."""
     found: dict[str, list[float]] = {}
     for shard in plan.shards:

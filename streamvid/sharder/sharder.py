@@ -18,8 +18,8 @@ from streamvid.sharder.assign import Assignment, assign, assign_texts
 from streamvid.sharder.build import build_all
 from streamvid.sharder.encode import encode_all
 from streamvid.sharder.options import ShardOptions
-from streamvid.sharder.plan import make_plan
-from streamvid.sharder.probing import Probes, Progress, journal_header, probe_all, probe_bytes_read
+from streamvid.sharder.plan import Build, make_plan
+from streamvid.sharder.probing import Progress, journal_header, probe_all, probe_bytes_read
 from streamvid.sharder.report import BUILT, DRY_RUN, ShardReport, report_dataset, report_plan
 from streamvid.sharder.seal import planned_paths, seal
 from streamvid.sharder.source.records import RecordSet, Rejection, read_records
@@ -112,13 +112,9 @@ def dry_run(
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
-        probes = (
-            {} if options.clips.is_text else probe_all(records.records, options, journal, nothing.fileno(), progress)
-        )
-    records = apply_where(records, options, probes)
-    assignment = _assign(records, probes, options)
+        records, assignment, num_bytes = _assigned(records, options, journal, nothing.fileno(), progress)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
-    return replace(report, probe_bytes_read=probe_bytes_read(probes, journal))
+    return replace(report, probe_bytes_read=num_bytes)
 
 
 def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options: ShardOptions) -> None:
@@ -136,14 +132,10 @@ def _real(store: Store) -> str:
 
 
 def _build(
-    records: RecordSet, build: dict[str, Any], staging: Staging, options: ShardOptions, progress: Progress
+    records: RecordSet, build: Build, staging: Staging, options: ShardOptions, progress: Progress
 ) -> ShardReport:
     journal = Journal(staging.journal, journal_header(options))
-    probes: Probes = {}
-    if not options.clips.is_text:
-        probes = probe_all(records.records, options, journal, staging.lock_fd, progress, staging.folder)
-    records = apply_where(records, options, probes)
-    assignment = _assign(records, probes, options)
+    records, assignment, num_bytes = _assigned(records, options, journal, staging.lock_fd, progress, staging.folder)
     if options.clips.is_native:
         assignment = encode_all(assignment, options, staging, progress)
     plan = make_plan(records, assignment, options, build)
@@ -154,17 +146,26 @@ def _build(
     staging.open_plan(plan.sha256, planned_paths(plan))
     build_all(plan, staging, options, progress)
     seal(plan, staging, options, progress)
-    return replace(report_plan(plan, BUILT), probe_bytes_read=probe_bytes_read(probes, journal))
+    return replace(report_plan(plan, BUILT), probe_bytes_read=num_bytes)
 
 
-def _assign(records: RecordSet, probes: Probes, options: ShardOptions) -> Assignment:
+def _assigned(
+    records: RecordSet,
+    options: ShardOptions,
+    journal: Journal,
+    held_fd: int,
+    progress: Progress,
+    folder: Path | None = None,
+) -> tuple[RecordSet, Assignment, int | None]:
+    """Probe and assign all records. Return those that meet the condition, and how much of objects was read."""
     if options.clips.is_text:
-        return assign_texts(records.records, options)
-    return assign(records.records, probes, options)
+        return records, assign_texts(records.records, options), None
+    probes = probe_all(records.records, options, journal, held_fd, progress, folder)
+    records = apply_where(records, options, probes)
+    return records, assign(records.records, probes, options), probe_bytes_read(probes, journal)
 
 
-def _build_facts(records: RecordSet, options: ShardOptions) -> dict[str, Any]:
-    """Return everything that decides the dataset's content: equal facts mean equal datasets."""
+def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
     return {"options": options.to_json(), "num_records": records.num_rows, "input_sha256": records.sha256()}
 
 

@@ -113,10 +113,10 @@ class ClipIndex:
     sizes: Int64s
     flags: npt.NDArray[np.uint8]
     checksums: npt.NDArray[np.uint8]
-    facts: Facts | None = None
+    facts: Facts = None  # type: ignore[assignment]  # made below where it is not given
 
     def __post_init__(self) -> None:
-        facts = self.facts
+        facts: Facts | None = self.facts
         if facts is None:
             lengths = {len(self.times), len(self.offsets), len(self.sizes), len(self.flags)}
             whole = np.array([0, len(self.times)])
@@ -128,7 +128,6 @@ class ClipIndex:
     @property
     def segments(self) -> Int64s:
         """Number of each packet's segment."""
-        assert self.facts is not None
         return self.facts.segments
 
     @cached_property
@@ -139,19 +138,16 @@ class ClipIndex:
     @property
     def num_frames(self) -> int:
         """Frames of the clip."""
-        assert self.facts is not None
         return len(self.times) if self.facts.is_sequential else len(self._order)
 
     @property
     def num_bytes(self) -> int:
         """End of the last packet: what the clip has at least."""
-        assert self.facts is not None
         return self.facts.num_bytes
 
     @property
     def frame_times(self) -> Int64s:
         """Timestamps of the frames, ascending."""
-        assert self.facts is not None
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
@@ -183,7 +179,6 @@ class ClipIndex:
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
         """Return the first and last packet to decode, and which of these, counted from the first, are wanted."""
-        assert self.facts is not None
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])

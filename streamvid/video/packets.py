@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ProbeError
@@ -19,6 +19,7 @@ from streamvid.video.container import VideoFile, ffmpeg_errors
 
 if TYPE_CHECKING:
     from av.packet import Packet
+    from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
 _TAIL_BYTES = 4096
@@ -104,6 +105,18 @@ def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
         for packet in packets:
             if packet.size:
                 yield packet
+
+
+def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = None) -> Iterator[VideoFrame]:
+    """Yield all frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder.
+
+    Raises ProbeError, which begins with `problem`.
+    """
+    video.reopen()
+    with ffmpeg_errors(problem):
+        for packet in islice(each_packet(video), first, stop):
+            yield from video.decoder.decode(packet)
+        yield from video.decoder.decode(None)
 
 
 def remedy() -> str:

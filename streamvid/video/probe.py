@@ -8,20 +8,15 @@ then `decode_into` finds the same frames later.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 from streamvid.errors import ProbeError
-from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.frame_format import FrameFormat, read_frame_format
 from streamvid.video.info import VideoInfo
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.packets import PacketTable, each_packet, read_packets, remedy
-
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
+from streamvid.video.packets import PacketTable, decoded, read_packets, remedy
 
 #: Codecs that came from AVI with a picture put into its neighbour's packet.
 _LOOSE_CODECS = frozenset({"mpeg4", "msmpeg4v3"})
@@ -63,7 +58,7 @@ def first_frame(video: VideoFile, table: PacketTable) -> tuple[FrameFormat, bool
     )
     # An edit list may hide the key frame itself: then the first frame shown tells.
     for stop in (first + 1, len(table.rows)):
-        for frame in _decode(video, first, stop, problem):
+        for frame in decoded(video, problem, first, stop):
             if frame.is_corrupt:
                 raise ProbeError("the first key frame is damaged", kind="damaged")
             return read_frame_format(video, frame), frame.interlaced_frame
@@ -74,7 +69,7 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
     first_time, first_ordinal = table.keys[0]
     shown: list[int | None] = []
     formats: set[tuple[int, int, str]] = set()
-    for frame in _decode(video, first_ordinal, len(table.rows), "the video does not decode"):
+    for frame in decoded(video, "the video does not decode", first_ordinal):
         if frame.pts is None or frame.pts >= first_time:
             if frame.is_corrupt:
                 raise ProbeError(f"the video is damaged: frame {len(shown)} does not decode cleanly", kind="damaged")
@@ -91,15 +86,6 @@ def _compare_with_decode(video: VideoFile, table: PacketTable) -> None:
         raise ProbeError(
             f"the video changes its size or pixel format ({found}): re-encode it to one", kind="changes-size"
         )
-
-
-def _decode(video: VideoFile, first: int, stop: int, problem: str) -> Iterator[VideoFrame]:
-    """Yield all frames of the packets with ordinals from `first` up to `stop`, from a fresh decoder."""
-    video.reopen()
-    with ffmpeg_errors(problem):
-        for packet in islice(each_packet(video), first, stop):
-            yield from video.decoder.decode(packet)
-        yield from video.decoder.decode(None)
 
 
 def _make_info(

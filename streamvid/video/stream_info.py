@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamvid.errors import DecodeError
 from streamvid.video.limits import Limits
@@ -65,26 +65,22 @@ class StreamInfo:
         return _to_json(self)
 
     @staticmethod
+    @lru_cache(256)
     def from_json(text: str) -> StreamInfo:
         """Build an instance from what `to_json` wrote. DecodeError for anything else."""
-        return _from_json(text)
+        try:
+            value = json.loads(text)
+            value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
+            value["extradata"] = bytes.fromhex(value["extradata"])
+            return StreamInfo(**value)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
 
 
 # The clips of a dataset have few streams between them, and each delivery goes both ways.
 @lru_cache(256)
 def _to_json(info: StreamInfo) -> str:
     return json.dumps({**asdict(info), "extradata": info.extradata.hex()}, sort_keys=True)
-
-
-@lru_cache(256)
-def _from_json(text: str) -> StreamInfo:
-    try:
-        value: dict[str, Any] = json.loads(text)
-        value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
-        value["extradata"] = bytes.fromhex(value["extradata"])
-        return StreamInfo(**value)
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
 
 
 def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_threads: int = 1) -> None:

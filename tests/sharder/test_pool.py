@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamvid.errors import SourceError, StreamvidError
-from streamvid.sharder.work.pool import Crash, Pool, WorkerLimits, timed_out
+from streamvid.sharder.work.pool import Crash, Pool, timed_out
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def held_fd() -> Iterator[int]:
 
 
 def run(tasks: list[Any], held_fd: int, num_workers: int = 2, **limits: Any) -> dict[int, Any]:
-    with Pool("tests.sharder.tasks:handle", num_workers, WorkerLimits(**limits), held_fd) as pool:
+    with Pool("tests.sharder.tasks:handle", num_workers, held_fd, **limits) as pool:
         results = list(pool.run(len(tasks), tasks.__getitem__))
     assert len(results) == len(tasks)
     return dict(results)
@@ -58,7 +58,7 @@ def test_workers_that_cannot_start_are_an_error_and_no_rejection(
     held_fd: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        Pool("tests.sharder.no_such_module:handle", 2, WorkerLimits(), held_fd) as pool,
+        Pool("tests.sharder.no_such_module:handle", 2, held_fd) as pool,
         pytest.raises(StreamvidError, match="before it could work"),
     ):
         list(pool.run(3, lambda number: number))

@@ -87,11 +87,11 @@ class _Source:
 class _Layout:
     """One layout.
 
-    is_certain: a source that it recognises is not compared with the layouts after it. takes_base_path: its paths may be
-    relative to another folder. takes_file: the source may be a single file.
+    recognise: whether a source has it. is_certain: a source that it recognises is not compared with the layouts after
+    it. takes_base_path: its paths may be relative to another folder. takes_file: the source may be a single file.
     """
 
-    recognise: Callable[[_Source], bool]
+    recognise: Callable[[_Source], object]
     read: Callable[[_Source], SourceInput]
     is_certain: bool = False
     takes_base_path: bool = False
@@ -190,10 +190,6 @@ def _open_base(folder: str | Path, storage: StorageOptions) -> Place:
 # ----------------------------------------------------------------------------------------------------- metadata files
 
 
-def _is_metadata(source: _Source) -> bool:
-    return source.options.source.metadata is not None or bool(_root_metadata(source.place))
-
-
 def _read_metadata(source: _Source) -> SourceInput:
     place, options = source.place, source.options
     if options.source.metadata is not None:
@@ -212,17 +208,6 @@ def _read_metadata(source: _Source) -> SourceInput:
 def _root_metadata(place: Place) -> list[str]:
     usual = [name for suffix in METADATA_SUFFIXES if place.is_file(name := f"metadata{suffix}")]
     return usual or [name for name in _OTHER_NAMES if place.is_file(name)]
-
-
-# -------------------------------------------------------------------------------------------------------- media files
-
-
-def _is_folder(source: _Source) -> bool:
-    return any(is_media_name(path) for path in source.paths)
-
-
-def _read_folder(source: _Source) -> SourceInput:
-    return SourceInput(source.place)
 
 
 # ------------------------------------------------------------------- two lists, one of captions and one of their files
@@ -264,10 +249,6 @@ def _lines(media: Media) -> list[str]:
 # ------------------------------------------- imagefolder: a metadata file per folder, with paths relative to the folder
 
 
-def _is_imagefolder(source: _Source) -> bool:
-    return bool(_nested_metadata(source))
-
-
 def _read_imagefolder(source: _Source) -> SourceInput:
     parts: list[MetadataTable] = []
     for name in (*_root_metadata(source.place), *_nested_metadata(source)):
@@ -301,7 +282,7 @@ def _below(block: RowBlock, folder: str) -> RowBlock:
 
 
 def _is_parquet(source: _Source) -> bool:
-    return bool(_outside_datasets(source, ".parquet")) and not _is_tars(source)  # beside tars they describe the tars
+    return bool(_outside_datasets(source, ".parquet")) and not _tars(source)  # beside tars they describe the tars
 
 
 def _read_parquet(source: _Source) -> SourceInput:
@@ -311,12 +292,12 @@ def _read_parquet(source: _Source) -> SourceInput:
     return SourceInput(source.place, _concatenated([source.table(name) for name in names]))
 
 
-def _is_tars(source: _Source) -> bool:
-    return bool(_outside_datasets(source, ".tar"))
+def _tars(source: _Source) -> list[str]:
+    return _outside_datasets(source, ".tar")
 
 
 def _read_tars(source: _Source) -> SourceInput:
-    names = _outside_datasets(source, ".tar")
+    names = _tars(source)
     if not names:
         raise SourceError(f"source {source.shown} holds no .tar file")
     wanted = {source.options.source.video_column or "", *source.options.source.media.values()}
@@ -363,11 +344,17 @@ def _dataset_folders(name: str) -> list[str]:
 # In the order in which sources are compared with them.
 _LAYOUTS: dict[str, _Layout] = {
     "dataset": _Layout(_is_dataset, _read_dataset, is_certain=True),
-    "metadata": _Layout(_is_metadata, _read_metadata, is_certain=True, takes_base_path=True, takes_file=True),
+    "metadata": _Layout(
+        lambda source: source.options.source.metadata is not None or _root_metadata(source.place),
+        _read_metadata,
+        is_certain=True,
+        takes_base_path=True,
+        takes_file=True,
+    ),
     "lists": _Layout(_is_lists, _read_lists, is_certain=True, takes_base_path=True),
-    "imagefolder": _Layout(_is_imagefolder, _read_imagefolder, is_certain=True, takes_base_path=True),
-    "folder": _Layout(_is_folder, _read_folder),
-    "tars": _Layout(_is_tars, _read_tars, takes_file=True),
+    "imagefolder": _Layout(_nested_metadata, _read_imagefolder, is_certain=True, takes_base_path=True),
+    "folder": _Layout(lambda source: any(map(is_media_name, source.paths)), lambda source: SourceInput(source.place)),
+    "tars": _Layout(_tars, _read_tars, takes_file=True),
     "parquet": _Layout(_is_parquet, _read_parquet, takes_base_path=True),
 }
 assert set(_LAYOUTS) == set(get_args(Layout))

@@ -125,25 +125,21 @@ class Media:
             return self._verified(self._read_local())
         data = bytearray(self.num_bytes)
         view = memoryview(data)
-        with self.reading():
-            for start in range(0, self.num_bytes, _READ_BYTES):  # one deadline of the store per read
-                self.read_ranges([(start, view[start : start + _READ_BYTES])])
+        for start in range(0, self.num_bytes, _READ_BYTES):  # one deadline of the store per read
+            self.read_ranges([(start, view[start : start + _READ_BYTES])])
         # A bytearray that nothing writes to any more; a copy would double the memory.
         return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
-        """Fill buffers with parts of a remote file; offsets count from its first byte. Raises StorageError."""
+        """Fill buffers with parts of a remote file; offsets count from its first byte.
+
+        Raises SourceError if it is gone or has changed since it was probed, StorageError if the store fails.
+        """
         store, key = self.place
         version = "" if self.has_checksum else self.version
-        store.read_ranges(key, [(self.offset + start, buffer) for start, buffer in ranges], version)
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Turn a store's errors into SourceError if the file is gone or has changed."""
         try:
-            yield
+            store.read_ranges(key, [(self.offset + start, buffer) for start, buffer in ranges], version)
         except StorageError as error:
-            store, key = self.place
             state = store.state(key)
             if state is None:
                 raise self._gone("there is no such object now") from error

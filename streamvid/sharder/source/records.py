@@ -124,11 +124,6 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
 
-def sorted_rejections(rejections: Iterable[Rejection]) -> tuple[Rejection, ...]:
-    """Return rejections in the order of the input."""
-    return tuple(sorted(rejections, key=lambda rejection: rejection.row))
-
-
 # --------------------------------------------------------------------------------------------------- rows of one input
 
 

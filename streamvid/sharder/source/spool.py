@@ -46,12 +46,8 @@ class Spans:
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        for start, end in sorted(span for span in spans if span[0] < span[1]):
-            if self._ends and start <= self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            else:
-                self._starts.append(start)
-                self._ends.append(end)
+        for span in sorted(spans):
+            self.add(*span)
 
     def add(self, start: int, end: int) -> None:
         if start >= end:
@@ -153,7 +149,7 @@ class SpooledFile(FarFile):
         if not batch:
             return
         try:
-            with self._waiting(), self._media.reading():
+            with self._waiting():
                 self._media.read_ranges([(at, memoryview(data)) for at, data in batch])
             for at, data in batch:
                 self._write(data, at)

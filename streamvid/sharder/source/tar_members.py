@@ -65,7 +65,9 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
         if start + size > num_bytes:
             raise Rejected(f"the tar ends at byte {num_bytes}, before {_shown(header.name)} does: is it cut short?")
         if header.type in b"LKxg":
-            _read_extra_header(own, header.type, _payload(read, start, size))
+            if size > MAX_HEADER_BYTES:
+                raise Rejected(f"the tar has a header of {size} bytes at byte {start}, {MAX_HEADER_BYTES} are allowed")
+            _read_extra_header(own, header.type, read(start, size))
             continue
         count += 1
         if count > MAX_MEMBERS:
@@ -78,12 +80,6 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
             raise Rejected(f"the tar holds {_shown(name)} as a sparse file; write the tar again without --sparse")
         if not header.isdir() and not name.endswith("/"):
             yield TarMember(name.removeprefix("./"), start, size, what)
-
-
-def _payload(read: Read, start: int, size: int) -> bytes:
-    if size > MAX_HEADER_BYTES:
-        raise Rejected(f"the tar has a header of {size} bytes at byte {start}, {MAX_HEADER_BYTES} are allowed")
-    return read(start, size)
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:

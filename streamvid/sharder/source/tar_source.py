@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from streamvid.dataset.captions import CAPTION_COLUMNS
 from streamvid.dataset.tabular.columns import MAX_TEXT_BYTES
@@ -184,23 +184,21 @@ class _TarReader:
 @contextmanager
 def _reading(media: Media) -> Iterator[Read]:
     """Open a tar for small reads."""
-    if media.is_remote:
-        with SpooledFile(media, None, first_bytes=_FIRST_BYTES) as file:
-
-            def fetch(offset: int, num_bytes: int) -> bytes:
-                file.seek(offset)
-                return file.read(num_bytes)
-
-            yield fetch
-        return
     try:
-        descriptor = os.open(media.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = (
+            SpooledFile(media, None, first_bytes=_FIRST_BYTES)
+            if media.is_remote
+            else Path(media.path).open("rb", buffering=0)  # noqa: SIM115 — closed below
+        )
     except OSError as error:
         raise SourceError(f"cannot read {media.path}: {error.strerror or error}") from error
-    try:
-        yield lambda offset, num_bytes: os.pread(descriptor, num_bytes, offset)
-    finally:
-        os.close(descriptor)
+    with opened as file:
+
+        def fetch(offset: int, num_bytes: int) -> bytes:
+            file.seek(offset)
+            return file.read(num_bytes) or b""
+
+        yield fetch
 
 
 def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -> None:

@@ -29,17 +29,13 @@ class Destination:
         return self.store.url
 
     @property
-    def is_sealed(self) -> bool:
-        return self.store.size(MANIFEST) is not None
-
-    @property
     def is_begun(self) -> bool:
         """Whether an earlier sharder left unfinished work."""
         return self.folder.is_dir() or (not self.store.is_local and any(True for _ in self.store.files(STAGING)))
 
     def check_free(self) -> None:
         """Raise DatasetError if there is anything but a dataset or an unfinished one."""
-        if self.is_sealed or self.is_begun:
+        if self.is_begun or self.store.size(MANIFEST) is not None:
             return
         if isinstance(self.store, LocalStore):
             is_free = not self.store.root.is_dir() or not any(self.store.root.iterdir())

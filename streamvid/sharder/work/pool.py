@@ -37,14 +37,6 @@ class Crash:
         return f"signal {self.signal_number}" if self.signal_number else "an unexpected exit"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLimits:
-    """Limits of one task; 0 means none."""
-
-    timeout_seconds: float = 0.0
-    memory_bytes: int = 0
-
-
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
@@ -58,13 +50,15 @@ class Pool:
 
     handler: "module:function"; workers call it with a task, and it returns a JSON value.
     held_fd: kept open by every worker, so that a lock on it lasts until the last worker has ended.
+    timeout_seconds, memory_bytes: limits of one task; 0 means none.
     """
 
-    def __init__(self, handler: str, num_workers: int, limits: WorkerLimits, held_fd: int) -> None:
-        self._handler = handler
+    def __init__(
+        self, handler: str, num_workers: int, held_fd: int, timeout_seconds: float = 0.0, memory_bytes: int = 0
+    ) -> None:
         self._num_workers = num_workers
-        self._limits = limits
         self._held_fd = held_fd
+        self._arguments = (handler, str(timeout_seconds), str(memory_bytes))
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Pool:
@@ -141,10 +135,9 @@ class Pool:
 
     def _start_worker(self) -> _Worker:
         ours, theirs = socket.socketpair()
-        limits = (str(self._limits.timeout_seconds), str(self._limits.memory_bytes))
         with theirs:
             fds = (theirs.fileno(), self._held_fd)
-            process = start_worker(_ENTRY, fds, (self._handler, *limits), _ENVIRONMENT)
+            process = start_worker(_ENTRY, fds, self._arguments, _ENVIRONMENT)
         return _Worker(process, Connection(ours.detach()))
 
 

@@ -12,7 +12,7 @@ import logging
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from streamvid.host.lock import FileLock, wait_for_lock
 from streamvid.sharder.work.destination import STAGING, Destination
 from streamvid.storage import LocalStore, Store
 
-CLIPS_FOLDER = "clips"
 MAX_NOTE_BYTES = 2**30
 LOCK_WAIT_SECONDS = 5.0
 _OWNERS = "owners"
@@ -61,13 +60,13 @@ class Staging:
     @property
     def clips(self) -> Path:
         """Folder of encoded clips that are not in a shard yet."""
-        return self.folder / CLIPS_FOLDER
+        return self.folder / "clips"
 
     def plan_folder(self, plan_sha256: str) -> Path:
         """Return the folder of one plan's markers and temporary files."""
         return self.folder / plan_sha256[:32]
 
-    def announce(self, build: dict[str, Any], plan_sha256: str = "") -> None:
+    def announce(self, build: Mapping[str, object], plan_sha256: str = "") -> None:
         """Announce in the bucket what this machine builds, then look for others. Do nothing for a local folder.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
@@ -206,7 +205,7 @@ def _read_names(store: Store, path: str) -> bytes:
         raise
 
 
-def _owner(store: Store, path: str) -> dict[str, Any]:
+def _owner(store: Store, path: str) -> Mapping[str, Any]:
     """Return what another machine announced; nothing if it has just finished."""
     try:
         value = json.loads(store.read(path))

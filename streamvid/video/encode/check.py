@@ -21,7 +21,7 @@ from streamvid.video.encode.cover import ColorTags
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline
 from streamvid.video.limits import Limits
-from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.packets import PacketTable, decoded, read_packets
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -51,7 +51,7 @@ class QualityMeter:
 
     def expect(self, number: int, picture: VideoFrame) -> None:
         """The picture that frame `number` is to be."""
-        self._pending[number] = _luma(picture).copy()
+        self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
         """A packet, which shows frame `number`. DecodeError if it decodes to another, or to damage."""
@@ -78,7 +78,7 @@ class QualityMeter:
             wanted = self._pending.pop(len(self.checksums), None)
             if frame.is_corrupt or frame.pts != len(self.checksums) or wanted is None:
                 raise DecodeError(f"frame {len(self.checksums)} of the clip that was encoded does not decode")
-            differences = np.subtract(_luma(frame), wanted, dtype=np.int16)
+            differences = np.subtract(_rows(frame, 0), wanted, dtype=np.int16)
             self._square_error += int(np.square(differences, dtype=np.int32).sum(dtype=np.int64))
             self._num_values += differences.size
             self.checksums.append(picture_checksum(frame))
@@ -92,13 +92,10 @@ def check_clip(
         with open_video(data, limits) as video:
             table = read_packets(video)
             _check_table(table, encoding, timeline)
-            video.reopen()
             number = 0
-            with ffmpeg_errors("it does not decode"):
-                packets = [*each_packet(video), None]
-                for frame in (frame for packet in packets for frame in video.decoder.decode(packet)):
-                    _check_frame(frame, number, table, tags, checksums)
-                    number += 1
+            for frame in decoded(video, "it does not decode"):
+                _check_frame(frame, number, table, tags, checksums)
+                number += 1
             if number != len(checksums):
                 raise DecodeError(f"{number} of its {len(checksums)} frames decode")
     except (DecodeError, ProbeError) as error:
@@ -142,10 +139,6 @@ def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCod
     if header:
         decoder.extradata = header
     return decoder
-
-
-def _luma(frame: VideoFrame) -> NDArray[np.uint8]:
-    return _rows(frame, 0)
 
 
 def _rows(frame: VideoFrame, number: int) -> NDArray[np.uint8]:

@@ -17,14 +17,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
 from streamvid.errors import ConfigError, DecodeError, ProbeError
-from streamvid.video.container import Source, VideoFile, ffmpeg_errors, open_video
+from streamvid.video.container import Source, VideoFile, open_video
 from streamvid.video.decode.file import decode_from, from_key_frame
 from streamvid.video.encode.check import LOSSLESS_PSNR, QualityMeter, check_clip, picture_checksum
 from streamvid.video.encode.cover import ColorTags, Cover
 from streamvid.video.encode.profiles import Encoding
 from streamvid.video.encode.timeline import Timeline, exact_rate, make_timeline
 from streamvid.video.limits import LIMITS, Limits
-from streamvid.video.packets import PacketTable, each_packet, read_packets
+from streamvid.video.packets import PacketTable, decoded, read_packets
 
 if TYPE_CHECKING:
     from av.packet import Packet
@@ -280,10 +280,8 @@ def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
-            video.reopen()
-            with ffmpeg_errors("it does not decode"):
-                frames = [f for packet in [*each_packet(video), None] for f in video.decoder.decode(packet)]
-            if not is_right or [picture_checksum(frame) for frame in frames] != [checksum]:
+            checksums = [picture_checksum(frame) for frame in decoded(video, "it does not decode")]
+            if not is_right or checksums != [checksum]:
                 raise DecodeError("it is another picture")
     except (DecodeError, ProbeError) as error:
         raise DecodeError(f"the written image is not what was encoded: {error}") from error
