@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from streamvid.buckets.frames import FrameRate
-from streamvid.buckets.model import ModelRule
 from streamvid.dataset.captions import captions_to_json
 from streamvid.dataset.index import (
     MAX_SHARDS_PER_FILE,
@@ -53,13 +49,6 @@ from streamvid.sharder.work.staging import Staging
 from streamvid.storage import LocalStore, Store
 
 
-@dataclass(frozen=True)
-class _Index:
-    shards: tuple[ShardInfo, ...]
-    sample_files: tuple[FileInfo, ...]
-    packet_files: tuple[FileInfo, ...]
-
-
 def planned_paths(plan: ShardPlan) -> list[str]:
     """Return the files that building the plan's shards writes."""
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
@@ -84,34 +73,37 @@ def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Pro
         done += 1
         progress("seal", done, total)
 
+    def put_named(kind: str, number: int, data: bytes, extension: str = "parquet") -> FileInfo:
+        file = named_by_content(kind, number, data, extension)
+        put(file.path, data)
+        return file
+
     progress("seal", done, total)
-    index = _write_samples(plan, folder, put, options.source.media_columns)
-    shards = encode_shards(index.shards)
+    shards, samples, packets = _write_samples(plan, folder, put_named, options.source.media_columns)
     rejections = encode_rejections([(row.row, row.source, row.reason, row.kind) for row in plan.rejections])
-    others = energon_files(index.shards)
-    files = {
-        "shards": named_by_content("shards", 0, shards),
-        "rejections": named_by_content("rejections", 0, rejections),
-    }
-    put(files["shards"].path, shards)
-    put(files["rejections"].path, rejections)
+    shards_file, rejections_file = put_named("shards", 0, encode_shards(shards)), put_named("rejections", 0, rejections)
+    others = energon_files(shards)
     for path, data in others.items():
         put(path, data)
-    other_files = tuple(FileInfo.of(path, data) for path, data in others.items())
-    manifest = _manifest(plan, index, files["shards"], files["rejections"], other_files)
-    if options.source.media_columns:
-        manifest = replace(manifest, media=media_facts(plan.shards, options.source.media_columns))
-    if options.clips.is_native:
-        manifest = replace(manifest, native=NativeClips(options.encoding_json(), _quality(plan)))
-    put(MANIFEST, manifest_to_json(manifest))
+    files = ManifestFiles(
+        shards=(shards_file,),
+        samples=tuple(samples),
+        rejections=(rejections_file,),
+        packets=tuple(packets),
+        other=tuple(FileInfo.of(path, data) for path, data in others.items()),
+    )
+    put(MANIFEST, manifest_to_json(_manifest(plan, options, shards, files)))
     staging.remove()
     progress("seal", total, total)
 
 
 def _write_samples(
-    plan: ShardPlan, folder: Path, put: Callable[[str, bytes], None], media: Sequence[MediaColumn]
-) -> _Index:
-    """Write samples and packets, with a limited number of shards per file; return the rows of the shard table."""
+    plan: ShardPlan, folder: Path, put_named: Callable[..., FileInfo], media: Sequence[MediaColumn]
+) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
+    """Write samples and packets, with a limited number of shards per file.
+
+    Returns the rows of the shard table, the files of samples and those of packets.
+    """
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
     packet_files: list[FileInfo] = []
@@ -124,17 +116,13 @@ def _write_samples(
             for shard, marker, place in zip(part, markers, places, strict=True)
         ]
         data = encode_samples(groups, plan.user_types, [medium.name for medium in media])
-        file = named_by_content("samples", len(files), data)
-        packet_file = named_by_content("packets", len(files), packets, "arrows")
-        put(packet_file.path, packets)
-        put(file.path, data)
-        files.append(file)
-        packet_files.append(packet_file)
+        packet_files.append(put_named("packets", len(files), packets, "arrows"))
+        files.append(put_named("samples", len(files), data))
         shards += [
-            _shard_info(shard, marker, file.path, row_group)
+            _shard_info(shard, marker, files[-1].path, row_group)
             for row_group, (shard, marker) in enumerate(zip(part, markers, strict=True))
         ]
-    return _Index(tuple(shards), tuple(files), tuple(packet_files))
+    return shards, files, packet_files
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
@@ -237,42 +225,28 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
     )
 
 
-def _frame_rate(options: Mapping[str, Any]) -> FrameRate:
-    """Return the rate at which clips are read: native clips were encoded at it."""
-    fps = options.get("encoding", {}).get("fps")
-    if fps is not None:
-        return FrameRate("resample", Fraction(fps))
-    return FrameRate.from_json(options.get("bucket_config", {}).get("frame_rate"))
-
-
-def _manifest(
-    plan: ShardPlan, index: _Index, shards: FileInfo, rejections: FileInfo, others: tuple[FileInfo, ...]
-) -> Manifest:
+def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
     # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
-    model = plan.build["options"].get("bucket_config", {}).get("model")
     return Manifest(
         buckets=buckets,
-        clips=str(plan.build["options"]["clips"]),
+        clips=options.clips.kind,
         counts=Counts(
             records=plan.num_records,
             samples=plan.num_samples,
             rejections=len(plan.rejections),
-            shards=len(index.shards),
-            num_bytes=sum(shard.num_bytes for shard in index.shards),
+            shards=len(shards),
+            num_bytes=sum(shard.num_bytes for shard in shards),
         ),
-        files=ManifestFiles(
-            shards=(shards,),
-            samples=index.sample_files,
-            rejections=(rejections,),
-            packets=index.packet_files,
-            other=others,
-        ),
-        fingerprints=Fingerprints.of(buckets, index.shards, index.sample_files, plan.draws),
+        files=files,
+        fingerprints=Fingerprints.of(buckets, shards, files.samples, plan.draws),
         build=plan.build,
-        frame_rate=_frame_rate(plan.build["options"]),
-        model=None if model is None else ModelRule.from_json(model),
+        # Native clips were encoded at their rate.
+        frame_rate=options.config.frame_rate if options.rate is None else FrameRate("resample", options.rate),
+        model=options.config.model,
         draws=tuple(plan.draws),
+        media=media_facts(plan.shards, options.source.media_columns),
+        native=NativeClips(options.encoding_json(), _quality(plan)) if options.clips.is_native else None,
     )
 
 
