@@ -15,6 +15,7 @@ from streamvid.video.decode.file import decode_into
 from streamvid.video.limits import Limits
 from streamvid.video.probe import probe
 from streamvid.video.transform import Transform
+from tests.clips import real_clip
 from tests.processes import run_python
 from tests.video.clips import (
     IMAGE_NAMES,
@@ -202,7 +203,7 @@ def test_a_video_that_changes_its_size_is_an_error(tmp_path: Path) -> None:
     for name, scale in (("small.ts", "160:90"), ("large.ts", "320:180")):
         video_filter = f"scale={scale},setsar=1"
         run_ffmpeg(
-            *("-i"("bikes"), "-an", "-frames:v", 20, "-vf", video_filter, "-c:v", "libx264"),
+            *("-i", real_clip("bikes"), "-an", "-frames:v", 20, "-vf", video_filter, "-c:v", "libx264"),
             tmp_path / name,
         )
     (tmp_path / "list").write_text("ffconcat version 1.0\nfile small.ts\nfile large.ts\n")

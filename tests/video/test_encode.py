@@ -326,7 +326,7 @@ def test_damage_in_the_source_is_an_error_and_never_a_gap(clip: ClipFolder, tmp_
 def test_hdr_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "hdr.mp4"
     run_ffmpeg(
-        *("-i"("bikes"), "-frames:v", 3, "-vf", "setparams=color_trc=smpte2084:colorspace=bt2020nc"),
+        *("-i", real_clip("bikes"), "-frames:v", 3, "-vf", "setparams=color_trc=smpte2084:colorspace=bt2020nc"),
         *("-c:v", "libx264", path),
     )
     with pytest.raises(ProbeError, match="HDR"):
@@ -377,7 +377,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
 def test_memory_does_not_grow_with_the_clip(tmp_path: Path) -> None:
     """SAFE-1: a clip of 3,000 frames takes what one of 100 takes; their pictures alone would be 190 MB more."""
     path = tmp_path / "long.mp4"
-    run_ffmpeg("-stream_loop", -1, "-i"("bikes"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
+    run_ffmpeg("-stream_loop", -1, "-i", real_clip("bikes"), "-frames:v", 3000, "-an", "-vf", "scale=320:180", path)
     code = (
         "import resource, sys; from streamvid.video.encode.clip import encode_clip; from streamvid.video.encode.profiles import Encoding;"
         "encode_clip(sys.argv[1], height=192, width=336, encoding=Encoding(), num_frames=int(sys.argv[2]));"

@@ -138,7 +138,7 @@ def test_a_turn_that_is_no_quarter_is_refused(clip: ClipFolder, tmp_path: Path) 
 def test_avi_whose_timestamps_lie_is_refused_with_a_remedy(tmp_path: Path, options: str) -> None:
     """SAMPLE-2: better no clip than one whose frames cannot be told apart; re-encoding as told makes it good."""
     path = tmp_path / "lies.avi"
-    run_ffmpeg(*("-i"("bikes"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path))
+    run_ffmpeg(*("-i", real_clip("bikes"), "-an", "-frames:v", 40, "-vf", "scale=160:90", *options.split(), path))
     with pytest.raises(ProbeError, match=r"timestamps differ \(.* avi file mixed .*\); remux it .* re-encode it"):
         probe(path)
     run_ffmpeg("-i", path, tmp_path / "good.mp4")

@@ -32,6 +32,7 @@ from streamvid.video.limits import Limits
 from streamvid.video.picture import PictureFormat
 from streamvid.video.probe import probe
 from streamvid.video.transform import Transform
+from tests.clips import real_clip
 from tests.video.clips import ClipFolder, decode_with_ffmpeg, mean_square_errors, psnr, run_ffmpeg
 
 HEIGHT, WIDTH = 72, 96
@@ -42,7 +43,7 @@ X265 = "-x265-params log-level=none:keyint=16:bframes=3"
 def make(path: Path, options: str, video_filter: str = "scale=160:90,setsar=1", num_frames: int = 30) -> Path:
     """A clip of real frames with these options of ffmpeg's."""
     length = ("-frames:v", num_frames)
-    run_ffmpeg("-i"("bikes"), "-an", "-vf", video_filter, *length, *options.split(), path)
+    run_ffmpeg("-i", real_clip("bikes"), "-an", "-vf", video_filter, *length, *options.split(), path)
     return path
 
 
