@@ -161,13 +161,9 @@ class StoredDelivery:
             self._flight.reject(slot, result.text, is_corrupt=slot.delivery.row.packets is None)
         else:
             place = slot.batch.clips[slot.index]
-            slot.batch.clips[slot.index] = replace(
-                place,
-                numbers=place.numbers if result.numbers is None else result.numbers,
-                table_bytes=result.table_bytes,
-                num_bytes=result.num_bytes,
-                stream=result.stream,
-            )
+            numbers = place.numbers if result.numbers is None else result.numbers
+            place = ClipPlace(numbers, place.offset, result.table_bytes, result.num_bytes, result.stream)
+            slot.batch.clips[slot.index] = place
             self._flight.finish(slot)
 
 
