@@ -290,7 +290,7 @@ class OptionInfo:
     minimum, maximum: bounds of a number, both allowed.   above: lower bound that is not allowed itself.
     """
 
-    help: str
+    help: str = ""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     group: str | None = None
@@ -301,23 +301,10 @@ class OptionInfo:
     maximum: float | None = None
 
 
-def option(
-    default: Any = dataclasses.MISSING,
-    *,
-    default_factory: Any = dataclasses.MISSING,
-    help: str = "",  # the word that click and argparse use
-    metavar: str | None = None,
-    choices: Sequence[str] = (),
-    group: str | None = None,
-    flag: str | None = None,
-    shown_default: str | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-) -> Any:
-    """Declare a field of an option dataclass together with its documentation."""
-    info = OptionInfo(help, metavar, tuple(choices), group, flag, shown_default, minimum, above, maximum)
-    return dataclasses.field(default=default, default_factory=default_factory, metadata={"option": info})
+def option(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING, **info: Any) -> Any:
+    """Declare a field of an option dataclass together with its documentation: the fields of OptionInfo."""
+    metadata = {"option": OptionInfo(**info)}
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:

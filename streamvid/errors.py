@@ -1,24 +1,5 @@
 """Every error that streamvid raises on purpose, in one tree.
 
-    StreamvidError
-    ├── ConfigError            an option or a configuration that cannot be (also a ValueError)
-    ├── SourceError            the user's metadata or folder cannot be read as asked
-    ├── Rejected               a record that cannot become a sample; the message is the reason that is kept
-    │   ├── ProbeError         the file is no usable video or image, or breaks a limit
-    │   └── NoBucketError      no bucket takes it
-    ├── DecodeError            right bytes that do not decode to the frames that were promised
-    ├── StorageError           a store cannot be opened, read or written
-    ├── DatasetError           no dataset there, or one that cannot be read
-    │   ├── IntegrityError     bytes differ from what the manifest says
-    │   └── SealedError        a sealed dataset stands where another should be built
-    ├── PlanError              no plan is possible: nothing to deliver
-    ├── StateError             a loader state that does not belong to this dataset or plan
-    └── LoaderError            the loader cannot go on
-        ├── WorkerError        a decode worker died
-        ├── SampleError        a stored sample cannot be delivered; names dataset, shard, key and bucket
-        ├── SharedBatchError   processes that share a batch were given different ones
-        └── RingFullError      the caller holds every batch that the ring has room for
-
 A message names the field, the value, what is allowed and the remedy.
 """
 

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamvid.config import require_integer
@@ -100,7 +100,10 @@ def search_batch_sizes(
     """
     named = _named_shapes(shapes)
     base = _checked_base(base, named)
-    _check_numbers(max_batch_size, warmup, steps, tolerance)
+    for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
+        require_integer(name, value, least)
+    if not 0 <= tolerance <= 1:
+        raise ConfigError(f"tolerance={tolerance!r}: must be a share from 0 to 1, such as 0.05")
     search = _Search(step, named, warmup, steps, clock, on_trial)
     size = _largest(lambda n: search.seconds(base, n) is not None, 1, max_batch_size)
     if not size:
@@ -117,35 +120,28 @@ def search_batch_sizes(
     return search.result(base, found)
 
 
+@dataclass(frozen=True)
 class _Search:
-    """The trials so far; none is repeated."""
+    """The trials so far; none is repeated. samples: bucket id → shape of one sample."""
 
-    def __init__(
-        self,
-        step: Step,
-        samples: Mapping[str, tuple[int, ...]],
-        warmup: int,
-        steps: int,
-        clock: Callable[[], float],
-        on_trial: Callable[[Trial], None] | None,
-    ) -> None:
-        self._step = step
-        self._samples = samples
-        self._warmup = warmup
-        self._steps = steps
-        self._clock, self._on_trial = clock, on_trial
-        self._trials: dict[tuple[str, int], Trial] = {}
+    step: Step
+    samples: Mapping[str, tuple[int, ...]]
+    warmup: int
+    steps: int
+    clock: Callable[[], float]
+    on_trial: Callable[[Trial], None] | None
+    trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
 
     def seconds(self, bucket_id: str, batch_size: int) -> float | None:
         """Return the median seconds of a step; None: out of memory."""
-        trial = self._trials.get((bucket_id, batch_size))
+        trial = self.trials.get((bucket_id, batch_size))
         if trial is None:
-            trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self._samples[bucket_id])))
-            self._trials[bucket_id, batch_size] = trial
+            trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self.samples[bucket_id])))
+            self.trials[bucket_id, batch_size] = trial
             what = "out of memory" if trial.seconds is None else f"{trial.seconds:.4g} s per step"
             _log.info("bucket %s, %d samples: %s", bucket_id, batch_size, what)
-            if self._on_trial is not None:
-                self._on_trial(trial)
+            if self.on_trial is not None:
+                self.on_trial(trial)
         return trial.seconds
 
     def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
@@ -159,7 +155,7 @@ class _Search:
 
     def result(self, base: str, found: Mapping[str, int]) -> BatchSizeSearch:
         sizes, too_large, slower = {}, [], []
-        for bucket_id in self._samples:
+        for bucket_id in self.samples:
             size = found[bucket_id]
             if not size and self.seconds(bucket_id, 1) is None:
                 too_large.append(bucket_id)
@@ -168,13 +164,13 @@ class _Search:
                 slower.append(bucket_id)
             sizes[bucket_id] = max(1, size)
         seconds = {name: value for name, size in sizes.items() if (value := self.seconds(name, size)) is not None}
-        return BatchSizeSearch(base, sizes, seconds, tuple(too_large), tuple(slower), tuple(self._trials.values()))
+        return BatchSizeSearch(base, sizes, seconds, tuple(too_large), tuple(slower), tuple(self.trials.values()))
 
     def _measure(self, shape: tuple[int, ...]) -> float | None:
         try:
-            for _ in range(self._warmup):
-                self._step(shape)
-            return statistics.median(self._timed(shape) for _ in range(self._steps))
+            for _ in range(self.warmup):
+                self.step(shape)
+            return statistics.median(self._timed(shape) for _ in range(self.steps))
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
@@ -184,10 +180,10 @@ class _Search:
 
     def _timed(self, shape: tuple[int, ...]) -> float:
         _wait_for_device()
-        start = self._clock()
-        self._step(shape)
+        start = self.clock()
+        self.step(shape)
         _wait_for_device()
-        return self._clock() - start
+        return self.clock() - start
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
@@ -255,10 +251,3 @@ def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str
     if base not in named:
         raise ConfigError(f"base={base!r} is not a bucket of shapes; must be one of {', '.join(named)}")
     return base
-
-
-def _check_numbers(max_batch_size: int, warmup: int, steps: int, tolerance: float) -> None:
-    for name, value, least in (("max_batch_size", max_batch_size, 1), ("warmup", warmup, 0), ("steps", steps, 1)):
-        require_integer(name, value, least)
-    if not 0 <= tolerance <= 1:
-        raise ConfigError(f"tolerance={tolerance!r}: must be a share from 0 to 1, such as 0.05")

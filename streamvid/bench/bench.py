@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.bench.options import BenchOptions
-from streamvid.bench.store import MeasureTimer, Progress, measure_store, num_fetch_threads
+from streamvid.bench.store import MeasureTimer, Progress, measure_store
 from streamvid.bench.verdict import (
     FEW_STEPS,
     BucketRun,
@@ -24,20 +24,16 @@ from streamvid.bench.verdict import (
     need_of,
     warnings_of,
 )
-from streamvid.buckets.batch_size import batch_sizes
 from streamvid.dataset.reader import Dataset, open_dataset
 from streamvid.errors import ConfigError
 from streamvid.host.resources import usable_cores
-from streamvid.loader.delivery.requests import Selection
 from streamvid.loader.loader import VideoLoader
-from streamvid.loader.mix import DataArguments, Mix, open_mix
+from streamvid.loader.mix import DataArguments
 from streamvid.loader.options import LimitOptions, OutputOptions
-from streamvid.loader.setup import loader_memory
+from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
 from streamvid.loader.stats import LoaderStats
-from streamvid.loader.stores import Stores
-from streamvid.plan import PlanOptions, World
-from streamvid.plan.cost import default_costs
-from streamvid.video.picture import PictureFormat, Pixels
+from streamvid.plan import World
+from streamvid.video.picture import PictureFormat
 
 DEFAULT_BATCH_SIZE = 4
 
@@ -87,19 +83,19 @@ def bench(
     if opened.manifest.clips == "text":
         raise ConfigError(f"{opened.url} holds only texts: there is no clip to read or decode")
     num_cores = usable_cores()
-    selection = _select(opened, options)
-    # Invalid loader options raise now, not after the store was read.
-    _loader(opened, options, 0, selection.batch_sizes).close()
-    samples = _samples_of_buckets(selection.mix)
-    store = measure_store(selection, options.seconds, progress)
-    with _loader(opened, options, 0, selection.batch_sizes) as loader:
+    setup = _set_up(opened, options)
+    sizes = setup.selection.batch_sizes
+    samples = {name: sum(int(part.subset.counts[name].sum()) for part in setup.mix.parts) for name in setup.mix.buckets}
+    store = measure_store(setup, options.seconds, progress)
+    with _loader(opened, options, 0, sizes) as loader:
         next(iter(loader))  # imports what the first batch of a process needs
-    setting = _setting(opened, options, selection.mix, num_cores)
     numbers = options.num_workers or _numbers_of_workers(num_cores)
-    runs = tuple(_measure_loader(opened, options, number, selection, setting, progress) for number in numbers)
+    runs = tuple(_measure_loader(opened, options, number, setup, progress) for number in numbers)
+    clips = opened.manifest.clips
+    accuracy = options.accuracy or ("exact" if clips == "copy" else "fast")
+    setting = Setting(num_cores=num_cores, clips=clips, pixels=setup.pipeline.pixels, accuracy=accuracy)
     need = None
     if options.step_seconds is not None:
-        sizes = selection.batch_sizes
         need = need_of(
             runs,
             store,
@@ -113,13 +109,13 @@ def bench(
         dataset=opened.url,
         split=options.split,
         num_samples=sum(samples.values()),
-        batch_sizes=dict(selection.batch_sizes),
+        batch_sizes=dict(sizes),
         setting=setting,
         store=store,
         runs=runs,
         verdict=judge(runs, store, setting),
         need=need,
-        warnings=warnings_of(runs, store, selection.batch_sizes),
+        warnings=warnings_of(runs, store, sizes),
     )
 
 
@@ -129,38 +125,25 @@ def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
     return tuple(sorted({2**power for power in range(num_cores.bit_length())} | {num_cores}))
 
 
-def _setting(dataset: Dataset, options: BenchOptions, mix: Mix, num_cores: int) -> Setting:
-    clips = dataset.manifest.clips
-    can_yuv = all(bucket.height % 2 == bucket.width % 2 == 0 for bucket in mix.buckets.values())
-    on_cuda = (options.device or "").startswith("cuda")
-    return Setting(
-        num_cores=num_cores,
-        clips=clips,
-        pixels=options.pixels or ("yuv420p" if on_cuda and can_yuv else "rgb24"),
-        accuracy=options.accuracy or ("exact" if clips == "copy" else "fast"),
-    )
-
-
-def _samples_of_buckets(mix: Mix) -> dict[str, int]:
-    return {name: sum(int(part.subset.counts[name].sum()) for part in mix.parts) for name in mix.buckets}
-
-
-def _select(dataset: Dataset, options: BenchOptions) -> Selection:
-    """Return what a loader with these options would plan over."""
-    mix = open_mix(DataArguments(dataset, split=options.split, where=options.where), Stores.of())
-    buckets = tuple(mix.buckets.values())
+def _set_up(dataset: Dataset, options: BenchOptions) -> Setup:
+    """Return the parts of a loader that delivers each sample once. Raises as VideoLoader does."""
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE
-    sizes = batch_sizes(buckets, size, options.max_tokens_per_batch)
-    costs = default_costs(buckets).costs(sizes)
-    return Selection(mix, sizes, PlanOptions(tail="uneven"), World(), costs)
+    return set_up(
+        DataArguments(dataset, split=options.split, where=options.where),
+        PlanArguments(size, options.max_tokens_per_batch, world=World(), tail="uneven"),
+        DeliveryArguments(*_delivery(options), device=options.device, num_workers=0),
+    )
 
 
-# The loader.
+def _delivery(options: BenchOptions) -> tuple[OutputOptions, LimitOptions]:
+    output = OutputOptions(pixels=options.pixels, accuracy=options.accuracy)
+    return output, LimitOptions(prefetch_bytes=options.prefetch_bytes)
 
 
 def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int]) -> VideoLoader:
+    output, limits = _delivery(options)
     # One rank, whatever launcher this runs under, and whole batches of all buckets, however few samples they have.
     return VideoLoader(
         dataset,
@@ -171,8 +154,8 @@ def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Ma
         split=options.split,
         where=options.where,
         device=options.device,
-        output=OutputOptions(pixels=options.pixels, accuracy=options.accuracy),
-        limits=LimitOptions(prefetch_bytes=options.prefetch_bytes),
+        output=output,
+        limits=limits,
         num_workers=num_workers,
     )
 
@@ -181,13 +164,12 @@ def _measure_loader(
     dataset: Dataset,
     options: BenchOptions,
     num_workers: int,
-    selection: Selection,
-    setting: Setting,
+    setup: Setup,
     progress: Progress,
 ) -> LoaderRun:
     timer = MeasureTimer(options.seconds, f"{num_workers} worker{'s' if num_workers != 1 else ''}", progress)
     since = time.perf_counter()
-    with _loader(dataset, options, num_workers, selection.batch_sizes) as loader:
+    with _loader(dataset, options, num_workers, setup.selection.batch_sizes) as loader:
         batches = iter(loader)
         next(batches)
         first_batch_seconds = time.perf_counter() - since
@@ -206,13 +188,17 @@ def _measure_loader(
             num_steps += 1
         end = _Mark.of(loader)
     timer.end()
-    spent, of_buckets = end.stats.since(start.stats), _bucket_runs(buckets)
+    spent = end.stats.since(start.stats)
+    of_buckets = tuple(
+        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
+        for name, (number, seconds) in sorted(buckets.items())
+    )
     return LoaderRun(
         num_workers=num_workers,
-        num_fetch_threads=num_fetch_threads(selection.mix),
+        num_fetch_threads=setup.pipeline.num_fetch_threads,
         first_batch_seconds=first_batch_seconds,
         seconds=end.clock - start.clock,
-        room=_room(selection, options.prefetch_bytes, setting.pixels, of_buckets, spent.work.num_bytes_fetched),
+        room=_room(setup, of_buckets, spent.work.num_bytes_fetched),
         num_steps=spent.num_steps,
         num_bytes=spent.work.num_bytes_fetched,
         num_substituted=spent.work.num_substituted,
@@ -224,28 +210,15 @@ def _measure_loader(
     )
 
 
-def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, ...]:
-    return tuple(
-        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
-        for name, (number, seconds) in sorted(buckets.items())
-    )
-
-
-def _room(
-    selection: Selection, prefetch_bytes: int, pixels: Pixels, buckets: Sequence[BucketRun], num_bytes: int
-) -> float:
+def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
     """Return how many samples of the measured mean size fit: as frames in the ring, and as clips read ahead."""
-    mix = selection.mix
-    memory = loader_memory(
-        prefetch_bytes, mix.max_clip_bytes, selection.batch_sizes, tuple(mix.buckets.values()), pixels
-    )
     frame_bytes = num_samples = 0
     for one in buckets:
-        bucket = mix.buckets[one.bucket_id]
-        size = bucket.num_frames * PictureFormat(bucket.height, bucket.width, pixels).num_bytes
-        frame_bytes += one.num_samples * size
+        bucket = setup.mix.buckets[one.bucket_id]
+        picture = PictureFormat(bucket.height, bucket.width, setup.pipeline.pixels)
+        frame_bytes += one.num_samples * bucket.num_frames * picture.num_bytes
         num_samples += one.num_samples
-    return num_samples * min(memory.frame_bytes / frame_bytes, memory.clip_bytes / num_bytes)
+    return num_samples * min(setup.pipeline.frame_bytes / frame_bytes, setup.pipeline.clip_bytes / num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

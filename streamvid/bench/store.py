@@ -11,12 +11,11 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from streamvid.bench.verdict import StoreRun
-from streamvid.loader.delivery.delivery import Delivery, deliver
+from streamvid.loader.delivery.delivery import Delivery, prepare
 from streamvid.loader.delivery.fetch import FetchThreads, read_parts
 from streamvid.loader.delivery.index_rows import IndexRows
-from streamvid.loader.delivery.requests import Selection
-from streamvid.loader.mix import Mix, SampleRequest
-from streamvid.loader.stores import Stores
+from streamvid.loader.mix import SampleRequest
+from streamvid.loader.setup import Setup
 from streamvid.loader.view.clip_part import TABLE_BYTES, clip_part, wrong_bytes
 from streamvid.plan import Cursor
 
@@ -64,28 +63,23 @@ class MeasureTimer:
             self._shown = done
 
 
-def num_fetch_threads(mix: Mix) -> int:
-    """Return the number of fetch threads of a loader of these datasets."""
-    return Stores.of().num_fetch_threads([part.dataset for part in mix.parts])
-
-
-def measure_store(selection: Selection, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
+def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
     """Measure two passes: an epoch's samples in a loader's order as far as time allows, then those repeatedly.
 
-    Bad samples are counted. Raises StorageError, DatasetError, IntegrityError.
+    Bad samples are counted. Raises StorageError, DatasetError, SampleError.
     """
-    requests, rows = selection.requests(selection.plan(Cursor()), 1), IndexRows()
+    requests, rows = setup.selection.requests(setup.selection.plan(Cursor()), 1), IndexRows()
     samples = (sample for request in requests for sample in request.samples)
-    first, taken = _read_pass(selection.mix, rows, samples, MeasureTimer(seconds, "store, first pass", progress))
-    second, _ = _read_pass(selection.mix, rows, cycle(taken), MeasureTimer(seconds, "store, second pass", progress))
+    first, taken = _read_pass(setup, rows, samples, MeasureTimer(seconds, "store, first pass", progress))
+    second, _ = _read_pass(setup, rows, cycle(taken), MeasureTimer(seconds, "store, second pass", progress))
     return first, second
 
 
 def _read_pass(
-    mix: Mix, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
+    setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
     """Read at least one sample, until they or the time run out; return the figures and the samples."""
-    reads, taken = _Reads(mix, rows), list[SampleRequest]()
+    reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
         for sample in samples:
@@ -112,12 +106,12 @@ def _read_pass(
 class _Reads:
     """Concurrent reads on as many threads as a loader has; the number of blocks bounds them."""
 
-    def __init__(self, mix: Mix, rows: IndexRows) -> None:
-        num_threads = num_fetch_threads(mix)
+    def __init__(self, setup: Setup, rows: IndexRows) -> None:
+        num_threads = setup.pipeline.num_fetch_threads
         self._rows, self._threads = rows, FetchThreads(num_threads, self._failed)
         self._blocks: SimpleQueue[memoryview] = SimpleQueue()
         for _ in range(num_threads):
-            self._blocks.put(memoryview(bytearray(mix.max_clip_bytes + TABLE_BYTES)))
+            self._blocks.put(memoryview(bytearray(setup.mix.max_clip_bytes + TABLE_BYTES)))
         self._failure: Exception | None = None
         self._lock = threading.Lock()
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
@@ -126,12 +120,7 @@ class _Reads:
         """Read a sample as soon as a block is free. Raises the error of an earlier one."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
-        delivery = deliver(
-            sample,
-            self._rows.row(sample, bucket),
-            bucket,
-            lambda row, pick: clip_part(row.clip, packets(row), pick),
-        )
+        delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
         self.num_bytes += delivery.part.num_bytes
         self.num_stored_bytes += delivery.row.clip.num_bytes
         block = self._blocks.get()

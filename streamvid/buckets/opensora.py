@@ -65,34 +65,30 @@ class OpenSoraConfig:
 
     def read(self, ratios: Ratios) -> OpenSora:
         """Build classes and buckets. Raises ConfigError that names the wrong entry."""
-        return _read_form(self.bucket_config, self.probabilities, ratios)
-
-
-def _read_form(form: Form, meaning: str | None, ratios: Ratios) -> OpenSora:
-    shared: Sharing = {}
-    listed: dict[str, Bucket] = {}
-    groups: list[SizeClass] = []
-    sizes: dict[str, int] = {}
-    for name, by_frames in form.items():
-        resolution, table = _sizes(name, ratios)
-        entries = {frames: _entry(name, frames, value, meaning) for frames, value in by_frames.items()}
-        if not entries:
-            raise ConfigError(f"bucket_config[{name!r}] has no frame counts; give some, as 33: [1.0, 12]")
-        buckets = [
-            Bucket(frames, height, width, resolution, ratio)
-            for ratio, (height, width) in table.items()
-            for frames in entries
-        ]
-        keep = {frames: entry.keep for frames, entry in entries.items()}
-        groups.append(size_class(buckets, shared, ratios.area(resolution), keep))
-        for bucket in buckets:
-            entry = entries[bucket.num_frames]
-            if entry.keep.accept:
-                listed.setdefault(bucket.id, bucket)
-                _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
-    if not listed:
-        raise ConfigError("bucket_config keeps no clips: every probability is 0; give some bucket more than 0")
-    return OpenSora(by_area(groups), tuple(listed.values()), sizes)
+        shared: Sharing = {}
+        listed: dict[str, Bucket] = {}
+        groups: list[SizeClass] = []
+        sizes: dict[str, int] = {}
+        for name, by_frames in self.bucket_config.items():
+            resolution, table = _sizes(name, ratios)
+            entries = {frames: _entry(name, frames, value, self.probabilities) for frames, value in by_frames.items()}
+            if not entries:
+                raise ConfigError(f"bucket_config[{name!r}] has no frame counts; give some, as 33: [1.0, 12]")
+            buckets = [
+                Bucket(frames, height, width, resolution, ratio)
+                for ratio, (height, width) in table.items()
+                for frames in entries
+            ]
+            keep = {frames: entry.keep for frames, entry in entries.items()}
+            groups.append(size_class(buckets, shared, ratios.area(resolution), keep))
+            for bucket in buckets:
+                entry = entries[bucket.num_frames]
+                if entry.keep.accept:
+                    listed.setdefault(bucket.id, bucket)
+                    _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
+        if not listed:
+            raise ConfigError("bucket_config keeps no clips: every probability is 0; give some bucket more than 0")
+        return OpenSora(by_area(groups), tuple(listed.values()), sizes)
 
 
 def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 10
 _MAX_RANKS_SHOWN = 8
+_COUNTS = {
+    "bucket": "bucket_id",
+    "samples": "num_samples",
+    "batch": "batch_size",
+    "per step": "global_batch",
+    "steps": "num_steps",
+    "delivered": "num_delivered",
+    "carried": "num_carried",
+    "dropped": "num_dropped",
+    "repeated": "num_repeated",
+}
+"""Header → field of BucketReport."""
 
 
 def print_forecast(found: RunForecast) -> None:
@@ -41,22 +53,8 @@ def print_forecast(found: RunForecast) -> None:
 
 
 def _print_counts(counts: RunCounts) -> None:
-    headers = ["bucket", "samples", "batch", "per step", "steps", "delivered", "carried", "dropped", "repeated"]
-    rows = [
-        (
-            bucket.bucket_id,
-            bucket.num_samples,
-            bucket.batch_size,
-            bucket.global_batch,
-            bucket.num_steps,
-            bucket.num_delivered,
-            bucket.num_carried,
-            bucket.num_dropped,
-            bucket.num_repeated,
-        )
-        for bucket in counts.buckets
-    ]
-    print_table(headers, rows)
+    rows = [[getattr(bucket, field) for field in _COUNTS.values()] for bucket in counts.buckets]
+    print_table(list(_COUNTS), rows)
     shown = ", ".join(map(str, counts.steps[:_MAX_SHOWN])) + (", ..." if len(counts.steps) > _MAX_SHOWN else "")
     click.echo(
         f"\n{counts.num_ranks} ranks, tail {counts.tail}, sync {counts.sync}: {sum(counts.steps)} steps in "

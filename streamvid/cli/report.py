@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -56,9 +56,9 @@ def _shards(report: ShardReport) -> str:
     return f"{report.num_samples} samples in {report.num_shards} shards ({size(report.num_bytes)})"
 
 
-def _row(report: ShardReport, row: BucketRow) -> dict[str, Any]:
+def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:
     """Return the cells by header."""
-    cells: dict[str, Any] = {
+    cells: dict[str, object] = {
         "bucket": row.bucket_id,
         "T x H x W": f"{row.num_frames} x {row.height} x {row.width}",
         "samples": row.num_samples,

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamvid.buckets.pick import Pick
+from streamvid.buckets.bucket import Bucket
 from streamvid.dataset.reader import Dataset
 from streamvid.forecast.run import PlannedRun
-from streamvid.loader.delivery.delivery import Delivery, deliver
+from streamvid.loader.delivery.delivery import Delivery, prepare
 from streamvid.loader.delivery.index_rows import IndexRows
 from streamvid.loader.delivery.requests import BatchRequest
-from streamvid.loader.mix import DataArguments
+from streamvid.loader.mix import DataArguments, SampleRequest
 from streamvid.loader.options import LimitOptions, ScheduleOptions
 from streamvid.loader.setup import DeliveryArguments, PlanArguments, Setup, set_up
-from streamvid.loader.view.clip_part import ClipPart, clip_part
-from streamvid.loader.view.index_row import IndexRow
+from streamvid.loader.view.clip_part import clip_part
 from streamvid.plan import Cursor, World
 from streamvid.storage import MAX_RANGE_BYTES, near_spans
 
@@ -73,7 +72,7 @@ class PlannedBatch:
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
     """Yield every batch of the run's rank, in the order in which the loader hands them out where no sample is bad.
 
-    Reads index rows and packet tables, but no clips. Raises IntegrityError, StorageError or DatasetError.
+    Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError.
     """
     rows, start = IndexRows(), setup.selection.plan(Cursor())
     for request in setup.selection.requests(start, num_epochs):
@@ -82,7 +81,7 @@ def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]
 
 def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
     plan, num_done = request.position
-    found = [_delivery(rows, request, number) for number in range(len(request.samples))]
+    found = [_delivery(rows, sample, request.bucket) for sample in request.samples]
     spans: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for delivery in found:
         if delivery.num_bytes:
@@ -101,14 +100,8 @@ def _batch(request: BatchRequest, rows: IndexRows) -> PlannedBatch:
     )
 
 
-def _delivery(rows: IndexRows, request: BatchRequest, number: int) -> Delivery:
-    sample, bucket = request.samples[number], request.bucket
-    row = rows.row(sample, bucket)
-
-    def part(row: IndexRow, pick: Pick) -> ClipPart:
-        return clip_part(row.clip, rows.packets(sample, row), pick)
-
-    return deliver(sample, row, bucket, part)
+def _delivery(rows: IndexRows, sample: SampleRequest, bucket: Bucket) -> Delivery:
+    return prepare(rows, sample, bucket, lambda row, pick: clip_part(row.clip, rows.packets(sample, row), pick))
 
 
 def _num_requests(spans: Sequence[tuple[int, int]]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from streamvid.errors import PlanError
 from streamvid.plan.epoch import EpochPlan
@@ -111,11 +111,8 @@ def _totals(epochs: Sequence[tuple[BucketReport, ...]]) -> tuple[BucketReport, .
 
 
 def _tail_counts(tail: Tail, num_steps: int, buckets: Sequence[BucketReport]) -> TailCounts:
-    total = {
-        field.name: sum(getattr(report, field.name) for report in buckets)
-        for field in fields(TailCounts)
-        if field.name in ("num_delivered", "num_carried", "num_dropped", "num_repeated")
-    }
+    names = ("num_delivered", "num_carried", "num_dropped", "num_repeated")
+    total = {name: sum(getattr(report, name) for report in buckets) for name in names}
     left_out = total["num_dropped"] + total["num_carried"]
     return TailCounts(
         tail=tail,

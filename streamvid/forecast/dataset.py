@@ -31,8 +31,7 @@ MAX_SCANNED_SHARDS = 4096
 
 _Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
-_WASTE = ("crop_fraction", "upscale")
-_SCANNED = ("clip_bytes", "window_num_frames", "clip_width", "clip_height", *_WASTE)
+_SCANNED = ("clip_bytes", "window_num_frames", "clip_width", "clip_height", "crop_fraction", "upscale")
 _CLOSED_GOP = 8  # frames decoded before the first wanted one where nothing was looked at: half a native key interval
 _OPENING_REQUESTS = 10  # per rank: manifest, shard table, footers
 
@@ -93,14 +92,13 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
     (part,) = setup.mix.parts
     total = sum(len(counts) for counts in part.subset.counts.values())
     stride = max(1, -(-total // max_shards))
-    columns = list(_SCANNED)
     items = [
         (name, number) for name in part.subset.counts for number in range(0, len(part.subset.counts[name]), stride)
     ]
     tables: dict[str, list[_Columns]] = {}
 
     def job(item: tuple[str, int], stop: threading.Event) -> tuple[str, _Columns]:
-        return item[0], _scan_shard(part, *item, columns)
+        return item[0], _scan_shard(part, *item)
 
     # Reading a local index is CPU-bound: threads would only share the processor.
     is_local, never = part.dataset.store.is_local, threading.Event()
@@ -110,12 +108,13 @@ def scan_buckets(setup: Setup, max_shards: int = MAX_SCANNED_SHARDS) -> dict[str
     return {name: _scanned(part, setup.mix.buckets[name], found, stride == 1) for name, found in tables.items()}
 
 
-def _scan_shard(part: MixPart, bucket_id: str, number: int, columns: Sequence[str]) -> _Columns:
-    wanted = list(dict.fromkeys([*columns, *(part.subset.filter.columns if part.subset.filter else ())]))
-    table = part.dataset.samples(part.subset.shard_info(bucket_id, number), wanted)
-    if part.subset.filter is not None:
-        table = table.take(part.subset.filter.matching(table))
-    return {name: _numbers(table.column(name).combine_chunks()) for name in columns}
+def _scan_shard(part: MixPart, bucket_id: str, number: int) -> _Columns:
+    where = part.subset.filter
+    wanted = {*_SCANNED, *(() if where is None else where.columns)}
+    table = part.dataset.samples(part.subset.shard_info(bucket_id, number), sorted(wanted))
+    if where is not None:
+        table = table.take(where.matching(table))
+    return {name: _numbers(table.column(name).combine_chunks()) for name in _SCANNED}
 
 
 def _numbers(column: Any) -> npt.NDArray[Any]:
@@ -128,7 +127,7 @@ def _numbers(column: Any) -> npt.NDArray[Any]:
 def _scanned(part: MixPart, bucket: Bucket, found: Sequence[_Columns], is_whole: bool) -> BucketScan:
     values = {name: np.concatenate([table[name] for table in found]) for name in found[0]}
     num_bytes, counts = values["clip_bytes"].astype(np.int64), part.subset.counts[bucket.id]
-    crop, upscale = (values[name][np.isfinite(values[name])] if name in values else np.empty(0) for name in _WASTE)
+    crop, upscale = (values[name][np.isfinite(values[name])] for name in ("crop_fraction", "upscale"))
     frames = float(values["window_num_frames"].mean())
     shape = BucketShape(
         num_samples=len(num_bytes),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from streamvid.buckets.bucket import Bucket
+from streamvid.config import check_options, option
 from streamvid.errors import ConfigError
 from streamvid.video.picture import Pixels
 
+_MOST = 1e12
 EpochPart: TypeAlias = Literal["decode", "link", "requests", "gpu"]
 
 
@@ -32,29 +33,21 @@ class HostCosts:
     """
 
     decode_ms: Mapping[str, float] | None = None
-    decode_ns_per_pixel: float = 2.0
-    make_ns_per_pixel: float = 3.0
-    sample_ms: float = 0.5
-    num_workers: int = 8
-    ranks_per_node: int = 8
-    worker_bytes: int = 42 * 2**20
-    request_ms: float = 30.0
-    requests_in_flight: int = 8
-    link_mb_per_second: float = 1000.0
+    decode_ns_per_pixel: float = option(2.0, minimum=0, maximum=_MOST)
+    make_ns_per_pixel: float = option(3.0, minimum=0, maximum=_MOST)
+    sample_ms: float = option(0.5, minimum=0, maximum=_MOST)
+    num_workers: int = option(8, minimum=1)
+    ranks_per_node: int = option(8, minimum=1)
+    worker_bytes: int = option(42 * 2**20, minimum=1)
+    request_ms: float = option(30.0, minimum=0, maximum=_MOST)
+    requests_in_flight: int = option(8, minimum=1)
+    link_mb_per_second: float = option(1000.0, above=0)
 
     def __post_init__(self) -> None:
-        for name in ("decode_ns_per_pixel", "make_ns_per_pixel", "sample_ms", "request_ms"):
-            self._check(name, getattr(self, name), 0)
-        for name in ("num_workers", "ranks_per_node", "requests_in_flight", "worker_bytes"):
-            self._check(name, getattr(self, name), 1)
-        if not self.link_mb_per_second > 0:
-            raise ConfigError(f"cost table link_mb_per_second={self.link_mb_per_second!r}: must be above 0")
+        check_options(self)
         for name, milliseconds in (self.decode_ms or {}).items():
-            self._check(f"decode_ms[{name!r}]", milliseconds, 0)
-
-    def _check(self, name: str, value: float, least: float) -> None:
-        if not least <= value < math.inf:
-            raise ConfigError(f"cost table {name}={value!r}: must be a number of at least {least}")
+            if not 0 <= milliseconds <= _MOST:
+                raise ConfigError(f"decode_ms[{name!r}]={milliseconds!r}: must be a number from 0 to {_MOST:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
         print_json([_summary(config) for config in configs])
         return
     rows = [list(_summary(config).values()) for config in configs]
-    print_table(["preset", "sizes", "frames", "fps", "rule", "tokens of the largest", "MB a sample"], rows)
+    print_table(["preset", "sizes", "frames", "fps", "rule", "tokens of the largest", "MB per sample"], rows)
     click.echo("\nMB: of its decoded frames in host memory, uint8 RGB. `streamvid presets show NAME` has the sources.")
 
 
@@ -92,7 +92,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     rows = [
         [
             cost.bucket.id,
-            f"{cost.bucket.width}x{cost.bucket.height}@{cost.bucket.num_frames}",
+            cost.bucket.size_at_frames,
             cost.tokens,
             size(cost.sample_bytes),
             "-" if cost.batch_size is None else cost.batch_size,
@@ -101,7 +101,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
         ]
         for cost in shown
     ]
-    headers = ["bucket", "size", "tokens", "host bytes a sample", "batch size", "host bytes a batch", "choice"]
+    headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
     print_table(headers, rows)
     if len(shown) < len(costs):
         click.echo(f"\nOf {len(costs)} buckets, of each frame count the one with most tokens; --all shows all.")
