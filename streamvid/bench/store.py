@@ -49,10 +49,6 @@ class MeasureTimer:
         self._show(min(self._total - 1, int(share * self._total)))
         return share
 
-    @property
-    def is_over(self) -> bool:
-        return self.share >= 1
-
     def end(self) -> None:
         """Show the end of the measurement."""
         self._show(self._total)
@@ -85,7 +81,7 @@ def _read_pass(
         for sample in samples:
             reads.begin(sample)
             taken.append(sample)
-            if timer.is_over or len(taken) == _MAX_SAMPLES:
+            if timer.share >= 1 or len(taken) == _MAX_SAMPLES:
                 break
     finally:
         reads.close()

@@ -209,7 +209,8 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
     best = _best(runs)
     slow, fast = slowest(passes), max(passes, key=lambda one: one.samples_per_second)
     limit = limit_of(best, fast, setting.num_cores)
-    more = max((run for run in runs if run.num_workers > best.num_workers), key=_rate, default=None)
+    with_more = [run for run in runs if run.num_workers > best.num_workers]
+    more = max(with_more, key=lambda run: run.samples_per_second, default=None)
     if more is not None and limit == "decoders":
         limit = "cores"  # more workers were tried and found no free core
     reasons = [
@@ -234,10 +235,6 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
             "container limit or a shared host took the rest"
         )
     return Verdict(limit, tuple(reasons), _advice(limit, best, setting))
-
-
-def _rate(run: LoaderRun) -> float:
-    return run.samples_per_second
 
 
 def _best(runs: Sequence[LoaderRun]) -> LoaderRun:

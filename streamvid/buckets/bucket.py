@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
 
 from streamvid.buckets.geometry import (
     DEFAULT_MULTIPLE,
@@ -105,17 +104,15 @@ class Bucket:
         """
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain fields, for a manifest; `from_json` reads them back."""
-        fields: dict[str, Any] = {"num_frames": self.num_frames, "height": self.height, "width": self.width}
-        if self.resolution is not None:
-            fields |= {"resolution": self.resolution, "aspect_ratio": self.aspect_ratio}
-        return fields
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Bucket:
+    def from_json(cls, value: object) -> Bucket:
         """Build a bucket from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
-        return from_fields(cls, fields, "bucket")
+        return from_fields(cls, value, "bucket")
 
 
 TEXT_BUCKET = Bucket(0, 0, 0)

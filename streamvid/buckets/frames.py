@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from streamvid.config import exact, from_fields, require_integer
 from streamvid.errors import ConfigError
@@ -116,11 +116,11 @@ class FrameRate:
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))
         return math.floor(Fraction(seconds) * self.fps)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, str]:
         """Return plain fields; `from_json` reads them back."""
         return {"rule": self.rule} if self.fps is None else {"rule": self.rule, "fps": str(self.fps)}
 
     @classmethod
-    def from_json(cls, fields: Any) -> FrameRate:
+    def from_json(cls, value: object) -> FrameRate:
         """Build a FrameRate from what `to_json` gave, or of None; ConfigError for anything else."""
-        return cls() if fields is None else from_fields(cls, fields, "frame_rate")
+        return cls() if value is None else from_fields(cls, value, "frame_rate")

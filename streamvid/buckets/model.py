@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from streamvid.buckets.bucket import MAX_NUM_FRAMES, Bucket
 from streamvid.buckets.frames import FrameRate, FrameRule
@@ -101,16 +100,17 @@ class ModelRule:
         """Factors of the number of tokens: models of equal factors make equally many of every clip."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain fields, for a manifest; `from_json` reads them back."""
-        value: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        rates = {name: None if value[name] is None else str(value[name]) for name in ("fps", "max_fps")}
-        return {**value, "frame_rule": str(self.frame_rule), **rates}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            name: str(value) if isinstance(value, Fraction | FrameRule) else value for name, value in values.items()
+        }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> ModelRule:
+    def from_json(cls, value: object) -> ModelRule:
         """Build a rule from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
-        return from_fields(cls, fields, "model")
+        return from_fields(cls, value, "model")
 
 
 def _rate_name(rate: FrameRate) -> str:

@@ -8,8 +8,10 @@ Open-Sora 2.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.classes import Shape, SizeClass, broken_limit, candidates, classes_of, is_large_enough
@@ -29,18 +31,20 @@ class BucketTable:
     """
 
     candidates: tuple[Bucket, ...]
-    classes: tuple[SizeClass, ...] = field(init=False, repr=False, compare=False)
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
-        listed = tuple(buckets)
-        if not listed:
-            raise ConfigError("buckets is empty: give at least one, as '832x480@81'")
-        ids = [bucket.id for bucket in listed]
-        repeated = sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) < len(ids) else []
+        object.__setattr__(self, "candidates", tuple(buckets))
+        if not self.candidates:
+            raise ConfigError("buckets is empty: give at least one, such as '832x480@81'")
+        counts = Counter(bucket.id for bucket in self.candidates)
+        repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
             raise ConfigError(f"buckets names {', '.join(repeated)} more than once; keep one of each")
-        object.__setattr__(self, "candidates", listed)
-        object.__setattr__(self, "classes", classes_of([bucket for bucket in listed if not bucket.is_text]))
+
+    @cached_property
+    def classes(self) -> tuple[SizeClass, ...]:
+        """Classes of sizes that compete for a clip, from the largest area down."""
+        return classes_of([bucket for bucket in self.candidates if not bucket.is_text])
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import click
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Report(Protocol):
     """What a verb did, for the terminal and as JSON."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    def to_json(self) -> object: ...
 
 
 AnyReport = TypeVar("AnyReport", bound=Report)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
@@ -22,6 +22,9 @@ from streamvid.config import OptionInfo, allowed_choices, nested_options, option
 from streamvid.errors import ConfigError
 
 T = TypeVar("T")
+Values: TypeAlias = dict[str, Any]
+"""What click has parsed, by the name of the flag or, in nested mappings, of the field."""
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3))
@@ -70,8 +73,8 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 """Exact number, such as a frame rate or a ratio."""
 
 
-def _list_of(kind: Any, shown_default: str | None) -> Parsed:
-    """Return the type of comma-separated values of one kind."""
+def list_of(kind: Any, shown_default: str | None) -> Parsed:
+    """Return the type of comma-separated values of one kind: int, float or, for any other, text."""
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -136,9 +139,9 @@ def flags_of(
     return flags
 
 
-def take(flags: Sequence[Flag], given: dict[str, Any]) -> dict[str, Any]:
+def take(flags: Sequence[Flag], given: Values) -> Values:
     """Move what was given for these flags out of `given`, as a mapping with nested mappings that has only that."""
-    tree: dict[str, Any] = {}
+    tree: Values = {}
     for flag in flags:
         value = given.pop(str(flag.name), None)
         if value is not None:
@@ -227,7 +230,7 @@ def _attributes(field: dataclasses.Field[Any], info: OptionInfo, members: Sequen
     if items is not None:
         if str in kinds:  # repeatable, because its words may contain commas
             return {"multiple": True, "callback": _one_or_more}
-        return {"type": _list_of(items, info.shown_default)}
+        return {"type": list_of(items, info.shown_default)}
     if kinds == [bool]:
         return {"is_flag": True}
     return {"type": _param_type(field.name, kinds)}

@@ -24,10 +24,12 @@ def print_report(report: ShardReport, dest: str) -> None:
         click.echo("")
     _print_rejections(report)
     is_unknown = report.state == "dry run" and report.clips == "native"
-    shards = f"{report.num_samples} samples" if is_unknown else _shards(report)
+    shards = "" if is_unknown else f" in {report.num_shards} shards ({size(report.num_bytes)})"
     is_cut = report.num_windows != report.num_records
     cut = f", cut into {report.num_windows} windows" if is_cut else ""
-    click.echo(f"{report.num_records} input rows{cut} = {shards} + {report.num_rejected} rejected")
+    click.echo(
+        f"{report.num_records} input rows{cut} = {report.num_samples} samples{shards} + {report.num_rejected} rejected"
+    )
     if report.stored_clips[0]:
         click.echo(stored_line(report.stored_clips))
     if report.encode_seconds is not None:
@@ -50,10 +52,6 @@ def stored_line(stored_clips: tuple[int, int]) -> str:
         f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch draws "
         "each for one of them at most"
     )
-
-
-def _shards(report: ShardReport) -> str:
-    return f"{report.num_samples} samples in {report.num_shards} shards ({size(report.num_bytes)})"
 
 
 def _row(report: ShardReport, row: BucketRow) -> dict[str, object]:

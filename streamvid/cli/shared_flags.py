@@ -14,7 +14,7 @@ import click
 
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import DEFAULT_BUCKETS, load_bucket_config
-from streamvid.cli.flags import Flag, add_flags, build, flags_of, option_flags, take
+from streamvid.cli.flags import Flag, Values, add_flags, build, flags_of, option_flags, take
 from streamvid.errors import ConfigError
 from streamvid.storage import StorageOptions
 
@@ -37,7 +37,7 @@ BUCKET_FLAGS = (*_BASE, *_SIZES)
 """--preset, --bucket-config and a flag for each option of BucketConfig; `take_buckets` builds the configuration."""
 
 
-def take_buckets(given: dict[str, Any]) -> BucketConfig | None:
+def take_buckets(given: Values) -> BucketConfig | None:
     """Move bucket flags out of `given` and build the configuration from them; None if none of them was given."""
     preset, file = given.pop("preset"), given.pop("bucket_config")
     if preset is not None and file is not None:
@@ -51,7 +51,7 @@ def take_buckets(given: dict[str, Any]) -> BucketConfig | None:
     return build(BucketConfig, _SIZES, tree if is_sized else {**DEFAULT_BUCKETS, **tree})
 
 
-def _changed(config: BucketConfig, tree: dict[str, Any]) -> BucketConfig:
+def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
     """Return a preset, or a file, with the rules that were given besides."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
@@ -87,7 +87,7 @@ def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return add_flags([*both, *source, *dest])(wrapped)
 
 
-def _joined(both: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _joined(both: Values, own: Values) -> Values:
     keys = {"anon", "profile"}
     common = {name: value for name, value in both.items() if name not in keys or not keys & own.keys()}
     return common | own

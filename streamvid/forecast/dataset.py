@@ -64,14 +64,13 @@ def forecast_dataset(dataset: Dataset, run: PlannedRun) -> RunForecast:
 class BucketScan:
     """Index values of a bucket's samples that pass the filter.
 
-    num_all: samples of the bucket, of which `shape.num_samples` were looked at.   pixels: of a stored frame on average.
+    pixels: of a stored frame on average.
     first: int64 (shards,), where each shard's samples begin in clip_bytes; clip_bytes: int64 (samples,). Both are None
     where only some shards were looked at.
     """
 
     bucket: Bucket
     shape: BucketShape
-    num_all: int
     pixels: float
     first: Int64Array | None
     clip_bytes: Int64Array | None
@@ -141,7 +140,6 @@ def _scanned(part: MixPart, bucket: Bucket, found: Sequence[_Columns], is_whole:
     return BucketScan(
         bucket=bucket,
         shape=shape,
-        num_all=int(counts.sum()),
         pixels=float((values["clip_width"].astype(np.float64) * values["clip_height"]).mean()),
         first=np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64) if is_whole else None,
         clip_bytes=num_bytes if is_whole else None,

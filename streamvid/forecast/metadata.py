@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamvid.buckets import Bucket
 from streamvid.buckets.batch_size import batch_sizes
-from streamvid.buckets.classes import Choices
+from streamvid.buckets.classes import Choices, Shape
 from streamvid.buckets.config import BucketConfig
 from streamvid.buckets.document import bucket_config_to_json
 from streamvid.buckets.frames import FrameRate
@@ -199,7 +199,7 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
         for number, (code, first) in enumerate(zip(kinds.tolist(), firsts.tolist(), strict=True)):
             group = groups.get(code)
             if group is None:
-                group = groups[code] = _group(config, *rows.shape(first))
+                group = groups[code] = _group(config, rows.shape(first))
             members = order[ends[number - 1] if number else 0 : ends[number]]
             _count(found, group, rows, members, seed)
     found.num_groups = len(groups)
@@ -265,11 +265,10 @@ class _SizedRows:
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width
         return codes
 
-    def shape(self, place: int) -> tuple[int, int, int, bool]:
-        """Return (frames at the rate asked for, height, width, is it an image) of one row."""
-        columns = (self.reached, self.height, self.width)
-        frames, height, width = (int(column[place]) for column in columns)
-        return frames, height, width, bool(self.frames[place] == 1)
+    def shape(self, place: int) -> Shape:
+        """Return what decides about one row."""
+        frames, height, width = (int(column[place]) for column in (self.reached, self.height, self.width))
+        return Shape(frames, height, width, is_image=bool(self.frames[place] == 1))
 
 
 def _is_count(values: Float64Array, most: int) -> npt.NDArray[np.bool_]:
@@ -324,15 +323,10 @@ class _RowGroup:
     ends: Float64Array | None
 
 
-def _group(config: BucketConfig, num_frames: int, height: int, width: int, is_image: bool) -> _RowGroup:
-    choices = config.fit(num_frames, height, width, is_image)
-    waste = tuple(
-        (
-            float(cropped_share(height, width, bucket.height, bucket.width)),
-            float(cover_scale(height, width, bucket.height, bucket.width)),
-        )
-        for bucket in choices.buckets
-    )
+def _group(config: BucketConfig, clip: Shape) -> _RowGroup:
+    choices = config.fit(clip.num_frames, clip.height, clip.width, clip.is_image)
+    sizes = [(clip.height, clip.width, bucket.height, bucket.width) for bucket in choices.buckets]
+    waste = tuple((float(cropped_share(*size)), float(cover_scale(*size))) for size in sizes)
     is_certain = not choices.options or choices.options[0][1] == 1
     ends = None if is_certain else np.cumsum([float(probability) for _, probability in choices.options])
     return _RowGroup(choices, waste, ends)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import printable, run_and_print, size
-from streamvid.cli.flags import GroupedCommand
+from streamvid.cli.flags import GroupedCommand, list_of
 from streamvid.cli.shared_flags import storage_flags
 
 if TYPE_CHECKING:
@@ -25,20 +25,16 @@ where= and captions see the new columns once this command ends. A sample without
 value. If interrupted, run the same command again."""
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    if not names:
-        raise click.BadParameter(f"{value!r} is empty; write it as aesthetic,motion, or leave it out", ctx, param)
-    return names
-
-
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
-@click.option("--columns", metavar="LIST", callback=_names, help="Columns to take, as a,b.  [default: all but the key]")
+@click.option(
+    "--columns",
+    metavar="LIST",
+    type=list_of(str, "aesthetic,motion"),
+    help="Columns to take, as a,b.  [default: all but the key]",
+)
 @click.option(
     "--caption-column",
     metavar="C",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from streamvid.cli.console import print_json
-from streamvid.cli.flags import RATE, GroupedCommand, add_flags, build, flags_of, take
+from streamvid.cli.flags import RATE, GroupedCommand, Values, add_flags, build, flags_of, take
 from streamvid.cli.shared_flags import BUCKET_FLAGS, storage_flags, take_buckets
 from streamvid.config import load_config
 from streamvid.errors import ConfigError, SourceError
@@ -19,7 +19,6 @@ from streamvid.forecast.host import HostCosts
 from streamvid.forecast.run import PlannedRun
 
 if TYPE_CHECKING:
-    from streamvid.buckets.config import BucketConfig
     from streamvid.forecast.run import RunForecast
     from streamvid.plan.cost import CostTable
     from streamvid.storage import StorageOptions
@@ -113,7 +112,7 @@ def command(
         raise found.failure
 
 
-def _run(given: dict[str, Any]) -> PlannedRun:
+def _run(given: Values) -> PlannedRun:
     """Move the flags of the run out of `given`. The default tail follows the split, as in VideoLoader."""
     tree = take(_RUN_FLAGS, given)
     default_tail = "carry" if tree.get("split", "train") == "train" else "uneven"
@@ -138,24 +137,20 @@ def _is_metadata(source: str) -> bool:
     return False
 
 
-def _from_metadata(source: str, run: PlannedRun, given: Mapping[str, Any]) -> RunForecast:
+def _from_metadata(source: str, run: PlannedRun, given: Values) -> RunForecast:
     from streamvid.forecast.metadata import forecast_metadata
-
-    options = {name: value for name, value in given.items() if name != "video_column"}
-    return forecast_metadata(Path(source), run, _bucket_config(options), given["video_column"])
-
-
-def _bucket_config(given: dict[str, Any]) -> BucketConfig:
-    """Return the buckets that `streamvid shard --clips copy` would make of the same flags."""
     from streamvid.sharder.options import ClipOptions, ShardOptions
 
+    video_column = given.pop("video_column")
+    # The buckets that `streamvid shard --clips copy` would make of the same flags.
     clips = ClipOptions(fps=given.pop("fps"), fps_rule=given.pop("fps_rule"))
     options = ShardOptions(buckets=take_buckets(given), clips=clips)
-    return replace(options.config, frame_rate=options.frame_rate)
+    config = replace(options.config, frame_rate=options.frame_rate)
+    return forecast_metadata(Path(source), run, config, video_column)
 
 
 def _from_dataset(
-    source: str, run: PlannedRun, storage: StorageOptions, given: Mapping[str, Any], keys: str | None
+    source: str, run: PlannedRun, storage: StorageOptions, given: Values, keys: str | None
 ) -> RunForecast:
     from streamvid.buckets.document import load_bucket_config
     from streamvid.dataset.reader import open_dataset

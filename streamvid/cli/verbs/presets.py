@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -60,7 +60,7 @@ def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool
     _print_costs(costs, every)
 
 
-def _summary(config: BucketConfig) -> dict[str, Any]:
+def _summary(config: BucketConfig) -> dict[str, object]:
     from streamvid.buckets import presets
 
     largest = presets.largest_tokens(config)
@@ -75,7 +75,7 @@ def _summary(config: BucketConfig) -> dict[str, Any]:
     }
 
 
-def _cost_json(cost: BucketCost) -> dict[str, Any]:
+def _cost_json(cost: BucketCost) -> dict[str, object]:
     return {
         "bucket": cost.bucket.id,
         "shape": list(cost.bucket.shape),

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from streamvid.cli.console import printable, run_and_print
-from streamvid.cli.flags import Flag, GroupedCommand, add_flags, build, flags_of, take
+from streamvid.cli.flags import Flag, GroupedCommand, Values, add_flags, build, flags_of, take
 from streamvid.cli.report import print_report
 from streamvid.cli.shared_flags import BUCKET_FLAGS, take_buckets
 from streamvid.errors import ConfigError
@@ -73,7 +73,7 @@ def _abandon(dest: str, options: ShardOptions) -> None:
     click.echo(printable(f"{done} {dest}"))
 
 
-def _options(given: dict[str, Any]) -> ShardOptions:
+def _options(given: Values) -> ShardOptions:
     keys = given.pop(str(_KEYS.name))
     buckets = take_buckets(given)
     tree = take(_OPTIONS, given)
