@@ -29,12 +29,7 @@ value. If interrupted, run the same command again."""
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
-@click.option(
-    "--columns",
-    metavar="LIST",
-    type=list_of(str, "aesthetic,motion"),
-    help="Columns to take, as a,b.  [default: all but the key]",
-)
+@click.option("--columns", type=list_of(str, "a,b"), metavar="LIST", help="Columns to take.  [default: all but the key]")
 @click.option(
     "--caption-column",
     metavar="C",
