@@ -73,7 +73,7 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 """Exact number, such as a frame rate or a ratio."""
 
 
-def list_of(kind: Any, shown_default: str | None) -> Parsed:
+def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
     """Return the type of comma-separated values of one kind: int, float or, for any other, text."""
     item = kind if kind in (int, float) else str
 

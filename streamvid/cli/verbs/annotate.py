@@ -29,7 +29,7 @@ value. If interrupted, run the same command again."""
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
 @click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
-@click.option("--columns", type=list_of(str, "a,b"), metavar="LIST", help="Columns to take.  [default: all but the key]")
+@click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to take.  [default: all but the key]")
 @click.option(
     "--caption-column",
     metavar="C",
