@@ -188,11 +188,7 @@ def _measure_loader(
             num_steps += 1
         end = _Mark.of(loader)
     timer.end()
-    spent = end.stats.since(start.stats)
-    of_buckets = tuple(
-        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
-        for name, (number, seconds) in sorted(buckets.items())
-    )
+    spent, of_buckets = end.stats.since(start.stats), _bucket_runs(buckets)
     return LoaderRun(
         num_workers=num_workers,
         num_fetch_threads=setup.pipeline.num_fetch_threads,
@@ -207,6 +203,13 @@ def _measure_loader(
         worker_cpu_seconds=end.worker_cpu_since(start),
         # Without workers this process decodes too, and its share cannot be told apart.
         main_cpu_seconds=end.main_cpu_seconds - start.main_cpu_seconds if num_workers else None,
+    )
+
+
+def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, ...]:
+    return tuple(
+        BucketRun(bucket_id=name, num_samples=number, decode_seconds=seconds)
+        for name, (number, seconds) in sorted(buckets.items())
     )
 
 
