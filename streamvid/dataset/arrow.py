@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,3 +34,13 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
 
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.type_for_alias(str(values.dtype)), len(values), [None, pa.py_buffer(values)])
+
+
+def texts_of(texts: Sequence[str]) -> pa.Array:
+    """Return an Arrow array of strings."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)

@@ -1,18 +1,19 @@
-"""The shard table in memory: arrays of about 108 bytes per shard, and ShardInfo values on request."""
+"""The shard table in memory: arrays of about 116 bytes per shard, and ShardInfo values on request."""
 
 from __future__ import annotations
 
+import binascii
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.dataset.arrow import numbers_of
+from streamvid.dataset.arrow import array_of, numbers_of, texts_of
 from streamvid.dataset.draws import StoredSet
-from streamvid.dataset.manifest import ShardInfo, content_line, plan_line, shard_path
+from streamvid.dataset.manifest import ShardInfo, shard_path
 from streamvid.errors import DatasetError, IntegrityError, StreamvidError
 from streamvid.storage import check_relative
 
@@ -36,7 +37,7 @@ _NUMBERS = {
     "index_row_group": np.int32,
 }
 _DIGESTS = ("sha256", "offsets_sha256")
-_KINDS: dict[str, npt.DTypeLike] = {
+_KINDS: dict[str, Any] = {
     **dict.fromkeys(_NAMES, np.int32),
     **_NUMBERS,
     **dict.fromkeys(_DIGESTS, np.dtype((np.uint8, _DIGEST_BYTES))),
@@ -53,10 +54,6 @@ class Names:
 
     def __getitem__(self, row: int) -> str:
         return self.names[int(self.codes[row])]
-
-    def texts(self, rows: slice) -> list[str]:
-        """Return the texts of some rows."""
-        return [self.names[code] for code in self.codes[rows].tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,27 +125,32 @@ class ShardTable(Sequence[ShardInfo]):
         rows = [row for row in mine.tolist() if self[row] == shard]
         if not rows:
             raise KeyError(shard.path)
-        columns = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in (*_NUMBERS, *_DIGESTS)}
         columns |= {name: Names((getattr(shard, name),), np.zeros(1, np.int32)) for name in _NAMES}
         return ShardTable(**columns)
 
     def plan_lines(self) -> Iterator[bytes]:
         """Yield the lines that `plan_digest` hashes, some thousands at a time."""
         for rows in self._blocks():
-            numbers, counts = self.number[rows].tolist(), self.num_samples[rows].tolist()
-            columns = (self.bucket_id.texts(rows), numbers, self.split.texts(rows), counts)
-            yield b"".join(map(plan_line, *columns))
+            texts = [_taken(self.bucket_id, rows, "shard {} "), _decimals(self.number[rows])]
+            texts += [" ", _taken(self.split, rows, "{}"), " ", _decimals(self.num_samples[rows]), "\n"]
+            yield _joined(texts)
 
     def content_lines(self) -> Iterator[bytes]:
         """Yield the lines that `base_digest` hashes, some thousands at a time."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        stem, ending = shard_path("{0}", 0).split("000000")
         for rows in self._blocks():
-            digests = (digest.tobytes().hex() for digest in self.sha256[rows])
-            paths = map(shard_path, self.bucket_id.texts(rows), self.number[rows].tolist())
-            yield b"".join(map(content_line, paths, digests))
+            texts = [_taken(self.bucket_id, rows, stem), pc.utf8_lpad(_decimals(self.number[rows]), 6, "0")]
+            buffers = [None, pa.py_buffer(binascii.hexlify(self.sha256[rows].tobytes()))]
+            hexes = pa.FixedSizeBinaryArray.from_buffers(pa.binary(2 * _DIGEST_BYTES), len(self.sha256[rows]), buffers)
+            yield _joined([*texts, f"{ending} ", hexes.cast(pa.binary()).cast(pa.string()), "\n"])
 
     def _blocks(self) -> Iterator[slice]:
         for start in range(0, len(self), _BLOCK_ROWS):
-            yield slice(start, start + _BLOCK_ROWS)
+            yield slice(start, min(start + _BLOCK_ROWS, len(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,14 +233,16 @@ class ShardTableBuilder:
 
     def expect(self, num_rows: int) -> None:
         """Reserve memory for more rows; joining parts at the end would need the table's memory twice."""
-        for column in self._columns.values():
-            column.resize((self._num_rows + num_rows, *column.shape[1:]), refcheck=False)
+        for name, kind in _KINDS.items():
+            column = np.empty(self._num_rows + num_rows, kind)
+            column[: self._num_rows] = self._columns[name][: self._num_rows]
+            self._columns[name] = column
 
     def add(self, batch: pa.RecordBatch, where: str) -> None:
         """Append rows. Raise IntegrityError, naming `where`, for rows that cannot be shards."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
-            self.expect(len(batch))
+            self.expect(max(len(batch), self._num_rows))
         rows = {name: column[self._num_rows : stop] for name, column in self._columns.items()}
         try:
             for name in _NAMES:
@@ -256,11 +260,10 @@ class ShardTableBuilder:
 
     def finish(self) -> ShardTable:
         """Return the table of all rows. No rows can be added afterwards."""
-        self.expect(0)
-        for column in self._columns.values():
+        columns: dict[str, Any] = {name: column[: self._num_rows] for name, column in self._columns.items()}
+        for column in (*self._columns.values(), *columns.values()):
             column.flags.writeable = False
-        names = {name: Names(tuple(self._known[name]), self._columns[name]) for name in _NAMES}
-        return ShardTable(**self._columns | names)  # type: ignore[arg-type]
+        return ShardTable(**columns | {name: Names(tuple(self._known[name]), columns[name]) for name in _NAMES})
 
     def _codes(self, name: str, column: pa.Array) -> Int32s:
         encoded, known = column.dictionary_encode(), self._known[name]
@@ -274,10 +277,34 @@ class ShardTableBuilder:
 
 
 def _digests(name: str, column: pa.Array) -> Digests:
-    """Return the bytes of hexadecimal checksums."""
-    texts = column.to_pylist()
-    with contextlib.suppress(ValueError):
-        data = bytes.fromhex("".join(texts))
-        if all(len(text) == 2 * _DIGEST_BYTES for text in texts) and data.hex() == "".join(texts):
-            return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
-    raise IntegrityError(f"{name}: a value is not 64 lowercase hex digits; copy or rebuild the dataset")
+    import pyarrow.compute as pc
+
+    text = data = b""
+    if (numbers_of(pc.binary_length(column)) == 2 * _DIGEST_BYTES).all():
+        text = _joined([column])
+        with contextlib.suppress(binascii.Error):
+            data = binascii.unhexlify(text)
+    if len(data) != _DIGEST_BYTES * len(column) or binascii.hexlify(data) != text:
+        raise IntegrityError(f"{name}: a value is not 64 lowercase hex digits; copy or rebuild the dataset")
+    return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
+
+
+def _taken(column: Names, rows: slice, form: str) -> pa.Array:
+    return texts_of([form.format(name) for name in column.names]).take(array_of(column.codes[rows]))
+
+
+def _decimals(values: npt.NDArray[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    return array_of(values).cast(pa.string())
+
+
+def _joined(texts: Iterable[pa.Array | str]) -> bytes:
+    """Concatenate the texts of arrays of equal length, row by row."""
+    import pyarrow.compute as pc
+
+    rows = pc.binary_join_element_wise(*(texts_of([t])[0] if isinstance(t, str) else t for t in [*texts, ""]))
+    if not len(rows):
+        return b""
+    first, last = np.frombuffer(rows.buffers()[1], np.int32)[[rows.offset, rows.offset + len(rows)]].tolist()
+    return bytes(memoryview(rows.buffers()[2])[first:last])
