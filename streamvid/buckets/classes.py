@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from streamvid.buckets.bucket import Bucket
 from streamvid.buckets.geometry import ratio_fraction, resolution_pixels
@@ -127,11 +127,12 @@ def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | No
 
 
 def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fraction | int:
-    if policy.ratio == "nominal":
-        # |h/w - nominal| in integers: both sides are multiplied by width * ratio_unit.
-        return abs(clip.height * ratio_unit - size.ratio * clip.width)
-    # The share that is cut away grows with |log(one ratio / the other)|, and is exact.
-    return cropped_share(clip.height, clip.width, size.buckets[0].height, size.buckets[0].width)
+    match policy.ratio:
+        case "nominal":  # |h/w - nominal| in integers: both sides are multiplied by width * ratio_unit
+            return abs(clip.height * ratio_unit - size.ratio * clip.width)
+        case "log":  # the share that is cut away grows with |log(one ratio / the other)|, and is exact
+            return cropped_share(clip.height, clip.width, size.buckets[0].height, size.buckets[0].width)
+    assert_never(policy.ratio)
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:

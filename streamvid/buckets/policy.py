@@ -1,4 +1,4 @@
-"""Rule by which a size is chosen for a clip, and the loss from fitting the clip into it: exact numbers, no floats."""
+"""Options of the choice of a size (its rules are in classes.py), and the loss from fitting a clip: exact, no floats."""
 
 from __future__ import annotations
 

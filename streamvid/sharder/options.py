@@ -31,7 +31,7 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.video.encode.profiles import Encoding, encoder_versions
 from streamvid.video.limits import LIMITS, Limits
 
-Layout = Literal["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]
+SourceLayout = Literal["metadata", "folder", "lists", "imagefolder", "parquet", "tars", "dataset"]
 _WEEK_SECONDS = 7 * 86400
 _NATIVE_SIDES = range(16, 8193, 2)
 
@@ -84,7 +84,7 @@ class SourceOptions:
         None, help="CSV, JSON, JSONL or Parquet file with one row per video.", metavar="FILE", group=""
     )
     captions: CaptionOptions = option(default_factory=CaptionOptions, group="Captions")
-    layout: Layout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
+    layout: SourceLayout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
     base_path: str | Path | None = option(
         None, help="Folder that relative paths of the metadata start from.", metavar="FOLDER", shown_default="SOURCE"
     )

@@ -13,12 +13,13 @@ from streamvid.storage.options import MAX_RANGE_BYTES, StorageOptions
 from streamvid.storage.ranges import near_spans
 from streamvid.storage.reread import MAX_READS, UNPROVEN, WrongReads
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats, check_relative
-from streamvid.storage.url import open_store, redact
+from streamvid.storage.url import OBJECT_SCHEMES, open_store, redact
 from streamvid.storage.wanted import is_wanted, wait_while_wanted, while_wanted
 
 __all__ = [
     "MAX_RANGE_BYTES",
     "MAX_READS",
+    "OBJECT_SCHEMES",
     "UNPROVEN",
     "BlockCache",
     "CacheStats",

@@ -17,6 +17,8 @@ from streamvid.storage.store import Store
 from streamvid.storage.transport import Transport
 
 _log = logging.getLogger(__name__)
+OBJECT_SCHEMES = ("s3",)
+"""Schemes of stores that are tested: objects there may be sources of the sharder."""
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "hf"}
 _REFUSED = {
     *("pipe", "cmd"),  # these run programs

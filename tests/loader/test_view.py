@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import assume, given
@@ -18,10 +18,10 @@ from streamvid.buckets.frames import FrameRate
 from streamvid.buckets.pick import num_places
 from streamvid.errors import ConfigError
 from streamvid.loader.view.index_row import IndexRow, SampleFile
-from streamvid.loader.view.view import RandomChoices, View, ViewOptions, view_of
+from streamvid.loader.view.view import RandomChoices, Temporal, View, ViewOptions, view_of
 
 RULES = ("native", "cap", "resample", "fix_frame_rate")
-TEMPORAL = ("random", "head", "middle", "uniform", "chunk", "full", "opensora")
+TEMPORAL = get_args(Temporal)
 
 
 def row_of(num_frames: int, fps: float = 25.0, key: str = "clip") -> IndexRow:

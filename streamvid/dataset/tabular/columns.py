@@ -1,6 +1,6 @@
 """Columns of metadata: their values, the type that holds all of them, and the names that they usually have.
 
-To add a column type, extend `Kind`, `Column.kinds` and `Column.as_kind`.
+To add a column type (it changes the dataset format), extend `ColumnType`, `Column.kinds` and `Column.as_kind`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyarrow import types
 
 from streamvid.errors import Rejected, SourceError
 
-Kind: TypeAlias = Literal["int64", "double", "bool", "string"]
+ColumnType: TypeAlias = Literal["int64", "double", "bool", "string"]
 
 VIDEO_COLUMNS = (
     *("path", "video", "video_path", "file_name", "filename", "file", "file_path", "filepath", "media", "media_path"),
@@ -59,7 +59,7 @@ class Column:
         # NaN is the only value that differs from itself.
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
-    def kinds(self) -> frozenset[Kind] | None:
+    def kinds(self) -> frozenset[ColumnType] | None:
         """Return the types other than string that hold all values; None if there are no values."""
         if self.form == "text":
             return _text_kinds(self.cells)
@@ -68,7 +68,7 @@ class Column:
             return frozenset.intersection(*found) if found else None
         return _arrow_kinds(self.cells)
 
-    def as_kind(self, kind: Kind) -> pa.Array:
+    def as_kind(self, kind: ColumnType) -> pa.Array:
         """Return the values as `kind`, which `column_kind` found; texts are large strings, NaN and infinity null."""
         if self.form == "text":
             return _text_as(self.cells, kind)
@@ -77,19 +77,19 @@ class Column:
         return _arrow_as(self.cells, kind)
 
 
-def column_kind(columns: Iterable[Column]) -> Kind:
+def column_kind(columns: Iterable[Column]) -> ColumnType:
     """Return the type that holds all values of a column, given its blocks; a mixed or empty column is string."""
     found = [kinds for column in columns if (kinds := column.kinds()) is not None]
     shared = frozenset.intersection(*found) if found else frozenset()
-    ordered: tuple[Kind, ...] = ("int64", "double", "bool")
+    ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")
     return next((kind for kind in ordered if kind in shared), "string")
 
 
-def _text_kinds(cells: pa.Array) -> frozenset[Kind] | None:
+def _text_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
     present = _present(cells).drop_null()
     if not len(present):
         return None
-    found: set[Kind] = set()
+    found: set[ColumnType] = set()
     if _all(pc.match_substring_regex(present, _INTEGER)):
         try:
             pc.cast(present, pa.int64())
@@ -103,7 +103,7 @@ def _text_kinds(cells: pa.Array) -> frozenset[Kind] | None:
     return frozenset(found)
 
 
-def _text_as(cells: pa.Array, kind: Kind) -> pa.Array:
+def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
     if kind == "string":
         return pc.if_else(pc.equal(cells, ""), pa.scalar(None, cells.type), cells)
     present = _present(cells)
@@ -129,7 +129,7 @@ def _finite(values: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
 
 
-def _arrow_kinds(cells: pa.Array) -> frozenset[Kind] | None:
+def _arrow_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
     kind = cells.type
     if types.is_null(kind):
         return None
@@ -144,22 +144,22 @@ def _arrow_kinds(cells: pa.Array) -> frozenset[Kind] | None:
     return frozenset({"double"}) if types.is_floating(kind) or types.is_decimal(kind) else frozenset()
 
 
-def _arrow_as(cells: pa.Array, kind: Kind) -> pa.Array:
+def _arrow_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
     if kind == "string" and not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         return _array([value_as(value, kind) for value in cells.to_pylist()], kind)
     array = cells.cast(_arrow_type(kind), safe=False)
     return _finite(array) if kind == "double" else array
 
 
-def _arrow_type(kind: Kind) -> pa.DataType:
+def _arrow_type(kind: ColumnType) -> pa.DataType:
     return pa.large_string() if kind == "string" else pa.type_for_alias(kind)
 
 
-def _array(values: Sequence[Any], kind: Kind) -> pa.Array:
+def _array(values: Sequence[Any], kind: ColumnType) -> pa.Array:
     return pa.array(values, _arrow_type(kind))
 
 
-def _value_kinds(value: object) -> frozenset[Kind] | None:
+def _value_kinds(value: object) -> frozenset[ColumnType] | None:
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if isinstance(value, bool):

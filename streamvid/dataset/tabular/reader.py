@@ -25,7 +25,7 @@ from pyarrow import types
 from streamvid.dataset.tabular.columns import (
     NOT_UTF8,
     Column,
-    Kind,
+    ColumnType,
     check_count,
     checked_names,
     column_kind,
@@ -89,7 +89,7 @@ class MetadataTable:
         found = tuple(blocks)
         return MetadataTable(checked_names((name for block in found for name in block.columns), where), found)
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> ColumnType:
         """Return the type of a column."""
         return column_kind(block.column(name) for block in self.blocks)
 

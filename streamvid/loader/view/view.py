@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
 import numpy as np
 
@@ -33,7 +33,7 @@ _SAMPLE_SEED = 15
 
 _FULL_SCALE = 1 << 16  # a crop's scale of 1
 
-_WAYS: dict[str, Way] = {"native": "step", "cap": "step", "resample": "time", "fix_frame_rate": "number"}
+_WAY_OF_RATE_RULE: dict[str, Way] = {"native": "step", "cap": "step", "resample": "time", "fix_frame_rate": "number"}
 _DRAWN = ("random", "opensora")
 _WHOLE = ("resize_crop", "center")
 
@@ -176,7 +176,7 @@ def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, ch
 
 def _pick(options: ViewOptions, rate: FrameRate, row: IndexRow, there: int, count: int, choices: RandomChoices) -> Pick:
     num_frames, fps = row.clip.num_frames, row.fps
-    way = _WAYS[rate.rule] if fps > 0 else "step"
+    way = _WAY_OF_RATE_RULE[rate.rule] if fps > 0 else "step"
     is_step = way == "step"
     if num_frames == 1:
         return Pick(count, 0, 1, way, None if is_step else rate.fps, fps)
@@ -194,15 +194,18 @@ def _pick(options: ViewOptions, rate: FrameRate, row: IndexRow, there: int, coun
 def _first_place(temporal: Temporal, length: int, there: int, count: int, stride: int, choices: RandomChoices) -> int:
     """Return where the frames begin on a grid of `length` places."""
     room = length - ((count - 1) * stride + 1)
-    if temporal == "random":
-        return choices.window_start(room + 1, 1)
-    if temporal == "opensora":
-        return choices.window_start(max(0, length - count * stride - 1) + 1, 1)
-    if temporal == "middle":
-        return room // 2
-    if temporal == "chunk":
-        return count * stride * choices.chunk(there // count)
-    return 0
+    match temporal:
+        case "random":
+            return choices.window_start(room + 1, 1)
+        case "opensora":
+            return choices.window_start(max(0, length - count * stride - 1) + 1, 1)
+        case "middle":
+            return room // 2
+        case "chunk":
+            return count * stride * choices.chunk(there // count)
+        case "head" | "full" | "uniform":
+            return 0
+    assert_never(temporal)
 
 
 def _spread_fps(num_frames: int, count: int, fps: float) -> float:

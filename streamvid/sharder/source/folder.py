@@ -12,8 +12,7 @@ from urllib.request import url2pathname
 
 from streamvid.dataset.tabular.columns import check_text
 from streamvid.errors import Rejected, SourceError, StorageError
-from streamvid.sharder.source.media import BUCKET_SCHEMES
-from streamvid.storage import check_relative, redact
+from streamvid.storage import OBJECT_SCHEMES, check_relative, redact
 
 VIDEO_EXTENSIONS = (
     *("mp4", "m4v", "mov", "mkv", "webm", "avi", "mpg", "mpeg", "ts", "mts", "m2ts", "flv", "wmv", "ogv", "3gp", "3g2"),
@@ -106,7 +105,7 @@ def relative_source(path: str) -> str:
 def is_object(text: str) -> bool:
     """Return whether a text is the URL of an object. Raises Rejected for one that is not valid or holds credentials."""
     match = _URL.match(text)
-    if match is None or match[1] not in BUCKET_SCHEMES:
+    if match is None or match[1] not in OBJECT_SCHEMES:
         return False
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket or not key or "@" in bucket:

@@ -1,8 +1,9 @@
 """Layouts of a source: each is recognised by its files, and read as a place with files and a table of rows.
 
-To add a layout, write a function that recognises it and one that reads it, and add a line to `_LAYOUTS`. The layout
-that recognises a source reads it, unless the user's `layout` names another. Tars and sealed datasets have their own
-files; the other layouts are here.
+To add a layout, write a function that recognises it and one that reads it, add a line to `_LAYOUTS` and its
+name to `SourceLayout` in sharder/options.py. Ask `source.place` for files, so that object stores work. The layout that
+recognises a source reads it, unless the user's `layout` names another. Tars and sealed datasets have their own files;
+the other layouts are here. Other names of columns need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streamvid.dataset.tabular.reader import (
     value_column,
 )
 from streamvid.errors import Rejected, SourceError
-from streamvid.sharder.options import Layout, ShardOptions
+from streamvid.sharder.options import ShardOptions, SourceLayout
 from streamvid.sharder.source.folder import is_media_name
 from streamvid.sharder.source.media import Media, is_remote
 from streamvid.sharder.source.place import BucketFolder, LocalFolder, ObjectStates, Place
@@ -357,4 +358,4 @@ _LAYOUTS: dict[str, _Layout] = {
     "tars": _Layout(_tars, _read_tars, takes_file=True),
     "parquet": _Layout(_is_parquet, _read_parquet, takes_base_path=True),
 }
-assert set(_LAYOUTS) == set(get_args(Layout))
+assert set(_LAYOUTS) == set(get_args(SourceLayout))

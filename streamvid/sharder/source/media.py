@@ -20,7 +20,6 @@ from streamvid.errors import SourceError, StorageError
 from streamvid.host.range_file import RangeFile
 from streamvid.storage import Ranges, StorageOptions, Store, open_store, redact
 
-BUCKET_SCHEMES = ("s3",)
 _READ_BYTES = 64 * 2**20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PART = "\0"  # between a file's path and the byte where a part of it begins: no name holds it

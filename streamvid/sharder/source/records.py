@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from streamvid.dataset.captions import Captions
-from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, Kind, check_text, find_column, value_as
+from streamvid.dataset.tabular.columns import VIDEO_COLUMNS, ColumnType, check_text, find_column, value_as
 from streamvid.dataset.tabular.reader import MetadataTable, RowBlock
 from streamvid.errors import Rejected, SourceError
 from streamvid.sharder.media_columns import MediaColumn
@@ -145,7 +145,7 @@ class _Roles:
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
     media: tuple[MediaColumn, ...] = ()
-    user_types: dict[str, Kind] = field(default_factory=dict)
+    user_types: dict[str, ColumnType] = field(default_factory=dict)
 
     @staticmethod
     def of(found: SourceInput, table: MetadataTable, options: ShardOptions) -> _Roles:
