@@ -457,7 +457,8 @@ def _is_within(value: Any, info: OptionInfo) -> bool:
 
 def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -> str:
     kinds = [member for member in members if member is not type(None)]
-    words = [repr(word) for word in choices] or [_SIMPLE[kind] for kind in kinds if kind in _SIMPLE]
+    kinds_allowed = dict.fromkeys(_SIMPLE[kind] for kind in kinds if kind in _SIMPLE)
+    words = [repr(word) for word in choices] or list(kinds_allowed)
     ends = (("from", info.minimum), ("above", info.above), ("to", info.maximum))
     bounds = " ".join(f"{word} {int(bound) if bound % 1 == 0 else bound}" for word, bound in ends if bound is not None)
     text = " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]

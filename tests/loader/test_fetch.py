@@ -31,7 +31,7 @@ def test_rows_are_those_of_the_index_whatever_is_kept_of_it(tmp_path: Path) -> N
                 row = rows.row(SampleRequest(part, bucket.id, shard, place, 0, False), bucket)
                 assert row.columns == {"score": expected["user.score"], "where": expected["user.place"]}
                 assert (row.key, row.fps, row.number) == (expected["key"], expected["fps"], place)
-                assert row.packets is None and not row.media and row.texts == {"text": expected["text"]}
+                assert row.packets is None and not row.media and row.texts["text"] == expected["text"]
                 assert (row.clip.offset, row.clip.num_bytes) == (expected["clip_offset"], expected["clip_bytes"])
                 assert row.clip.sha256 == expected["clip_sha256"]
                 assert row.clip.num_frames == expected["window_num_frames"]
