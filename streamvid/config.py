@@ -313,7 +313,8 @@ def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
     return info if isinstance(info, OptionInfo) else None
 
 
-def option_types(cls: type) -> dict[str, tuple[Any, ...]]:
+@functools.cache
+def option_types(cls: type) -> Mapping[str, tuple[Any, ...]]:
     """Return the types that each field allows: the members of its union, or its one type."""
     hints = typing.get_type_hints(cls)
     return {field.name: _members(hints[field.name]) for field in dataclasses.fields(cls)}
