@@ -195,7 +195,7 @@ def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_p
             told = [(one.key, one.reason) for one in loader.substituted]
         runs.append([received(batch) for _, batch in got])
         assert [key for key, _ in told] == [bad, missing, bad]
-        assert "checksum in the index" in told[0][1] and "could not be made" in told[1][1]
+        assert "checksum in the index" in told[0][1] and "could not be computed" in told[1][1]
         for epoch in range(3):
             here = [batch for number, batch in got if number == epoch]
             lost = {missing} if epoch == 1 else {bad}
@@ -222,7 +222,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     damage(root, source, "96x64-5f-0", 0)
     with (
         open_loader(source, features=root) as loader,
-        pytest.raises(SampleError, match="No other sample of its bucket can take its place"),
+        pytest.raises(SampleError, match="No other sample of its bucket can replace it"),
     ):
         list(loader)
 
