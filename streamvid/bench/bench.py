@@ -81,7 +81,7 @@ def bench(
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} holds only texts; there is no clip to read or decode")
+        raise ConfigError(f"{opened.url} holds only texts; it has no clips to read or decode")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes

@@ -62,7 +62,7 @@ class ByShard:
         return self.source.url
 
     def view_facts(self) -> Mapping[str, Any]:
-        """Everything that a visit's tensors depend on, as JSON: see `sidecar.view_facts`."""
+        """Return everything that a visit's tensors depend on, as JSON: see `sidecar.view_facts`."""
         with self._loader(self.dataset.shards[0], 0, 1) as loader:
             return loader.view_facts[0]
 

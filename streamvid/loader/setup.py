@@ -304,7 +304,7 @@ def loader_memory(
 ) -> LoaderMemory:
     """Return the shared memory of a loader. pixels=None: its ring holds clips as they are stored."""
     largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
-    if all(bucket.is_text for bucket in buckets):  # texts are cheap, and there is no clip to read
+    if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)
     return LoaderMemory(
         frame_bytes=max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),

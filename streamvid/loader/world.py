@@ -46,7 +46,7 @@ def detect_world(environ: Mapping[str, str] | None = None) -> World:
 
 
 def is_initialised() -> bool:
-    """Return whether torch.distributed is initialised."""
+    """Return whether torch.distributed is initialized."""
     torch = sys.modules.get("torch")  # only a program that imported it can have done so
     return torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
 

@@ -85,7 +85,9 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
             "'carry'"
         )
     if span.global_batch >= 1 << 30:
-        raise ConfigError(f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}; the limit is 2**30")
+        raise ConfigError(
+            f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}; must be below 2**30"
+        )
     if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
         raise ConfigError(
             f"bucket {span.bucket_id}: an epoch takes {span.length} samples of several datasets; "

@@ -81,7 +81,7 @@ class CostTable:
         object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
 
     def step_nanoseconds(self, bucket_id: str, batch_size: int) -> int:
-        """Nanoseconds of a step, at least 1: measured if known, else predicted. ConfigError for an unknown bucket."""
+        """Return nanoseconds per step, at least 1: measured, else predicted. ConfigError for an unknown bucket."""
         _validate_batch(bucket_id, batch_size, self.tokens)
         if (bucket_id, batch_size) in self.measured:
             return self.measured[bucket_id, batch_size]
@@ -195,7 +195,7 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return least squares of (prediction / value - 1) with no coefficient under 0, by trying every subset.
+    """Fit (prediction / value - 1) by least squares with no coefficient under 0, trying every subset of coefficients.
 
     rows: (amounts, value), value > 0. Exact once amounts / value are rounded; at most as many coefficients as rows.
     """

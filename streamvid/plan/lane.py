@@ -101,7 +101,7 @@ class Lane:
     def counts(self, num_steps: int) -> list[int]:
         """Count the units of each bucket that the first `num_steps` steps take, without fillers."""
         taken = num_steps * self.num_ranks
-        if len(self.spans) == 1:  # positions past the end of the block wrap by themselves
+        if len(self.spans) == 1:  # positions simply continue past the end of the block
             return [taken]
         return [int(count) for count in self._order.counts(min(taken, self.num_units))]
 

@@ -89,7 +89,7 @@ class DecodePool:
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def submit_heard(self, task: Task) -> None:
-        """Do `submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
+        """Submit a task from the serving thread, which must not wait, because workers wait until it hears them."""
         self._left.append(task.to_json())
 
     def _send_left(self) -> None:
