@@ -47,7 +47,7 @@ class ByShard:
         if len(sources) > 1:
             raise ConfigError(f"dataset names {len(sources)} datasets; encode one at a time, each to its own features")
         if dataset.manifest.clips == "text":
-            raise ConfigError(f"dataset {dataset.url} holds texts, which need no encoding; name a dataset of videos")
+            raise ConfigError(f"dataset {dataset.url} holds texts, which are delivered as they are; use one of videos")
         tokens = kept.pop("max_tokens_per_batch", None)
         rule = rule_of(kept.get("preset")) or (None if tokens is None else common_rule([dataset.manifest]))
         sizes = batch_sizes(dataset.manifest.buckets, kept.pop("batch_size", None), tokens, rule)

@@ -33,7 +33,7 @@ class OutputOptions:
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Unused with pixels=yuv420p.",
+        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Not allowed with yuv420p.",
         shown_default="exact for clips that are scaled anyway, else fast, because exact would double the time",
     )
     decode: bool = option(True, help="False delivers the stored bytes as `batch.clips`, for your own decoder.")
@@ -62,7 +62,7 @@ class ScheduleOptions:
     """Order of the delivered samples, and their number per epoch."""
 
     window: int = option(16, help="Shards whose samples shuffle=window permutes together.")
-    order: Order = option("mixed", help="largest-first begins with one step of each bucket, costliest first.")
+    order: Order = option("mixed", help="largest-first begins with the first step of each bucket, costliest first.")
     shard_locality: int = option(
         64,
         help="Samples of a step that are sorted by shard together before assignment to ranks. Higher values "

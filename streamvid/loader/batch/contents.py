@@ -19,10 +19,10 @@ RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """Return a span of torch's profiler if one runs; otherwise it would cost as much as everything else in a batch."""
+    """Return a span of torch's profiler if it runs, else nothing: a span can cost as much as the rest of a batch."""
     from torch.autograd import profiler
 
-    # Newer torch versions may report it differently; they always get the span.
+    # A torch version without this flag always gets the span.
     return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else nullcontext()
 
 

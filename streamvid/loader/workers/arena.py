@@ -32,7 +32,7 @@ class Block:
         self._release = [arena.release]
 
     def release(self, when: Callable[[], None] | None = None) -> None:
-        """Return the block; see Arena.release. Idempotent."""
+        """Release the block; see Arena.release. Idempotent."""
         try:
             release = self._release.pop()
         except IndexError:
@@ -91,7 +91,7 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Return a block. Before it is used again, `when` is called, and may wait."""
+        """Release a block; `when` is called, and may wait, before the block is used again."""
         self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
