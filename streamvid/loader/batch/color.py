@@ -41,8 +41,8 @@ SITINGS = {
 
 _COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the maximum: the sum of two products stays below 2**31
 _SHIFT = _COEFFICIENT_BITS + 4
-# Pixels to process at once: on the CPU as many as stay in the cache; elsewhere enough to be worth the kernel launches, at
-# some 35 bytes of temporary memory per pixel (150 MB).
+# Pixels to process at once: on the CPU as many as stay in the cache; elsewhere enough to be worth the kernel launches,
+# at some 35 bytes of temporary memory per pixel (150 MB).
 _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
