@@ -194,7 +194,7 @@ def test_no_step_at_all_is_an_error_with_remedies(tail: Any) -> None:
     assert "a has 3 sample(s), a step takes 8 (4 rank(s) x batch_size 2)" in message
     assert "b has 0 sample(s)" in message
     assert "smaller batch_size, fewer ranks, tail='pad' or tail='shrink'" in message
-    assert ("needs 3 of them" in message) == (tail == "carry")
+    assert ("needs 3 epochs" in message) == (tail == "carry")
     assert [line.bucket_id for line in plan.starved] == ["a", "b"]
     assert plan.steps(0, 10) == []
     assert plan.next_epoch().positions == plan.cursor_after(0).positions | ({"a": 3} if tail == "drop" else {})
@@ -205,7 +205,7 @@ def test_enough_epochs_or_pads_make_a_step() -> None:
     EpochPlan(few, {"a": 8}).check(num_epochs=3)
     EpochPlan(few, {"a": 8}).check(num_epochs=None)
     EpochPlan(few, {"a": 8}, PlanOptions(tail="pad")).check()
-    with pytest.raises(PlanError, match="needs 3 of them"):
+    with pytest.raises(PlanError, match="needs 3 epochs"):
         EpochPlan(few, {"a": 8}).check(num_epochs=2)
     with pytest.raises(PlanError, match="no bucket"):
         EpochPlan(few, {"a": 8}, PlanOptions(tail="drop")).check(num_epochs=None)

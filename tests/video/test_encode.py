@@ -362,7 +362,7 @@ def test_arguments_that_cannot_be_say_why(clip: ClipFolder) -> None:
     path = clip("h264_one_gop.mp4")
     for options, error, message in (
         ({"start": -1}, ConfigError, "start is -1"),
-        ({"num_frames": 0}, ConfigError, "num_frames 0"),
+        ({"num_frames": 0}, ConfigError, "num_frames is 0"),
         ({"fps": 0}, ConfigError, "fps is 0; it must be a number above 0"),
         ({"fps": float("inf")}, ConfigError, "fps is inf"),
         ({"start": 30, "num_frames": 11}, DecodeError, "frames 30 to 40 were requested; the video has 40"),
