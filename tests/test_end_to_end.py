@@ -48,7 +48,7 @@ def test_every_input_row_is_in_a_shard_or_rejected_for_a_reason(corpus: Corpus, 
             assert path in accepted, f"{path}: {rejected.get(path)}"
     for name, reason in {
         "truncated": "ends early",
-        "not_a_video": "no video",
+        "not_a_video": "not a video",
         "empty": "is empty",
         "missing": "No such",
     }.items():

@@ -1,11 +1,11 @@
-"""Batch sizes found by trying: samples per bucket such that all steps take as long as that of the largest bucket.
+"""Search for batch sizes: samples per bucket such that all steps take as long as that of the largest bucket.
 
-After Open-Sora's cost model: the base bucket gets the most samples that memory holds, and every other bucket the most
-whose step takes no longer than the base's. Steps of all buckets then cost about the same, and ranks wait little for
-each other.
+Follows Open-Sora's cost model: the base bucket gets the most samples that fit in memory, and every other bucket the
+most whose step takes no longer than the base's. Steps of all buckets then cost about the same, and ranks wait little
+for each other.
 
     base      1 2 4 8 ✗ 6 7 ✗                                   largest that runs: 6, in 2.1 s
-    another   guess 24 (as many pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
+    another   guess 24 (same number of pixels) 48 slower 36 42 39 …     largest within 2.1 s: 38
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class BatchSizeSearch:
 
     base: the bucket whose step time is the limit.   sizes: bucket id → samples per rank and step, for `batch_size=`.
     seconds: bucket id → duration of its step with that size.
-    too_large: buckets of which not even one sample fits in memory; they have no size.
-    slower: buckets of which one sample already takes longer than the base's step; their size is 1.
+    too_large: buckets for which not even one sample fits in memory; they have no size.
+    slower: buckets for which one sample already takes longer than the base's step; their size is 1.
     """
 
     base: str
@@ -57,7 +57,7 @@ class BatchSizeSearch:
 
     @property
     def measurements(self) -> list[tuple[str, int, float]]:
-        """(bucket id, batch size, seconds) of every batch that ran, for `fit_costs`."""
+        """(bucket id, batch size, seconds) for every batch that ran, for `fit_costs`."""
         return [(t.bucket_id, t.batch_size, t.seconds) for t in self.trials if t.seconds is not None]
 
     def to_json(self) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def search_batch_sizes(
     clock: Callable[[], float] = time.perf_counter,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> BatchSizeSearch:
-    """Find the batch size of each bucket with which a step takes no longer than the base bucket's largest step.
+    """Find each bucket's largest batch size whose step takes no longer than the base bucket's largest step.
 
-    step: runs one training step on a batch of the given shape, (B, …) in the loader's layout, on data that it makes
-        itself. Its result is ignored; work queued on a CUDA device is waited for.
+    step: runs one training step on a batch of the given shape, (B, …) in the loader's layout, on data that it creates
+        itself. Its result is ignored; the search waits for work queued on a CUDA device.
     shapes: `loader.shapes`; the batch sizes in them are ignored.
-    base: id of the base bucket; None: the one with the largest samples.
-    warmup, steps: steps before each measurement, and measured steps, of which the median counts.
-    tolerance: share of the base's time by which others may be slower.   clock: returns seconds.
+    base: id of the base bucket; None: the bucket with the largest samples.
+    warmup, steps: unmeasured steps before each measurement, and measured steps; the median counts.
+    tolerance: share of the base bucket's time by which others may be slower.   clock: returns seconds.
     on_trial: called with each trial.
 
-    Out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error of the step is
-    raised. One process is measured: wrap the model as in training and run one process per rank.
+    Running out of memory (torch.cuda.OutOfMemoryError, MemoryError) counts as too large; any other error in the step
+    is raised. One process is measured: wrap the model as in training and run one process per rank.
     Raises ConfigError for invalid arguments, and if the base bucket does not run with one sample.
     """
     named = _named_shapes(shapes)
@@ -122,7 +122,7 @@ def search_batch_sizes(
 
 @dataclass(frozen=True)
 class _Search:
-    """The trials so far; none is repeated. samples: bucket id → shape of one sample."""
+    """All trials so far; none is repeated. samples: bucket id → shape of one sample."""
 
     step: Step
     samples: Mapping[str, tuple[int, ...]]
@@ -133,7 +133,7 @@ class _Search:
     trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
 
     def seconds(self, bucket_id: str, batch_size: int) -> float | None:
-        """Return the median seconds of a step; None: out of memory."""
+        """Return the median seconds per step; None: out of memory."""
         trial = self.trials.get((bucket_id, batch_size))
         if trial is None:
             trial = Trial(bucket_id, batch_size, self._measure((batch_size, *self.samples[bucket_id])))
@@ -145,7 +145,7 @@ class _Search:
         return trial.seconds
 
     def is_within(self, bucket_id: str, limit: float) -> Callable[[int], bool]:
-        """Return a predicate: does a step with this batch size run within the limit?"""
+        """Return a predicate that tells if a step with a given batch size runs within the limit."""
 
         def fits(batch_size: int) -> bool:
             seconds = self.seconds(bucket_id, batch_size)
@@ -174,7 +174,7 @@ class _Search:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-        # The memory of the failed step is free only here, where the error and its frames are gone.
+        # The memory of the failed step is only free here, once the error and its frames are gone.
         _free_memory()
         return None
 
@@ -187,9 +187,9 @@ class _Search:
 
 
 def _largest(fits: Callable[[int], bool], guess: int, most: int) -> int:
-    """Return the largest number from 1 to `most` that fits, if all below one that fits do; 0 if none does.
+    """Return the largest number from 1 to `most` that fits, 0 if none does. If a number fits, all below it must fit.
 
-    Doubles or halves from the guess, then bisects: few tries if the guess is near.
+    Doubles or halves from the guess, then bisects: a good guess needs few tries.
     """
     low, high = 0, most + 1
     number = min(max(1, guess), most)
@@ -213,7 +213,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _uses_cuda() -> Any:
-    # Only if the step has imported torch: this file does not need it otherwise.
+    # Only if the step has imported torch; this file does not need it otherwise.
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
@@ -236,12 +236,12 @@ def _named_shapes(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> dict[str, tu
     named: dict[str, tuple[int, ...]] = {}
     for bucket_id, shape in shapes:
         if bucket_id in named:
-            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; give loader.shapes as it is")
+            raise ConfigError(f"shapes names bucket {bucket_id!r} twice; pass loader.shapes as it is")
         if len(shape) < 2 or min(shape) < 1:
-            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; give loader.shapes as it is")
+            raise ConfigError(f"shapes gives bucket {bucket_id!r} the shape {shape!r}; pass loader.shapes as it is")
         named[bucket_id] = tuple(shape[1:])
     if not named:
-        raise ConfigError("shapes is empty; give loader.shapes")
+        raise ConfigError("shapes is empty; pass loader.shapes")
     return named
 
 
@@ -249,5 +249,5 @@ def _checked_base(base: str | None, named: Mapping[str, tuple[int, ...]]) -> str
     if base is None:
         return max(named, key=lambda bucket_id: math.prod(named[bucket_id]))
     if base not in named:
-        raise ConfigError(f"base={base!r} is not a bucket of shapes; must be one of {', '.join(named)}")
+        raise ConfigError(f"base={base!r} is not a bucket in shapes; must be one of {', '.join(named)}")
     return base

@@ -1,4 +1,4 @@
-"""`streamvid bench` as a function: how fast a loader is on this machine and with this store."""
+"""`streamvid bench` as a function: the speed of a loader on this machine and with this store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from streamvid.video.picture import PictureFormat
 
 DEFAULT_BATCH_SIZE = 4
 
-# Shares of a measurement's seconds: before it begins, and at most in all where batches are few.
+# Shares of a measurement's seconds: the warm-up, and the maximum in all if there are few batches.
 _WARM_UP, _MAX_WARM_UP = 0.2, 1.0
 _MAX_SHARE = 2.0
 
@@ -46,7 +46,7 @@ _MAX_SHARE = 2.0
 class BenchReport:
     """Measurements in order: two passes over the store, then one run per number of workers.
 
-    num_samples: of the split, those that pass `where`.
+    num_samples: samples of the split that pass `where`.
     """
 
     dataset: str
@@ -73,22 +73,22 @@ class BenchReport:
 def bench(
     dataset: str | Path | Dataset, options: BenchOptions | None = None, progress: Progress | None = None
 ) -> BenchReport:
-    """Measure how many samples per second this machine and this store give, and what limits them.
+    """Measure how many samples per second this machine and this store deliver, and what limits them.
 
-    Nothing is written. Caches are used as they are; the first pass over the store, and the bytes that the kernel read
-    from a disk meanwhile, show how warm they were. Raises what opening and iterating a VideoLoader raises.
+    Nothing is written. Caches are used as they are; the first pass over the store, and the bytes that the kernel reads
+    from disks meanwhile, show how warm they were. Raises the errors of opening and iterating a VideoLoader.
     """
     options, progress = options or BenchOptions(), progress or (lambda phase, done, total: None)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if opened.manifest.clips == "text":
-        raise ConfigError(f"{opened.url} holds only texts: there is no clip to read or decode")
+        raise ConfigError(f"{opened.url} holds only texts; it has no clips to read or decode")
     num_cores = usable_cores()
     setup = _set_up(opened, options)
     sizes = setup.selection.batch_sizes
     samples = {name: sum(int(part.subset.counts[name].sum()) for part in setup.mix.parts) for name in setup.mix.buckets}
     store = measure_store(setup, options.seconds, progress)
     with _loader(opened, options, 0, sizes) as loader:
-        next(iter(loader))  # imports what the first batch of a process needs
+        next(iter(loader))  # do the imports that the first batch of a process needs
     numbers = options.num_workers or _numbers_of_workers(num_cores)
     runs = tuple(_measure_loader(opened, options, number, setup, progress) for number in numbers)
     clips = opened.manifest.clips
@@ -121,12 +121,12 @@ def bench(
 
 def _numbers_of_workers(num_cores: int) -> tuple[int, ...]:
     if sys.platform != "linux":
-        return (0,)  # no workers there
+        return (0,)  # no workers on this platform
     return tuple(sorted({2**power for power in range(num_cores.bit_length())} | {num_cores}))
 
 
 def _set_up(dataset: Dataset, options: BenchOptions) -> Setup:
-    """Return the parts of a loader that delivers each sample once. Raises as VideoLoader does."""
+    """Return the parts of a loader that delivers each sample once. Raises what VideoLoader raises."""
     size = options.batch_size
     if size is None and options.max_tokens_per_batch is None:
         size = DEFAULT_BATCH_SIZE
@@ -144,7 +144,7 @@ def _delivery(options: BenchOptions) -> tuple[OutputOptions, LimitOptions]:
 
 def _loader(dataset: Dataset, options: BenchOptions, num_workers: int, sizes: Mapping[str, int]) -> VideoLoader:
     output, limits = _delivery(options)
-    # One rank, whatever launcher this runs under, and whole batches of all buckets, however few samples they have.
+    # One rank under any launcher, and full batches for all buckets, however few samples they have.
     return VideoLoader(
         dataset,
         batch_size=sizes,
@@ -174,7 +174,7 @@ def _measure_loader(
         next(batches)
         first_batch_seconds = time.perf_counter() - since
         timer.start()
-        # Batches that are ready were made earlier and must not count as made within the time.
+        # Batches that are ready were made earlier and must not count as made during the measurement.
         while timer.share < _WARM_UP or (loader.stats().queue_depth and timer.share < _MAX_WARM_UP):
             next(batches)
         timer.start()
@@ -201,7 +201,7 @@ def _measure_loader(
         fetch_seconds=spent.work.fetch_seconds,
         buckets=of_buckets,
         worker_cpu_seconds=end.worker_cpu_since(start),
-        # Without workers this process decodes too, and its share cannot be told apart.
+        # Without workers this process decodes too, and the two shares cannot be separated.
         main_cpu_seconds=end.main_cpu_seconds - start.main_cpu_seconds if num_workers else None,
     )
 
@@ -214,7 +214,7 @@ def _bucket_runs(buckets: Mapping[str, tuple[int, float]]) -> tuple[BucketRun, .
 
 
 def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
-    """Return how many samples of the measured mean size fit: as frames in the ring, and as clips read ahead."""
+    """Return how many samples of the measured mean size fit: as frames in the ring and as clips read ahead."""
     frame_bytes = num_samples = 0
     for one in buckets:
         bucket = setup.mix.buckets[one.bucket_id]
@@ -226,7 +226,7 @@ def _room(setup: Setup, buckets: Sequence[BucketRun], num_bytes: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A moment of a loader: the clock, its sums, and CPU seconds of this process and of the workers."""
+    """State of a loader at one moment: the clock, its sums, and CPU seconds of this process and of the workers."""
 
     clock: float
     stats: LoaderStats
@@ -241,14 +241,14 @@ class _Mark:
         return _Mark(time.perf_counter(), loader.stats(), time.process_time(), workers)
 
     def worker_cpu_since(self, start: _Mark) -> float | None:
-        """Return CPU seconds of the workers; None where the kernel does not say."""
+        """Return CPU seconds of the workers; None if the kernel does not report them."""
         if self.worker_cpu_seconds is None or start.worker_cpu_seconds is None:
             return None
         return self.worker_cpu_seconds - start.worker_cpu_seconds
 
 
 def _cpu_seconds(pid: int) -> float | None:
-    """Return CPU seconds of a process and all its threads; None where the kernel does not say."""
+    """Return CPU seconds of a process and all its threads; None if the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

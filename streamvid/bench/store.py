@@ -1,4 +1,4 @@
-"""Measurement of a store alone: a loader's reads, verified by their checksums, without decoding."""
+"""Benchmark of the store alone: a loader's reads, verified by their checksums, without decoding."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IO = Path("/proc/self/io")
 
 
 class MeasureTimer:
-    """Time of one measurement, and the progress that is shown of it."""
+    """Timer of one measurement, which also reports its progress."""
 
     def __init__(self, seconds: float, phase: str, progress: Progress) -> None:
         self._seconds = seconds
@@ -50,7 +50,7 @@ class MeasureTimer:
         return share
 
     def end(self) -> None:
-        """Show the end of the measurement."""
+        """Report the end of the measurement."""
         self._show(self._total)
 
     def _show(self, done: int) -> None:
@@ -60,7 +60,7 @@ class MeasureTimer:
 
 
 def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[StoreRun, StoreRun]:
-    """Measure two passes: an epoch's samples in a loader's order as far as time allows, then those repeatedly.
+    """Measure two passes: an epoch's samples in a loader's order as far as time allows, then the same ones repeatedly.
 
     Bad samples are counted. Raises StorageError, DatasetError, SampleError.
     """
@@ -74,7 +74,7 @@ def measure_store(setup: Setup, seconds: float, progress: Progress) -> tuple[Sto
 def _read_pass(
     setup: Setup, rows: IndexRows, samples: Iterator[SampleRequest], timer: MeasureTimer
 ) -> tuple[StoreRun, list[SampleRequest]]:
-    """Read at least one sample, until they or the time run out; return the figures and the samples."""
+    """Read at least one sample, until samples or time run out; return the figures and the samples."""
     reads, taken = _Reads(setup, rows), list[SampleRequest]()
     before, since = _disk_bytes(), time.perf_counter()
     try:
@@ -100,7 +100,7 @@ def _read_pass(
 
 
 class _Reads:
-    """Concurrent reads on as many threads as a loader has; the number of blocks bounds them."""
+    """Concurrent reads on as many threads as a loader has, bounded by the number of blocks."""
 
     def __init__(self, setup: Setup, rows: IndexRows) -> None:
         num_threads = setup.pipeline.num_fetch_threads
@@ -113,7 +113,7 @@ class _Reads:
         self.num_bad = self.num_bytes = self.num_stored_bytes = 0
 
     def begin(self, sample: SampleRequest) -> None:
-        """Read a sample as soon as a block is free. Raises the error of an earlier one."""
+        """Read a sample as soon as a block is free. Raises the error of an earlier read."""
         bucket = sample.part.dataset.manifest.bucket(sample.bucket_id)
         packets = partial(self._rows.packets, sample)
         delivery = prepare(self._rows, sample, bucket, lambda row, pick: clip_part(row.clip, packets(row), pick))
@@ -136,7 +136,7 @@ class _Reads:
             self._blocks.put(block)
 
     def _failed(self, error: Exception) -> None:
-        self._failure = error  # raised in the thread that waits
+        self._failure = error  # raised in the waiting thread
 
     def check(self) -> None:
         """Raise the error of an earlier read."""
@@ -144,12 +144,12 @@ class _Reads:
             raise self._failure
 
     def close(self) -> None:
-        """Finish reads in flight, and end the threads."""
+        """Finish reads in flight and end the threads."""
         self._threads.close()
 
 
 def _disk_bytes() -> int | None:
-    """Return bytes that the kernel has fetched from disks for this process; None where it does not say."""
+    """Return bytes that the kernel has fetched from disks for this process; None if it does not report them."""
     try:
         lines = dict(line.split(": ") for line in _IO.read_text().splitlines())
         return int(lines["read_bytes"])

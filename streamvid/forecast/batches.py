@@ -23,9 +23,9 @@ _NUM_PLACES, _SAMPLES_PER_PLACE = 5, 64
 
 
 def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
-    """Return the parts of the VideoLoader that a rank of the run would have; none of them is started.
+    """Return the parts of the VideoLoader that a rank of the run would have, without starting any.
 
-    Raises as VideoLoader does.
+    Raises what VideoLoader raises.
     """
     options = run.options
     plan = PlanArguments(
@@ -53,8 +53,8 @@ def set_up_run(dataset: Dataset, run: PlannedRun, rank: int = 0) -> Setup:
 class PlannedBatch:
     """One batch that a rank will receive.
 
-    step: of the epoch, from 0.   keys: of its samples, in the order of the batch.   member_bytes: of their clips in
-    the tars.   read_bytes: the part of them that is read, a window's packets or the whole clip.
+    step: number in the epoch, from 0.   keys: of its samples, in the order of the batch.   member_bytes: size of their
+    clips in the tars.   read_bytes: the part of them that is read, a window's packets or the whole clip.
     num_requests: to an object store.   num_frames_decoded: packets that go through a decoder, by sample.
     """
 
@@ -70,7 +70,7 @@ class PlannedBatch:
 
 
 def planned_batches(setup: Setup, num_epochs: int = 1) -> Iterator[PlannedBatch]:
-    """Yield every batch of the run's rank, in the order in which the loader hands them out where no sample is bad.
+    """Yield every batch of the run's rank, in the order in which the loader delivers them if no sample is bad.
 
     Reads index rows and packet tables, but no clips. Raises SampleError, StorageError or DatasetError.
     """
@@ -128,7 +128,7 @@ def planned_keys(dataset: Dataset, run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ReadSample:
-    """Reads of some deliveries of a rank, from which those of all are estimated.
+    """Reads for some deliveries of a rank, from which the reads for all are estimated.
 
     read_share: bytes read per byte of the clips.   requests_per_sample: to an object store.
     decoded: bucket id → frames that go through a decoder per sample.
@@ -141,13 +141,13 @@ class ReadSample:
 
 
 def sample_reads(setup: Setup) -> ReadSample:
-    """Look at some batches of the run's rank at five places of its first epoch."""
+    """Examine some batches of the run's rank at five places of its first epoch."""
     rows, found = IndexRows(), dict[int, PlannedBatch]()
     for place in range(_NUM_PLACES):
         plan, seen = setup.selection.plan(setup.selection.at_share(0, place / _NUM_PLACES)), 0
         for request in setup.selection.requests(plan, 1):
             step = plan.cursor.step + request.position[1]
-            if step not in found:  # places of a short epoch overlap
+            if step not in found:  # the places overlap in a short epoch
                 found[step] = _batch(request, rows)
             seen += len(request.samples)
             if seen >= _SAMPLES_PER_PLACE:

@@ -1,4 +1,4 @@
-"""Steps and samples of a run, exact: what each bucket delivers, and what each tail policy would make of it."""
+"""Exact steps and samples of a run: what each bucket delivers, and would deliver under each tail policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TailCounts:
 
 @dataclass(frozen=True, slots=True)
 class StarvedBucket:
-    """A bucket that delivers nothing although it has samples. num_samples: per epoch."""
+    """A bucket that has samples but delivers none. num_samples: per epoch."""
 
     bucket_id: str
     num_samples: int
@@ -43,7 +43,7 @@ class StarvedBucket:
 class RunCounts:
     """Exact counts of a run that is never interrupted.
 
-    steps: by epoch.   buckets: summed over the epochs; only the last epoch's carried samples are never delivered.
+    steps: per epoch.   buckets: summed over the epochs; only the last epoch's carried samples are never delivered.
     tails: one entry per tail policy that these options allow.
     """
 
@@ -61,7 +61,7 @@ class RunCounts:
 def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions, num_epochs: int) -> RunCounts:
     """Return the counts of a run.
 
-    plan_of: returns the plan of epoch 0 under options that differ from `options` in their tail only.
+    plan_of: returns the plan of epoch 0 for options that differ from `options` only in their tail.
     """
     tails = [tail for tail, rule in TAIL_RULES.items() if rule.is_equal or options.accumulate == 1]
     plans = {tail: plan_of(replace(options, tail=tail)) for tail in tails}
@@ -84,7 +84,7 @@ def count_run(plan_of: Callable[[PlanOptions], EpochPlan], options: PlanOptions,
 
 
 def failure_of(plan: EpochPlan, num_epochs: int) -> PlanError | None:
-    """Return the error that a run of this plan would end with at once, None if it has a step."""
+    """Return the error with which a run of this plan would end at once; None if it has a step."""
     try:
         plan.check(num_epochs)
     except PlanError as error:

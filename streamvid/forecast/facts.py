@@ -1,6 +1,6 @@
-"""Sizes of clips as metadata states them, one block of rows at a time; no video is opened.
+"""Sizes of clips as stated in metadata, one block of rows at a time. No video is opened.
 
-Memory does not grow with the number of rows. Of CSV and Parquet files only the needed columns are converted.
+Memory does not grow with the number of rows. Only the needed columns of CSV and Parquet files are converted.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "seconds": ("duration_seconds", "duration", "seconds", "duration_sec"),
     "num_bytes": ("num_bytes", "bytes", "file_size", "filesize", "size_bytes", "size"),
 }
-"""What is read, with the usual names of the columns."""
+"""Facts that are read, with the usual names of their columns."""
 
 _NUMBER = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True)
 class FactsBlock:
-    """Rows of a metadata file that could be read.
+    """Rows of a metadata file that are readable.
 
     rows: (n,) their numbers, from 0. values: name in COLUMNS → float64 (n,), NaN if missing or not a number; only
-    columns that the file has. sources: (n,) what rows call their files, None if no column says.
-    broken: row number → reason of the rows between them that could not be read.
+    columns that the file has. sources: (n,) the rows' file names, None if there is no such column.
+    broken: row number → reason, for the unreadable rows between them.
     """
 
     rows: Int64Array
@@ -51,7 +51,7 @@ class FactsBlock:
     broken: Mapping[int, str]
 
     def source(self, place: int) -> str:
-        """Return what row `rows[place]` calls its file, or ""."""
+        """Return the file name in row `rows[place]`, or ""."""
         value = None if self.sources is None else self.sources[place].as_py()
         return "" if value is None else str(value)
 
@@ -86,7 +86,7 @@ class FactsFile:
 
 
 def is_metadata(source: Path) -> bool:
-    """Return whether a path is a metadata file by its name, or a folder of Parquet files."""
+    """Return whether a path is a metadata file, by its name, or a folder of Parquet files."""
     if source.is_dir():
         return not (source / "manifest.json").exists() and any(source.glob("*.parquet"))
     return is_metadata_name(source.name)
@@ -95,7 +95,7 @@ def is_metadata(source: Path) -> bool:
 def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     """Find the columns of a metadata file or of a folder of Parquet files.
 
-    Raises SourceError, with what is missing and what to use instead, if its rows do not state the sizes of clips.
+    Raises SourceError, which names what is missing and what to use instead, if rows do not state the sizes of clips.
     """
     paths = tuple(sorted(source.glob("*.parquet"))) if source.is_dir() else (source,)
     names = column_names(paths[0], is_sample=True)
@@ -107,7 +107,7 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
     if missing:
         raise SourceError(
             f"metadata {source} has no column {', '.join(missing)}; it has {', '.join(names) or 'none'}. "
-            "plan reads sizes from columns and opens no video; `streamvid shard SOURCE DEST --dry-run` probes the files"
+            "plan reads sizes from columns, not from videos; `streamvid shard SOURCE DEST --dry-run` probes the files"
         )
     if video_column is not None:
         return FactsFile(paths, columns, find_column(names, video_column, VIDEO_COLUMNS, "video_column"))
@@ -115,10 +115,10 @@ def open_facts(source: Path, video_column: str | None = None) -> FactsFile:
 
 
 def numbers(column: Column) -> Float64Array:
-    """Return a column as float64, with NaN for values that are missing or not numbers."""
+    """Return a column as float64, with NaN for missing values and for values that are not numbers."""
     cells = column.cells
     if pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type):
-        texts = pc.utf8_trim(cells, ' \t\r\n"')  # the quotes are those of JSON
+        texts = pc.utf8_trim(cells, ' \t\r\n"')  # JSON quotes
         try:
             cells = pc.cast(texts, pa.float64())
         except pa.ArrowInvalid:

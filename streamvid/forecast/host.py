@@ -1,4 +1,4 @@
-"""Memory of a host, by the loader's own arithmetic, and the estimated time of an epoch."""
+"""Memory of a host, by the loader's own arithmetic, and the estimated time per epoch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ EpochPart: TypeAlias = Literal["decode", "link", "requests", "gpu"]
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Performance of one machine and its store, for estimates of time.
+    """Performance of one machine and its store, for time estimates.
 
     The defaults come from streamvid's own benchmarks (one core of a Zen 4 server, a store in the same region). They
     are not a measurement of your machine.
 
     decode_ms: CPU milliseconds per sample, by bucket id, WxH@F or glob.
     decode_ns_per_pixel: for other buckets, CPU time per pixel of every decoded frame, delivered or not.
-    make_ns_per_pixel: for other buckets, CPU time per delivered pixel (scaling and conversion to RGB).
-    sample_ms: for other buckets, CPU time per sample on top.
-    num_workers: decode workers per rank.   ranks_per_node: ranks of one machine, which share its link.
+    make_ns_per_pixel: for other buckets, CPU time per delivered pixel, for scaling and conversion to RGB.
+    sample_ms: for other buckets, additional CPU time per sample.
+    num_workers: decode workers per rank.   ranks_per_node: ranks of one machine, which share its network link.
     worker_bytes: memory of one decode worker.
     request_ms: time from a request to its first byte.   requests_in_flight: per rank.
     link_mb_per_second: per machine.
@@ -52,7 +52,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """Work of the busiest rank in an epoch. gpu_seconds: None where the costs of steps were not measured."""
+    """Work of the busiest rank in an epoch. gpu_seconds: None if the costs of steps were not measured."""
 
     decode_cpu_seconds: float
     num_requests: float
@@ -62,7 +62,7 @@ class RankWork:
 
 @dataclass(frozen=True, slots=True)
 class EpochTime:
-    """Estimated duration of an epoch: its parts overlap, so that the longest decides."""
+    """Estimated duration of an epoch. Its parts overlap, so the longest one decides."""
 
     seconds: float
     bound_by: EpochPart
@@ -73,8 +73,8 @@ class EpochTime:
 class Estimates:
     """Estimates of an epoch under a table of host costs.
 
-    work: of the busiest rank; its requests are those to an object store.   read_share: bytes read per byte of clips.
-    num_samples_looked_at: the deliveries from which requests and bytes were scaled up.
+    work: of the busiest rank; its requests go to an object store.   read_share: bytes read per byte of clips.
+    num_samples_looked_at: number of deliveries from which requests and bytes were scaled up.
     """
 
     work: RankWork
@@ -87,7 +87,7 @@ class Estimates:
 
 
 def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
-    """Return how long each part of an epoch takes, and which part is the longest."""
+    """Return the duration of each part of an epoch, and the name of the longest part."""
     on_node = min(num_ranks, costs.ranks_per_node)
     parts: dict[EpochPart, float | None] = {
         "decode": work.decode_cpu_seconds / costs.num_workers,
@@ -102,7 +102,7 @@ def epoch_time(work: RankWork, costs: HostCosts, num_ranks: int) -> EpochTime:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes of host memory. ring_bytes_yuv420p: None where a bucket has an odd side."""
+    """Bytes of host memory. ring_bytes_yuv420p: None if a bucket has an odd side."""
 
     ring_bytes: int
     ring_bytes_yuv420p: int | None
@@ -122,7 +122,7 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory of a run: the ring exactly, workers as the cost table estimates them.
 
-    max_clip_bytes: size of the largest clip, 0 where it is not known.
+    max_clip_bytes: size of the largest clip, 0 if unknown.
     """
     from streamvid.loader.setup import loader_memory
 

@@ -17,7 +17,7 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 ClipBytes: TypeAlias = Callable[[str, Int64Array, Int64Array], Int64Array]
 """(bucket id, shards, places) of samples → bytes of their clips, all int64 (n,)."""
 
-_SLICE_STEPS = 256  # a slice of steps costs a search of the order, whatever its length
+_SLICE_STEPS = 256  # each slice costs one search of the order, whatever its length
 _MAX_STEPS = 1 << 14
 _MAX_SAMPLES = 1 << 22
 
@@ -26,9 +26,9 @@ _MAX_SAMPLES = 1 << 22
 class LoadSummary:
     """Loads of the first epoch: tokens per rank and step, totals by rank, and how unequal ranks are.
 
-    imbalance: mean over steps of (busiest rank / mean rank); 1.0 where all ranks are equal.
-    member_bytes: of the clips in the tars; None where sizes are not known.
-    is_estimate: only some steps were looked at.   bytes_are_estimate: only some steps or shards were.
+    imbalance: mean over steps of (busiest rank / mean rank); 1.0 if all ranks are equal.
+    member_bytes: of the clips in the tars; None if sizes are unknown.
+    is_estimate: only some steps were computed.   bytes_are_estimate: only some steps or shards were used.
     """
 
     num_steps_looked_at: int
@@ -45,10 +45,10 @@ class LoadSummary:
 
 @dataclass(frozen=True)
 class RankLoads:
-    """Loads of ranks at the steps that were looked at: all of an epoch, or slices spread evenly over it.
+    """Loads of ranks at the computed steps: all of an epoch, or slices spread evenly over it.
 
-    num_steps: of the epoch.   samples, tokens, costs: int64 (steps looked at, ranks), costs in the unit of the plan's
-    costs.   num_bytes: int64 (ranks,), of the clips of these steps; None where sizes are not known.
+    num_steps: of the epoch.   samples, tokens, costs: int64 (steps computed, ranks), costs in the unit of the plan's
+    costs.   num_bytes: int64 (ranks,), of the clips of these steps; None if sizes are unknown.
     """
 
     num_steps: int
@@ -59,21 +59,21 @@ class RankLoads:
 
     @property
     def is_sampled(self) -> bool:
-        """True where only some steps were looked at, so that figures of the epoch are scaled."""
+        """True if only some steps were computed, so that figures of the epoch are scaled."""
         return len(self.tokens) < self.num_steps
 
     @property
     def scale(self) -> float:
-        """Steps of the epoch per step that was looked at."""
+        """Steps of the epoch per computed step."""
         return self.num_steps / max(1, len(self.tokens))
 
     @property
     def step_costs(self) -> float:
-        """Cost of the epoch: the sum over steps of the costliest rank's cost, since ranks wait for each other."""
+        """Cost of the epoch: the sum over steps of the costliest rank's cost, because ranks wait for each other."""
         return float(self.costs.max(axis=1, initial=0).sum()) * self.scale
 
     def summary(self, sizes_are_exact: bool = True) -> LoadSummary:
-        """Return the figures of the epoch. sizes_are_exact: whether clip sizes were read and not estimated."""
+        """Return the figures of the epoch. sizes_are_exact: True if clip sizes were read, not estimated."""
         present = self.tokens[self.tokens > 0]
         return LoadSummary(
             num_steps_looked_at=len(self.tokens),
@@ -108,7 +108,7 @@ def rank_loads(
     costs: Mapping[str, int],
     clip_bytes: ClipBytes | None = None,
 ) -> RankLoads:
-    """Walk the steps of the plan's epoch: all of them, or as many as take a few seconds."""
+    """Walk through the steps of the plan's epoch: all of them, or as many as take a few seconds."""
     widest = max(batch_sizes.values()) * plan.num_ranks
     most = max(_SLICE_STEPS, min(_MAX_STEPS, _MAX_SAMPLES // widest))
     samples: list[list[int]] = []

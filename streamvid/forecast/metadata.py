@@ -1,7 +1,7 @@
-"""Forecast for metadata: the buckets that its rows go to by the sizes that it states. No media file is opened.
+"""Forecast for metadata: the buckets of its rows, by the sizes that it states. No media file is opened.
 
-Rows that agree in size and in the bucket lengths that they can fill are counted together, so that ten million rows ask
-as many questions as there are such groups.
+Rows of equal size that can fill the same bucket lengths are counted together, so that ten million rows need
+only one assignment per such group.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAX_SIDE = (1 << 20) - 1
 _SIDE_BITS = 20
 _MAX_FRAMES = (1 << 31) - 1
 _MAX_EXAMPLES = 3
-_NEAR = 1e-6  # of a whole number of frames, where float64 may round to the other side
+_NEAR = 1e-6  # distance to a whole number of frames, where float64 may round to the other side
 
 UNREADABLE, NO_SIZE, NO_FRAMES, NO_DURATION = "unreadable-row", "no-size", "no-frame-count", "unknown-duration"
 
@@ -103,20 +103,20 @@ def forecast_metadata(
 
 
 def _sizes(run: PlannedRun, config: BucketConfig, buckets: Mapping[str, Bucket]) -> int | Mapping[str, int] | None:
-    """Return the run's batch sizes, else those of the bucket configuration."""
+    """Return the run's batch sizes, or else those of the bucket configuration."""
     if run.max_tokens_per_batch is not None or isinstance(run.batch_size, int | Mapping):
         return run.batch_size if isinstance(run.batch_size, int | Mapping) else None
     return {name: size for name, size in config.batch_sizes.items() if name in buckets} or None
 
 
 def _notes(found: AssignedRows, config: BucketConfig) -> tuple[str, ...]:
-    notes = ["sizes are those that the metadata states; shard probes the files and rejects those that differ"]
+    notes = ["sizes are taken from the metadata; shard probes the files and rejects those that differ"]
     if found.frames_are_estimated:
         notes.append("rows without num_frames: frames are duration x fps, rounded (an estimate)")
     if not found.has_bytes:
         notes.append("no column of file sizes (num_bytes): memory for clips read ahead is left out")
     if config.assign == "all":
-        notes.append("--assign all stores a clip in each bucket that may take it; counts are of what one epoch draws")
+        notes.append("--assign all stores a clip in each bucket that may take it; counts are for one epoch's draws")
     return tuple(notes)
 
 
@@ -132,7 +132,7 @@ def _why(found: AssignedRows) -> str:
 
 @dataclass(slots=True)
 class AssignedBucket:
-    """Rows of one bucket. expected: by their probabilities; drawn: whole rows, over which all sums are."""
+    """Rows of one bucket. expected: by their probabilities; drawn: whole rows; all sums are over these."""
 
     bucket: Bucket
     expected: Fraction = Fraction(0)
@@ -145,7 +145,7 @@ class AssignedBucket:
     seconds: float = 0.0
 
     def shape(self) -> BucketShape:
-        """Return the means over the rows; frames are counted at the frame rate asked for."""
+        """Return the means over the rows; frames are counted at the requested frame rate."""
         count = max(1, self.drawn)
         return BucketShape(
             num_samples=self.drawn,
@@ -164,8 +164,8 @@ class AssignedBucket:
 class AssignedRows:
     """All rows of a metadata file, each in `buckets` or in `left_out`.
 
-    num_groups: kinds of rows told apart.   max_bytes: of the largest file, 0 where sizes are not stated.
-    has_bytes: whether the file states sizes in bytes.   frames_are_estimated: some come from duration and fps.
+    num_groups: number of distinct kinds of rows.   max_bytes: size of the largest file, 0 if sizes are not stated.
+    has_bytes: the file states sizes in bytes.   frames_are_estimated: some come from duration and fps.
     """
 
     num_rows: int = 0
@@ -178,12 +178,12 @@ class AssignedRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows by bucket id, sorted; buckets without any are left out."""
+        """Rows by bucket id, sorted; empty buckets are left out."""
         return {name: found.drawn for name, found in sorted(self.buckets.items()) if found.drawn}
 
 
 def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -> AssignedRows:
-    """Assign all rows to buckets. Where keep probabilities decide, draw as the sharder does with this seed."""
+    """Assign all rows to buckets. If keep probabilities decide, draw as the sharder does with this seed."""
     found = AssignedRows()
     groups: dict[int, _RowGroup] = {}
     lengths = np.array(_lengths(config), np.int64)
@@ -207,8 +207,8 @@ def assign_rows(blocks: Iterable[FactsBlock], config: BucketConfig, seed: int) -
 
 
 def _lengths(config: BucketConfig) -> list[int]:
-    """Return all frame counts, ascending: a choice depends on a clip's frames only through those that it reaches."""
-    if config.opensora is not None:  # those of probability 0 too, which keep clips from others
+    """Return all frame counts, ascending: of a clip's frames, the choice depends only on the counts that they reach."""
+    if config.opensora is not None:  # including those of probability 0, which keep clips from others
         return sorted({frames for by_frames in config.opensora.bucket_config.values() for frames in by_frames})
     return sorted(config.counts if config.is_dynamic else {bucket.num_frames for bucket in config.table.candidates})
 
@@ -223,7 +223,7 @@ class _SizedRows:
     block: FactsBlock
     places: Int64Array
     frames: Int64Array  # as stored
-    reached: Int64Array  # at the rate asked for
+    reached: Int64Array  # at the requested rate
     height: Int64Array
     width: Int64Array
     fps: Float64Array
@@ -259,14 +259,14 @@ class _SizedRows:
         )
 
     def codes(self, lengths: Int64Array) -> Int64Array:
-        """Return a number per row: rows of equal numbers go to the same buckets with the same probabilities."""
-        # An image is a row of one frame.
+        """Return a number per row. Rows with equal numbers go to the same buckets with the same probabilities."""
+        # An image is a row with one frame.
         reach = np.where(self.frames == 1, 0, np.searchsorted(lengths, self.reached, side="right") + 1)
         codes: Int64Array = (reach << (2 * _SIDE_BITS)) | (self.height << _SIDE_BITS) | self.width
         return codes
 
     def shape(self, place: int) -> Shape:
-        """Return what decides about one row."""
+        """Return the values that decide about one row."""
         frames, height, width = (int(column[place]) for column in (self.reached, self.height, self.width))
         return Shape(frames, height, width, is_image=bool(self.frames[place] == 1))
 
@@ -289,7 +289,7 @@ def _unusable(
 
 
 def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Float64Array) -> Int64Array:
-    """Return `rate.num_frames` of each row, -1 where the row states too little for it; images keep their frame."""
+    """Return `rate.num_frames` of each row, -1 if the row states too little for it; images keep their frame."""
     if rate.fps is None or rate.rule == "native":
         return frames
     if rate.rule == "cap":
@@ -312,9 +312,9 @@ def _reached(rate: FrameRate, frames: Int64Array, fps: Float64Array, seconds: Fl
 
 @dataclass(slots=True)
 class _RowGroup:
-    """Rows of one size and one reachable length, and where they may go.
+    """Rows of one size and one reachable length, and their possible buckets.
 
-    waste: (share cropped, factor of upscaling) of each of the choices' buckets.
+    waste: (share cropped, upscaling factor) in each of these buckets.
     ends: cumulative probabilities; None: one bucket takes all rows, or none takes any.
     """
 
@@ -351,7 +351,7 @@ def _count(found: AssignedRows, group: _RowGroup, rows: _SizedRows, members: Int
 
 
 def _draws(seed: int, block: FactsBlock, places: Int64Array) -> Float64Array:
-    """Return numbers in [0, 1) as the sharder draws them for a source; those of rows without one, by row number."""
+    """Return numbers in [0, 1) as the sharder draws them for a source; for rows without a source, by row number."""
     if block.sources is None:
         return uniform_array(seed, block.rows[places])
     keys = (record_key(normpath(block.source(place))) for place in places.tolist())

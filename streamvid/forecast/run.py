@@ -1,4 +1,4 @@
-"""The question and the answer of `streamvid plan`: a planned run, and what it would deliver and cost."""
+"""Input and result of `streamvid plan`: a planned run, and its deliveries and cost."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class PlannedRun:
 
     num_ranks: int = option(1, help="Data-parallel ranks of the run.", minimum=1, maximum=MAX_NUM_RANKS)
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
-    max_tokens_per_batch: int | None = option(None, help="Instead of --batch-size: as many samples as fit.")
+    max_tokens_per_batch: int | None = option(None, help="Maximum tokens per batch, instead of --batch-size.")
     options: PlanOptions = option(default_factory=PlanOptions)
     num_epochs: int = option(1, flag="--epochs", help="Epochs of the run.", minimum=1, maximum=1000)
     split: str = option("train", help="Split of the dataset.")
-    where: str | None = option(None, metavar="CONDITION", help="Only samples that meet it, as VideoLoader(where=…).")
+    where: str | None = option(None, metavar="CONDITION", help="Condition on columns, as VideoLoader(where=…).")
     costs: CostTable | None = None
     host: HostCosts = field(default_factory=HostCosts)
     prefetch_bytes: int = 256 * 2**20
@@ -45,11 +45,11 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class BucketShape:
-    """Loss from fitting clips into one bucket, as means over the samples that were looked at.
+    """Loss from fitting clips into one bucket, as means over the samples that were read.
 
-    The shares are None where the index does not record them. `crop_mean` and `crop_max` are shares of the picture,
+    The shares are None if the index does not record them. `crop_mean` and `crop_max` are shares of the picture,
     `upscale_mean` is a factor, `frames_unused_share` is the share of the clips' frames that one pass does not deliver.
-    bytes_mean: of a stored clip, or of a source file.   expected: rows of metadata that the bucket gets on average.
+    bytes_mean: of a stored clip, or of a source file.   expected: mean number of metadata rows for the bucket.
     """
 
     num_samples: int
@@ -65,7 +65,7 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """The sealed dataset that was asked about. num_shards: by bucket id, of the split and filter."""
+    """Facts about a sealed dataset. num_shards: by bucket id, of the split and filter."""
 
     plan_fingerprint: str
     split: str
@@ -85,7 +85,7 @@ class LeftOutRow:
 
 @dataclass(slots=True)
 class LeftOut:
-    """Rows of metadata that get no bucket, of one kind. expected: their number on average over all draws."""
+    """Rows of metadata that get no bucket, of one kind. expected: their mean number over all draws."""
 
     kind: str
     num_rows: int = 0
@@ -95,7 +95,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class MetadataFacts:
-    """The metadata that was asked about. columns: fact → column.   num_groups: kinds of rows told apart.
+    """Facts about metadata. columns: fact → column.   num_groups: number of distinct kinds of rows.
 
     left_out: most frequent first.
     """
@@ -110,7 +110,7 @@ class MetadataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RunDetails:
-    """Needs of the first epoch. estimates: None for metadata, whose bytes are not known before there are shards."""
+    """Needs of the first epoch. estimates: None for metadata, whose bytes are unknown before there are shards."""
 
     loads: LoadSummary
     memory: HostMemory
@@ -121,9 +121,9 @@ class RunDetails:
 class RunForecast:
     """Forecast of a run.
 
-    about: the source.   shapes: by bucket id; empty where only counts were asked for.
-    details: None where only counts were asked for, and for a run without a step.
-    failure: the error that the run would end with at once.
+    about: the source.   shapes: by bucket id; empty if only counts were requested.
+    details: None if only counts were requested, and for a run without a step.
+    failure: the error with which the run would end at once.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Findings of an interrupted run: lines of a local file, appended as they come, so that no run repeats work."""
+"""Findings of an interrupted run: lines of a local file, appended as they arrive, so that no run repeats work."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 FileState: TypeAlias = tuple[str, int, str]
-"""(path, bytes, version): what must be equal for a finding to hold."""
+"""(path, bytes, version): values that must be equal for a finding to hold."""
 
 Key: TypeAlias = tuple[str | int, ...]
-"""A file state, and what else a finding is about."""
+"""A file state, and the rest of what a finding is about."""
 
 _DIGEST_LETTERS = 16
 
 
 class Journal:
-    """Findings by key. Each line has a checksum; torn and damaged lines count as not written. Safe in several threads.
+    """Findings by key. Each line has a checksum; torn and damaged lines are ignored. Safe in several threads.
 
-    header: the rules that findings depend on; a file with another header starts anew. Findings are read at once, and
-    written inside `with`, unless `writable` is False. It takes no lock. Methods raise OSError.
+    header: the rules that findings depend on; a file with another header is started anew. Findings are read at once,
+    and written inside `with`, unless `writable` is False. It takes no lock. Methods raise OSError.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
@@ -61,7 +61,7 @@ class Journal:
             self._file = None
 
     def add(self, key: Key, finding: Any) -> None:
-        """Store a finding, which is a JSON value, for this run and for the next."""
+        """Store a finding, a JSON value, for this run and the next."""
         self.findings[key] = finding
         self._append([*key, finding])
 

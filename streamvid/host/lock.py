@@ -1,8 +1,8 @@
 """Exclusive file locks between the processes of one machine.
 
-The locks are the kernel's (flock): one ends with the last process that holds its descriptor, however that process ends.
-Forked children close their copies, so that a lock never outlives the process that took it. On NFS such locks hold
-between the processes of one machine, and only where the mount supports them (not `nolock`).
+The kernel holds the locks (flock): a lock ends with the last process that holds its descriptor, however that process
+ends. Forked children close their copies, so that a lock never outlives the process that took it. On NFS, locks apply
+only between the processes of one machine, and only if the mount supports them (not `nolock`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class FileLock:
         self.release()
 
     def __del__(self) -> None:
-        self.release()  # an interrupt may come between the locking and the `with`
+        self.release()  # an interrupt may come between locking and `with`
 
     def release(self) -> None:
         """Let others take the lock; idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            # Closing is not enough: a process forked without Python's knowledge may hold a copy of the descriptor.
+            # Closing is not enough: a process that was forked outside Python may hold a copy of the descriptor.
             with contextlib.suppress(OSError):
                 _flock(descriptor, wanted=False)
             os.close(descriptor)
 
     def is_at(self, path: str | Path) -> bool:
-        """Return whether the locked file is the regular file of this name."""
+        """Return whether the locked file is the regular file at this path."""
         try:
             there = os.lstat(path)
         except FileNotFoundError:
@@ -73,7 +73,7 @@ if hasattr(os, "register_at_fork"):
 def wait_for_lock(
     path: str | Path, wait_seconds: float = math.inf, on_wait: Callable[[], object] | None = None, mode: int = 0o666
 ) -> FileLock:
-    """Lock a file, which is created if necessary; links are not followed.
+    """Lock a file, creating it if necessary; links are not followed.
 
     Raises TimeoutError if another process holds it for `wait_seconds`, and OSError if the file cannot be opened or
     locked. on_wait: called before each pause.
@@ -90,7 +90,7 @@ def wait_for_lock(
                     on_wait()
                 time.sleep(pause)
                 pause = min(1.5 * pause, max(0.01, waited / 20), _LONGEST_PAUSE_SECONDS)
-            # Its last holder may have removed the file: a lock on it would exclude nobody.
+            # Its last holder may have removed the file; a lock on a removed file excludes no other process.
             if lock.is_at(path):
                 return lock
         except BaseException:
@@ -100,7 +100,7 @@ def wait_for_lock(
 
 
 def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
-    """Lock a file as `wait_for_lock` does; None if another process holds it."""
+    """Lock a file as `wait_for_lock` does; return None if another process holds the lock."""
     try:
         return wait_for_lock(path, 0.0, mode=mode)
     except TimeoutError:
@@ -108,7 +108,7 @@ def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
 
 
 def _flock(descriptor: int, *, wanted: bool) -> bool:
-    """Take or release the lock; False while another process holds it."""
+    """Take or release the lock; return False while another process holds it."""
     import fcntl
 
     try:

@@ -1,7 +1,7 @@
 """Worker processes: how they start, and how they end without leaving anything behind.
 
-A worker is a fresh interpreter, never a fork: nothing of the caller's (threads, locks, CUDA, an unguarded `__main__`)
-is in it. It ends with its parent, however that dies, because it watches the parent and its socket (host/worker.py).
+A worker is a fresh interpreter, never a fork: it has nothing of the caller's (threads, locks, CUDA, an unguarded
+`__main__`). It ends with its parent, however that dies, because it watches the parent and its socket (host/worker.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from streamvid.host.worker import main; main(*sys.argv[1:])"
 )
-# Workers are the parallelism: threads of the libraries within them only compete.
+# The workers provide the parallelism; library threads inside them would only compete.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
 
@@ -33,7 +33,7 @@ def start_worker(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a worker, which calls `entry` ("module:function") with its numbers of `descriptors`, then `arguments`.
+    """Start a worker that calls `entry` ("module:function") with the numbers of `descriptors`, then `arguments`.
 
     All arguments arrive as text. The first descriptor is a socket; closing its other end ends the worker.
     environment: defaults for variables that this process does not set.
@@ -42,7 +42,7 @@ def start_worker(
     """
     if not sys.executable or getattr(sys, "frozen", False):
         raise ConfigError(
-            f"worker processes need a Python interpreter, and sys.executable={sys.executable!r} is none; set it, or "
+            f"worker processes need a Python interpreter, and sys.executable={sys.executable!r} is not one; set it, or "
             "use no workers (num_workers=0)"
         )
     with contextlib.ExitStack() as opened:
@@ -52,7 +52,7 @@ def start_worker(
             opened.callback(os.close, mine[-1])
         inherited = []
         for descriptor in mine:
-            # In a caller without standard streams, other files have their numbers, under which a worker has none.
+            # If the caller has no standard streams, other files have their numbers, which a worker could not inherit.
             inherited.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
             opened.callback(os.close, inherited[-1])
         parent = inherited[-1] if len(mine) > len(descriptors) else -1
@@ -62,7 +62,7 @@ def start_worker(
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             env={**(environment or {}), **os.environ, **_ENVIRONMENT},
-            process_group=0,  # a Ctrl-C in the terminal is the caller's to handle
+            process_group=0,  # the caller handles Ctrl-C in the terminal
         )
 
 
@@ -89,6 +89,6 @@ def describe_exit(code: int) -> str:
 def _search_path() -> list[str]:
     try:
         here = [str(Path.cwd())]
-    except OSError:  # a folder that was deleted has no modules
+    except OSError:  # a deleted folder has no modules
         here = []
     return [place for entry in sys.path if isinstance(entry, str) for place in ([entry] if entry else here)]

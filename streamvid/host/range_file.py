@@ -1,4 +1,4 @@
-"""A seekable binary file over anything whose bytes can be read from any place."""
+"""A seekable binary file over any source that supports ranged reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RangeFile(io.RawIOBase):
         self.num_bytes, self._position = num_bytes, 0
 
     def fill(self, start: int, buffer: memoryview) -> int:
-        """Fill a buffer, which lies within the file, from byte `start` on; return the number of bytes."""
+        """Fill a buffer from byte `start` on, within the file; return the number of bytes."""
         raise NotImplementedError
 
     def readable(self) -> bool:

@@ -1,4 +1,4 @@
-"""This machine's resources: memory and cores, or less in a control group (containers, Slurm), and the cache folder."""
+"""Resources of this machine: memory and cores, limited by control groups (containers, Slurm), and the cache folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory of the machine, or of the tightest control group around this process, with shared memory."""
+    """Return the memory of the machine or of the tightest control group around this process; includes shared memory."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
         if not controllers:
@@ -26,7 +26,7 @@ def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 
 def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return how many cores this process may keep busy, at least 1, by its affinity and its control groups' quotas."""
+    """Return how many cores this process may keep busy, at least 1, by its CPU affinity and control group quotas."""
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     for controllers, path in _groups(groups):
         if not controllers:
@@ -45,7 +45,7 @@ def user_cache(name: str) -> Path:
 
 
 def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
-    """Yield (controllers, path) of the control groups of this process; no controllers: version 2."""
+    """Yield (controllers, path) of the control groups of this process; no controllers means version 2."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:  # not Linux, or no /proc
@@ -56,9 +56,9 @@ def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
 
 
 def _settings(root: Path, group: Path, name: str) -> Iterator[str]:
-    """Yield a setting of a group and of those around it.
+    """Yield a setting of a group and of its parent groups.
 
-    A container sees its own group as the root, under whatever path the host has for it: hence all of them.
+    A container sees its own group as the root, at whatever path the host has for it: hence all of them.
     """
     for place in (group, *group.parents):
         try:

@@ -1,4 +1,4 @@
-"""What every worker process does before its own work: the first code that host/processes.py runs in it."""
+"""Common start of all worker processes: the first code that host/processes.py runs in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 SHOW_STACK = signal.SIGQUIT
-"""The signal after which a worker that called `show_stacks` writes its stack to the error stream, and continues."""
+"""Signal that makes a worker that called `show_stacks` write its stack to the error stream and continue."""
 
 
 def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
@@ -19,7 +19,7 @@ def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
 
     The process ends, whatever it is doing, when its parent dies or the other end of the socket is closed.
     """
-    # Ctrl-C, and what schedulers send to each process of a job long before its end, are the parent's to act on.
+    # Ctrl-C, and signals that schedulers send to each process of a job long before its end, are for the parent.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(int(parent_fd), int(socket_fd)), daemon=True).start()
@@ -35,8 +35,8 @@ def show_stacks() -> None:
 
 
 def _end_with_parent(parent_fd: int, socket_fd: int) -> None:
-    # A thread of its own: one that is stuck in C code never looks at its socket. The parent is watched besides the
-    # socket, whose other end may be open in processes that the parent forked.
+    # Use a separate thread, because one that is stuck in C code never looks at its socket. Watch the parent in addition
+    # to the socket, whose other end may be open in processes that the parent forked.
     poller = select.poll()
     poller.register(socket_fd, 0)
     if parent_fd >= 0:

@@ -1,7 +1,7 @@
-"""What processes of a run say to each other: that their plans are the same, and their batches where they share them.
+"""Comparison between the processes of a run: their plans, and the batches that they share.
 
 Everything goes through the collectives of torch.distributed. Payloads are JSON in uint8 tensors, not pickled objects:
-what a peer sends is read, never run (SAFE-1). Processes are named by their rank in torch.distributed, as in its logs.
+what a peer sends is parsed, never run (SAFE-1). Processes are named by their rank in torch.distributed, as in its logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 _END_OF_EPOCH = -1
 _ABSENT = "absent"
 _NUM_VALUES_NAMED = 4
-SHOWN_LENGTH = 160  # of a value in an error
+SHOWN_LENGTH = 160  # of a value in an error message
 _MASK = (1 << 64) - 1
 
 
@@ -47,14 +47,14 @@ def check_equal_on_all_ranks(
     processes_per_rank: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compare `identity` with that of every process of `group` (None: all); a collective, so all of them must call it.
+    """Compare `identity` with that of every process of `group` (None: all); a collective, so all must call it.
 
     Its values are plain JSON. Also compares num_ranks, and checks that the processes' ranks are each of
-    0..num_ranks-1, equally often: `processes_per_rank` times where that is given. Does nothing where
-    torch.distributed is not initialised.
+    0..num_ranks-1, equally often: `processes_per_rank` times if that is given. Does nothing if
+    torch.distributed is not initialized.
 
-    Raises the same ConfigError in every process: it names the components that differ, their values and who has which.
-    Raises LoaderError where a process does not come within `timeout_seconds`; `group` is of no use after that.
+    Raises the same ConfigError in every process: it names the components that differ, their values and their processes.
+    Raises LoaderError if a process does not arrive within `timeout_seconds`; `group` is unusable after that.
     """
     if not is_initialised():
         return
@@ -75,7 +75,7 @@ def check_equal_on_all_ranks(
 
 
 def _differing(identities: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """For each component that is not the same everywhere: 'NAME is VALUE on processes …, VALUE on process …'.
+    """Return, for each component that is not the same everywhere, 'NAME is VALUE on processes …, VALUE on process …'.
 
     In the order of the identities, which puts causes first.
     """
@@ -98,17 +98,17 @@ def _check_ranks(ranks: Mapping[int, int], num_ranks: int, processes_per_rank: i
     named = wrong[:_NUM_VALUES_NAMED]
     more = f" and {len(wrong) - _NUM_VALUES_NAMED} more ranks" if len(wrong) > _NUM_VALUES_NAMED else ""
     raise ConfigError(
-        f"{len(ranks)} processes are to be {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Give "
+        f"{len(ranks)} processes must be {num_ranks} ranks of {expected} each, but {', '.join(named)}{more}. Give "
         "each its world=World(rank, num_ranks); processes that share a batch have the same rank, and a shared_group"
     )
 
 
 class SharedBatchCheck:
-    """Finds out whether processes that share batches (sequence, tensor, context parallel) have the same ones.
+    """Checks that processes that share batches (sequence, tensor, context parallel) have the same ones.
 
-    Each step is one small all_gather, looked at when the next begins, so that neither the host nor a CUDA device waits
-    for it: the first batch that differs has been handed out when the error comes, the second has not. Every member of
-    `group` must call `batch` and `end` in the same order. With NCCL it all runs on a CUDA stream of its own.
+    Each step is one small all_gather, checked when the next step begins, so that neither the host nor a CUDA device
+    waits for it: when the error is raised, the first differing batch has been delivered, the second has not. Every
+    member of `group` must call `batch` and `end` in the same order. With NCCL, it all runs on a separate CUDA stream.
     """
 
     def __init__(self, world: World, group: ProcessGroup) -> None:
@@ -124,15 +124,15 @@ class SharedBatchCheck:
         self._pending: _Pending | None = None
 
     def batch(self, epoch: int, step: int, digest: int, sample_keys: Sequence[str]) -> None:
-        """Tell the peers of this step's batch, of which `digest` is 64 bits of hash, and look at the step before.
+        """Send this step's batch to the peers, with `digest` as 64 bits of hash, and check the previous step.
 
-        Raises the same SharedBatchError in every member where the batches of the step before differ.
+        Raises the same SharedBatchError in every member if the batches of the previous step differ.
         """
         self._examine()
         self._pending = self._start(epoch, step, digest, sample_keys)
 
     def end(self, epoch: int) -> None:
-        """Look at the last step of an epoch, and that it is the last one of every member; SharedBatchError if not."""
+        """Check the last step of an epoch, and that every member ends here. Raises SharedBatchError if not."""
         self._examine()
         self._pending = self._start(epoch, _END_OF_EPOCH, 0, ())
         self._examine()
@@ -157,34 +157,34 @@ class SharedBatchCheck:
                 told = torch.stack(pending.rows).tolist()
         except RuntimeError as error:
             raise SharedBatchError(
-                f"{_processes(self._processes)} share batches, and did not all come to "
+                f"{_processes(self._processes)} share batches, but not all of them reached "
                 f"{_position(pending.epoch, pending.step)}: {_first_line(error)}. One has "
-                "ended, stands still or left its loop earlier; its own log says why"
+                "ended, is stuck or left its loop earlier; see its own log for the reason"
             ) from error
         if any(row != told[0] for row in told):
             raise SharedBatchError(self._why(pending, told))
 
     def _why(self, pending: _Pending, told: Sequence[Sequence[int]]) -> str:
-        # All members come here together, as all have seen the same rows.
+        # All members get here together, because all have seen the same rows.
         keys = [json.loads(text) for text in _gather_bytes(json.dumps(pending.sample_keys).encode(), self._group)]
         ranks, epochs, steps, digests = zip(*told, strict=True)
         start = f"processes that share batches differ at {_position(epochs[0], steps[0])}: "
         if len(set(ranks)) > 1:
             shown = self._holders([f"rank {rank}" for rank in ranks])
-            return f"{start}{shown}. Give all members of a shared_group the same World(rank, num_ranks)"
+            return f"{start}{shown}. Pass all members of a shared_group the same World(rank, num_ranks)"
         if len(set(zip(epochs, steps, strict=True))) > 1:
             shown = self._holders([_position(epoch, step) for epoch, step in zip(epochs, steps, strict=True)])
             return f"{start}{shown}. They must iterate alike: leave a loop, load a state and set_epoch at the same step"
         if any(some != keys[0] for some in keys):
             slot = next(i for i in range(max(map(len, keys))) if len({_at(some, i) for some in keys}) > 1)
             return (
-                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. Let them "
+                f"{start}the sample in slot {slot} is {self._holders([_at(some, slot) for some in keys])}. They must "
                 "read the same stored bytes; their quarantine files name samples that were substituted"
             )
         shown = self._holders([f"digest {digest & _MASK:016x}" for digest in digests])
         return (
-            f"{start}the same samples {_shown(pending.sample_keys)} have other content, {shown}. Let them run the same "
-            "versions of streamvid and PyAV"
+            f"{start}the same samples {_shown(pending.sample_keys)} have different content, {shown}. They must run "
+            "the same versions of streamvid and PyAV"
         )
 
     def _holders(self, shown: Sequence[str]) -> str:
@@ -200,7 +200,7 @@ class SharedBatchCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An all_gather under way: a row (rank, epoch, step, digest) of each member."""
+    """An all_gather in progress: one row (rank, epoch, step, digest) per member."""
 
     rows: list[torch.Tensor]
     work: Any
@@ -217,11 +217,11 @@ def _at(keys: Sequence[str], slot: int) -> str:
     return _shown(keys[slot]) if slot < len(keys) else _ABSENT
 
 
-# How it is said.
+# Formatting.
 
 
 def _shown(value: object) -> str:
-    """As JSON; a long value is cut, and told from others by a hash of the whole."""
+    """Return a value as JSON. A long value is cut, and identified by a hash of the whole."""
     text = json.dumps(value, sort_keys=True)
     if len(text) <= SHOWN_LENGTH:
         return text
@@ -243,7 +243,7 @@ def _who_has_what(processes: Iterable[int], values: Iterable[str]) -> str:
 
 
 def _processes(numbers: Sequence[int]) -> str:
-    """'process 3', 'processes 0-2, 5', 'no process'."""
+    """Return 'process 3', 'processes 0-2, 5' or 'no process'."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -256,11 +256,11 @@ def _processes(numbers: Sequence[int]) -> str:
     return "no process" if not numbers else f"process {text}" if len(numbers) == 1 else f"processes {text}"
 
 
-# How it travels.
+# Transport.
 
 
 def _backends(group: ProcessGroup) -> dict[str, str]:
-    """Device type → backend: {"cpu": "gloo", "cuda": "nccl"}."""
+    """Return device type → backend: {"cpu": "gloo", "cuda": "nccl"}."""
     import torch.distributed as dist
 
     pairs = (pair.split(":") for pair in dist.get_backend_config(group).split(","))
@@ -268,7 +268,7 @@ def _backends(group: ProcessGroup) -> dict[str, str]:
 
 
 def _device_of(group: ProcessGroup) -> torch.device:
-    """Where tensors of `group` lie: the CPU where its backend takes them, so that no GPU has a part in it."""
+    """Return the device for tensors of `group`: the CPU if its backend supports it, so that no GPU is involved."""
     import torch
 
     backends = _backends(group)
@@ -276,7 +276,7 @@ def _device_of(group: ProcessGroup) -> torch.device:
         return torch.device("cpu")
     if "cuda" in backends:
         return torch.device("cuda", torch.cuda.current_device())
-    raise ConfigError(f"a process group of backends {backends} cannot compare loaders; use gloo or nccl")
+    raise ConfigError(f"a process group with backends {backends} cannot compare loaders; use gloo or nccl")
 
 
 def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.Tensor], Any]:
@@ -288,13 +288,13 @@ def _start_gather(mine: torch.Tensor, group: ProcessGroup) -> tuple[list[torch.T
 
 
 def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> list[bytes]:
-    """The payloads of all members in the order of the group; LoaderError where one does not come in time."""
+    """Return the payloads of all members in the order of the group. Raises LoaderError if one does not come in time."""
     import torch
 
     device, timeout = _device_of(group), timedelta(seconds=timeout_seconds)
     try:
         if _backends(group)[device.type] == "gloo":
-            # The only collective that names who is missing, and whose timeout leaves no thread waiting at exit.
+            # The only collective that names the missing process, and whose timeout leaves no thread waiting at exit.
             group.monitored_barrier(timeout, wait_all_ranks=True)  # type: ignore[attr-defined]
         lengths, work = _start_gather(torch.tensor([len(payload)], dtype=torch.int64, device=device), group)
         work.wait(timeout)
@@ -305,7 +305,7 @@ def _gather_bytes(payload: bytes, group: ProcessGroup, timeout_seconds: float = 
         return [bytes(row[:size].tolist()) for row, size in zip(rows, sizes, strict=True)]
     except RuntimeError as error:
         raise LoaderError(
-            f"not every process came to compare its loader within {timeout_seconds:g} s: {_first_line(error)}. A "
-            "process of the group has ended, stands still or never iterates a loader; one that only starts slowly "
+            f"not every process compared its loader within {timeout_seconds:g} s: {_first_line(error)}. A "
+            "process of the group has ended, is stuck or never iterates a loader; if it only starts slowly, it "
             "needs more time"
         ) from error

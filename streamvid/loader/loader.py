@@ -49,17 +49,17 @@ class VideoLoader:
         several, whose samples are mixed.
     batch_size: samples per rank and step: one number, or a mapping from buckets (id, WxH@F, glob, "*" for all others),
         or a BucketConfig.
-    max_tokens_per_batch: instead, as many samples of each bucket as fit. Tokens are those of `preset`'s model, else of
-        the model that the dataset was sealed for, else 4 x 16 x 16 (T, H, W) of the clip.
+    max_tokens_per_batch: instead of batch_size; as many samples of each bucket as fit. Tokens are those of `preset`'s
+        model, else of the model that the dataset was sealed for, else 4 x 16 x 16 (T, H, W) of the clip.
     preset: model to train: a preset such as "wan2.1-480p", a bucket configuration file, or a ModelRule. Datasets that
-        do not fit the model are refused.
-    world: data-parallel position. None asks torch.distributed, then launcher variables; otherwise one rank.
+        do not fit the model are rejected.
+    world: data-parallel position. None: from torch.distributed, else from launcher variables, else one rank.
     num_epochs: epochs of one `for` loop; None: endless.
     seed: seed of all random choices.
     shuffle: "window" permutes shards, and samples within runs of `schedule.window` shards; "shards"; or "none".
-    tail: what happens to the last samples of a bucket that do not fill a global batch: "carry", "drop", "pad",
-        "shrink" or "uneven", see PlanOptions. None selects "carry" for split "train"; for others "uneven", which
-        delivers each sample exactly once, and with which ranks may have unequal last batches or none.
+    tail: use of a bucket's last samples, which do not fill a global batch: "carry", "drop", "pad", "shrink" or
+        "uneven", see PlanOptions. None selects "carry" for split "train", else "uneven", which delivers each sample
+        exactly once; its last batches may differ in size between ranks, or be missing on some.
     sync: "bucket": all ranks have the same bucket at each step; "cost": buckets of about the same predicted cost.
     accumulate: gradient accumulation steps. The number of steps per epoch is a multiple of it.
     split: split of the dataset, as sharded.
@@ -67,7 +67,7 @@ class VideoLoader:
     columns: columns of the index that are delivered with each batch.
     media: conditioning inputs (control videos, reference images, masks) that are delivered as `batch.media`, by name.
     features: precomputed features that `streamvid encode` made from the dataset, delivered instead of video: a path, a
-        URL or an open Sidecar, or a list with one per dataset. Features made with another view or seed are refused.
+        URL or an open Sidecar, or a list with one per dataset. Features made with another view or seed are rejected.
     view: ViewOptions: which frames and which crop of a clip a delivery shows.
     output: OutputOptions: layout, pixel format and decoding of what is delivered.
     schedule: ScheduleOptions: order of samples, and their number per epoch.
@@ -78,8 +78,8 @@ class VideoLoader:
     num_workers: decode processes; 0 decodes in a thread of this process. None: the cores of this rank, at most 8.
 
     A plain iterable. Do not wrap it in a `DataLoader`: it has its own workers and batching. `accelerator.prepare`
-    leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader moves to the next
-    epoch; `iter()` after a `break` starts the epoch again.
+    leaves it unchanged. When a loop ends, or has taken the last batch of the epoch, the loader moves to the next epoch.
+    Calling `iter()` after a `break` starts the epoch again.
 
     Raises ConfigError, DatasetError, PlanError; while iterating SampleError, WorkerError, RingFullError.
     """
@@ -180,25 +180,25 @@ class VideoLoader:
 
     @property
     def view_facts(self) -> tuple[Mapping[str, Any], ...]:
-        """For each dataset, what determines the view of a visit, as JSON; features must be made with the same."""
+        """For each dataset, as JSON, what determines the view of a visit. Features must have the same values."""
         return self._setup.view_facts
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset; of several the first."""
+        """The dataset; the first one if there are several."""
         return self.datasets[0]
 
-    # What there is to come.
+    # Remaining work.
 
     def __len__(self) -> int:
-        """Batches of the whole current epoch: the same on every rank, but for tail="uneven"."""
+        """Number of batches in the whole current epoch: the same on every rank, except with tail="uneven"."""
         if self.options.tail_rule.is_equal:
             return self._plan.num_steps
         return self._plan.at(Cursor(self.epoch)).num_batches_left(self.world.rank)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch handed out last, or of the one to come."""
+        """Epoch of the last batch handed out, or of the next one."""
         return self._plan.cursor.epoch
 
     @property
@@ -216,7 +216,7 @@ class VideoLoader:
 
     @property
     def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """(bucket id, shape of `batch.video`) of every whole batch, largest first: for a warm-up.
+        """(bucket id, shape of `batch.video`) of every full batch, largest first, for a warm-up.
 
         Last batches of tail="shrink" and "uneven" are smaller.
         """
@@ -230,27 +230,27 @@ class VideoLoader:
 
     @property
     def ring_bytes(self) -> int:
-        """Shared memory that the loader takes once it iterates: the ring of decoded frames and the clips read ahead."""
+        """Shared memory that the loader takes when it iterates: the ring of decoded frames and the clips read ahead."""
         options = self._setup.pipeline
         return options.frame_bytes + options.clip_bytes + self._selection.mix.max_clip_bytes
 
     def stats(self) -> LoaderStats:
-        """Return statistics of the batches handed over so far: time, bytes, substitutions, requests."""
+        """Return statistics of the batches handed out so far: time, bytes, substitutions, requests."""
         store, cache = store_stats(self._selection.mix.sources)
         depth, in_ring = self._pipeline.queue_depth, self._pipeline.num_in_ring
         return replace(self._meter.stats(), store=store, cache=cache, queue_depth=depth, ring_batches=in_ring)
 
     @property
     def substituted(self) -> list[Substitution]:
-        """Bad samples that were substituted, the last 10000 of this rank (BAD-1)."""
+        """Bad samples that were substituted on this rank, the last 10000 of them (BAD-1)."""
         return self._pipeline.substituted
 
-    # Iterating.
+    # Iteration.
 
     def __iter__(self) -> Iterator[Batch]:
         pipeline = self._open_pipeline()
         pipeline.stop()
-        # Who counts its batches takes the last and never asks for the end of the loop: that epoch is over all the same.
+        # A caller that counts batches takes the last one and never asks for the end: that epoch is over all the same.
         is_over = self._num_done and not self.num_steps_left
         self._move_to(self._plan.next_epoch() if is_over else self._start)
         self._compare()
@@ -270,10 +270,10 @@ class VideoLoader:
             if self._setup.shared_check is not None:
                 self._setup.shared_check.end(self.epoch)
             self._move_to(self._plan.next_epoch())
-            while end_epoch is not None and self.epoch < end_epoch:  # epochs at the end that had no step
+            while end_epoch is not None and self.epoch < end_epoch:  # trailing epochs without a step
                 self._move_to(self._plan.next_epoch())
         finally:
-            # Runs wherever an abandoned iterator is collected, so it must not wait.
+            # Runs in any thread that collects an abandoned iterator, so it must not wait.
             pipeline.cancel(run)
 
     def _hand_over(self, pipeline: Pipeline, pending: PendingBatch, waited: float, making: float) -> None:
@@ -293,22 +293,22 @@ class VideoLoader:
     def _made(self, pending: PendingBatch) -> Batch:
         setup, output = self._setup, self._setup.output
         batch = make_batch(pending, setup.columns, setup.numeric, output.layout, output.tokenizer)
-        if setup.shared_check is not None:  # while it is on the host: reading it back from a device would wait for that
+        if setup.shared_check is not None:  # while it is on the host; reading it back from a device would wait
             pending.digest = batch.digest()
         return batch
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands, JSON-able, counting batches handed out; equal on all ranks after the same step."""
+        """Return the run's position as JSON, counting batches handed out; equal on all ranks after the same step."""
         return make_state(self._plan, self._num_done, self._belongs_to())
 
     def load_state_dict(self, state: Mapping[str, Any], *, force: bool = False) -> None:
-        """Go on after the batch that `state` was taken at, at the next `iter()`; a loop that runs now is over.
+        """Resume after the batch at which `state` was taken, at the next `iter()`; a loop in progress ends.
 
-        Raises StateError for a state of another dataset, split, filter, seed, shuffle or tail, and changes nothing
-        then. `force` takes it all the same, as near as possible: the same epoch, and about the same share of its
-        steps. Which samples of that epoch were delivered before is not known: some come again, some do not come, and
+        Raises StateError, and changes nothing, for a state of another dataset, split, filter, seed, shuffle or tail.
+        `force` takes it all the same, as an approximate position: the same epoch, and about the same share of its
+        steps. It is unknown which samples of that epoch were delivered before: some repeat, some are missing, and
         exactly-once holds from the next epoch on.
         Within a group of `accumulate`, loss weights count the remaining batches of that group alone.
         """
@@ -320,27 +320,27 @@ class VideoLoader:
         self._jump_to(cursor)
 
     def set_epoch(self, epoch: int, step: int | None = None) -> None:
-        """Start the given epoch at the next `iter()`, from its step `step` if that is given; a loop that runs is over.
+        """Start the given epoch at the next `iter()`, from its step `step` if that is given; a loop in progress ends.
 
-        Without `step` the current epoch stays where it stands, so that the usual `set_epoch` before each loop undoes no
-        resume. Raises ConfigError for an epoch that cannot be, and a step that the epoch does not have.
+        Without `step`, the current epoch keeps its position, so that the usual `set_epoch` before each loop does not
+        undo a resume. Raises ConfigError for an invalid epoch, and for a step that the epoch does not have.
         """
         require_integer("epoch", epoch, 0, MAX_EPOCH - 1)
         if step is not None:
             start = self._selection.plan(Cursor(epoch))
             self._jump_to(start.cursor_after(require_integer("step", step, 0, start.num_steps_left)))
         elif epoch == self.epoch and self._num_done and not self.num_steps_left:
-            # Asked for again after its last batch, which iter() alone would take for its end.
+            # The epoch is requested again after its last batch, which iter() alone would take as its end.
             self._jump_to(self._start)
         elif epoch != self.epoch:
-            # The epoch after one that is over opens where that one ended, which is not its natural start after a resume
-            # with other batch sizes.
+            # The epoch after a finished one starts where that one ended, which differs from its default start after a
+            # resume with other batch sizes.
             follows = epoch == self.epoch + 1 and not self.num_steps_left
             self._jump_to(self._plan.next_epoch() if follows else Cursor(epoch=epoch))
 
     def _belongs_to(self) -> Mapping[str, Any]:
-        # With another tail, positions mean the same samples; but one that "carry" has carried is behind the start of
-        # the epoch, where the others do not look: it would be lost without a word.
+        # With another tail, positions mean the same samples, but samples that "carry" has carried precede the start of
+        # the epoch, where other tails do not look: they would be lost silently.
         options = {**self.options.order_key(), "tail": self.options.tail}
         return {"datasets": self._selection.mix.identity(), "split": self.split, **options}
 
@@ -369,7 +369,7 @@ class VideoLoader:
 
     def _new_pipeline(self) -> Pipeline:
         pipeline = Pipeline(self._selection.mix.parts, self._setup.pipeline)
-        # Runs when the loader is collected, in whichever thread that is, or the interpreter ends.
+        # Runs when the loader is collected, in any thread, or the interpreter ends.
         self._finalizer = weakref.finalize(self, pipeline.close, wait=False)
         return pipeline
 
@@ -381,13 +381,13 @@ class VideoLoader:
                 pipeline.open()
                 pin(pipeline.ring, self._setup.stage.device)
             except BaseException:
-                self._pipeline = self._new_pipeline()  # the next loop may fare better
+                self._pipeline = self._new_pipeline()  # the next loop may succeed
                 pipeline.close(wait=False)
                 raise
         return pipeline
 
     def close(self) -> None:
-        """End workers and threads and release the memory; batches that are held stay valid. Idempotent."""
+        """End workers and threads and release the memory; batches that the caller holds stay valid. Idempotent."""
         self._pipeline.close()
         self._finalizer.detach()
 
@@ -397,12 +397,12 @@ class VideoLoader:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What it is not.
+    # Unsupported protocols.
 
     def __getitem__(self, index: object) -> Any:
         raise TypeError(
-            "VideoLoader hands out batches, not samples: iterate it directly. It is not a Dataset: "
-            "do not wrap it in a torch DataLoader, it has its own workers and batches"
+            "VideoLoader yields batches, not samples: iterate it directly. It is not a Dataset: "
+            "do not wrap it in a torch DataLoader, because it has its own workers and batching"
         )
 
     def __reduce__(self) -> Any:

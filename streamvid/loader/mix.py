@@ -1,4 +1,4 @@
-"""The datasets of a loader as its plan counts them: each with its split, its filter and its settings."""
+"""The datasets of a loader as its plan counts them, each with its split, its filter and its settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from streamvid.plan.draws import DrawSet, draw_sets
 from streamvid.plan.mix import MixBy, exact_fraction, repeats_of_weights
 from streamvid.storage import StorageOptions
 
-_DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's
+_DATASET = 6  # keeps a dataset's own seed apart from other uses of the loader's seed
 _SEED_MASK = (1 << 63) - 1
 _KEPT_SHARDS = 256
 
@@ -46,13 +46,13 @@ class DatasetConfig:
     url: str | Path | Dataset = option(help="Local path, file:// or s3:// URL, or an open Dataset.")
     num_repeats: float | str | Fraction = option(1, help="How often an epoch takes each sample: 2, 0.5 or '3/2'.")
     weight: float | str | Fraction | None = option(
-        None, help="Share of this dataset among the weights of all, instead of num_repeats."
+        None, help="Weight of this dataset in the mix, instead of num_repeats."
     )
-    where: str | None = option(None, help="Condition on its columns. Samples that do not meet it are left out.")
+    where: str | None = option(None, help="Condition on its columns. Other samples are left out.")
     name: str | None = option(
-        None, help="Name that its random choices depend on.", shown_default="its place in the list"
+        None, help="Name from which its random choices are derived.", shown_default="its place in the list"
     )
-    captions: TextOptions = option(default_factory=TextOptions, help="Text of its samples.")
+    captions: TextOptions = option(default_factory=TextOptions, help="Texts of its samples.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,7 +71,7 @@ Features: TypeAlias = str | Path | Sidecar
 
 @dataclass(frozen=True, slots=True)
 class DataArguments:
-    """VideoLoader's arguments about what is read, by the same names."""
+    """VideoLoader's arguments about input data, with the same names."""
 
     dataset: Datasets | Sequence[Datasets]
     split: str = "train"
@@ -99,7 +99,7 @@ class Subset:
     _recent: dict[tuple[str, int], ShardInfo] = field(default_factory=dict, repr=False)
 
     def shard_info(self, bucket_id: str, number: int) -> ShardInfo:
-        """Return a shard of `shards`. The last ones are kept, because building one from the table takes time."""
+        """Return a shard of `shards`. The last ones are cached, because building one from the table takes time."""
         name = (bucket_id, number)
         found = self._recent.get(name)
         if found is None:
@@ -110,7 +110,7 @@ class Subset:
 
     @property
     def num_samples(self) -> int:
-        """Mean number of samples per pass; samples of draw sets count by their share."""
+        """Mean number of samples per pass; samples of draw sets count by their probability."""
         return round(sum(map(self.samples_per_pass, self.counts), Fraction(0)))
 
     def samples_per_pass(self, bucket_id: str) -> Fraction:
@@ -127,12 +127,12 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class MixPart:
-    """One dataset of a loader. Holds nothing of the loader, so that its threads keep no loader alive.
+    """One dataset of a loader. Has no reference to the loader, so that threads keep no loader alive.
 
-    seed: seed of its random choices (SAMPLE-1): the loader's, or for one of several datasets a seed of its own.
-    columns: the caller's name of a column → its name in this index.
-    rate: frame rate that its clips are read at.
-    media: conditioning inputs that are delivered too.
+    seed: seed of its random choices (SAMPLE-1): the loader's, or a separate seed for one of several datasets.
+    columns: the caller's column name → its name in this index.
+    rate: frame rate at which its clips are read.
+    media: conditioning inputs that are delivered as well.
     sidecar: precomputed features that are delivered instead of clips.
     """
 
@@ -150,12 +150,12 @@ class MixPart:
 
     @property
     def source(self) -> Dataset | Sidecar:
-        """Where clips, or the features instead of them, are read from."""
+        """Source of the clips, or of the features that replace them."""
         return self.sidecar or self.dataset
 
     @property
     def is_remote(self) -> bool:
-        """Whether its index or its clips are in an object store."""
+        """True if its index or its clips are in an object store."""
         return not (self.dataset.store.is_local and self.source.store.is_local)
 
     @property
@@ -179,20 +179,20 @@ class Mix:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """The manifests of the datasets."""
+        """Manifests of the datasets."""
         return [part.dataset.manifest for part in self.parts]
 
     @property
     def sources(self) -> list[Dataset | Sidecar]:
-        """Everything that is read."""
+        """All data sources that are read."""
         return [one for part in self.parts for one in (part.dataset, part.sidecar) if one is not None]
 
     def is_numeric(self, column: str) -> bool:
-        """Whether a column, by the caller's name, holds numbers or truth values in all datasets."""
+        """Return whether a column, by the caller's name, holds numbers or booleans in all datasets."""
         return all(part.dataset.is_numeric(part.columns[column]) for part in self.parts)
 
     def identity(self) -> list[dict[str, str | None]]:
-        """What positions depend on, of each dataset, as plain JSON."""
+        """Return what positions depend on, for each dataset, as plain JSON."""
         found = []
         for part, repeats in zip(self.parts, self.repeats, strict=True):
             chosen, fingerprint = part.subset.filter, part.dataset.manifest.fingerprints.plan
@@ -200,7 +200,7 @@ class Mix:
             one = {"plan_fingerprint": fingerprint, "where": where, "num_repeats": str(repeats)}
             if len(self.parts) > 1:
                 one["name"] = part.name
-            # Which samples pass a filter depends on its columns, and `annotate` may have given these other values.
+            # The samples that pass a filter depend on its columns, and `annotate` may have changed their values.
             digest = part.dataset.columns_digest(chosen.columns) if chosen else None
             if digest is not None:
                 one["where_columns"] = digest
@@ -210,10 +210,10 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """One slot of a batch: which stored sample, at which visit.
+    """One slot of a batch: a stored sample at a visit.
 
     shard: number of the shard in `part.subset.shards[bucket_id]`.
-    place: number of the sample among those of the shard that pass the part's filter.
+    place: number of the sample among those in the shard that pass the part's filter.
     """
 
     part: MixPart
@@ -229,20 +229,20 @@ class SampleRequest:
 
     @property
     def file(self) -> ShardInfo | SidecarShard:
-        """The tar that its clip is in, or what is delivered instead; of `part.source`."""
+        """Tar that contains its clip, or the features that replace it; in `part.source`."""
         sidecar = self.part.sidecar
         return self.shard_info if sidecar is None else sidecar.shard(self.shard_info)
 
     @property
     def shown_visit(self) -> int:
-        """The visit whose frames and caption are delivered: of a sidecar one of those that it has."""
+        """Visit whose frames and caption are delivered; for a sidecar, one of the visits that it has."""
         sidecar = self.part.sidecar
         return self.visit if sidecar is None else self.visit % sidecar.manifest.num_visits
 
 
 def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
-    """(shard, place) of what may take a bad sample's place, in order (BAD-1): the rest of its shard in a circle,
-    then the shards that follow in the bucket, in a circle; each other sample once."""
+    """Yield (shard, place) of the substitutes for a bad sample, in order (BAD-1): the other samples of its shard in a
+    circle, then the following shards of the bucket, in a circle; each other sample once."""
     counts = sample.part.subset.counts[sample.bucket_id]
     for step in range(len(counts)):
         shard = (sample.shard + step) % len(counts)
@@ -253,10 +253,10 @@ def substitutes(sample: SampleRequest) -> Iterator[tuple[int, int]]:
 
 
 def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
-    """Return the config of each dataset that a caller gives, its URL replaced by the open dataset.
+    """Return the config of each given dataset, with its URL replaced by the open dataset.
 
     datasets: one or several of a path, a URL, an open Dataset, a DatasetConfig or a mapping of its fields.
-    Raises ConfigError, and what opening a dataset raises.
+    Raises ConfigError, and the errors of opening a dataset.
     """
     several: Sequence[Any] = datasets if isinstance(datasets, list | tuple) else [datasets]
     if not several:
@@ -264,7 +264,7 @@ def open_configs(datasets: object, stores: Stores) -> list[DatasetConfig]:
     configs = [_config(one, "dataset" if several is not datasets else f"dataset[{n}]") for n, one in enumerate(several)]
     names = [config.name or str(number) for number, config in enumerate(configs)]
     if len(set(names)) < len(names):
-        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig a name of its own")
+        raise ConfigError(f"dataset: the names {names} are not unique; give each DatasetConfig its own name")
     weighted = sum(config.weight is not None for config in configs)
     if weighted not in (0, len(configs)):
         raise ConfigError(f"dataset: {weighted} of {len(configs)} have a weight; give all of them one, or none")
@@ -278,7 +278,7 @@ def _config(given: object, name: str) -> DatasetConfig:
     if isinstance(given, str | Path | Dataset):
         return DatasetConfig(given)
     if isinstance(given, Mapping) and "url" not in given:
-        raise ConfigError(f"{name}={given!r}: has no url; set it to the path or URL of a dataset")
+        raise ConfigError(f"{name}={given!r}: has no url; set url to the path or URL of a dataset")
     if given is None or not isinstance(given, Mapping | DatasetConfig):
         raise ConfigError(
             f"{name}={given!r}: must be a path, a URL, an open Dataset, a DatasetConfig, or a list of them"
@@ -295,7 +295,7 @@ def open_mix(
     mix_by: MixBy = "samples",
     model: ModelRule | None = None,
 ) -> Mix:
-    """Open all datasets; features are not opened yet. model: rule that counts tokens for weights."""
+    """Open all datasets; features are not opened yet. model: rule that counts tokens for the weights."""
     configs = open_configs(data.dataset, stores)
     buckets: dict[str, Bucket] = {}
     parts = [_open_part(number, config, data, len(configs) > 1, seed, buckets) for number, config in enumerate(configs)]
@@ -343,7 +343,7 @@ def _repeats(
     by: MixBy,
     model: ModelRule | None,
 ) -> list[Fraction]:
-    """How often an epoch takes each dataset's samples."""
+    """Return how often an epoch takes each dataset's samples."""
     if configs[0].weight is not None:
         weights = [exact_fraction("weight", config.weight) for config in configs]
         if by == "tokens":  # else datasets of different models may be mixed
@@ -360,10 +360,10 @@ def _repeats(
 
 
 def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str) -> dict[str, str]:
-    """A dataset's bucket id → the loader's; `buckets`, the loader's so far, takes in those that are new.
+    """Return a dataset's bucket id → the loader's. Adds new buckets to `buckets`, the loader's so far.
 
-    Buckets of one shape share an id, so that they mix within a batch; those of one dataset stay apart, as they are in
-    its manifest. An id that stands for another shape already gives way to the explicit one of the size.
+    Buckets of the same shape share an id, so that they mix within a batch; those of one dataset stay apart, as in its
+    manifest. An id that is already in use for another shape is replaced by the explicit id of the size.
     """
     common = {
         bucket.id: bucket.id for bucket in own if bucket.id in buckets and buckets[bucket.id].shape == bucket.shape
@@ -376,7 +376,7 @@ def _common_ids(own: Sequence[Bucket], buckets: dict[str, Bucket], dataset: str)
         mine = bucket if bucket.id not in buckets else replace(bucket, resolution=None, aspect_ratio=None)
         if not known and mine.id in buckets:
             raise ConfigError(
-                f"dataset {dataset}: bucket {bucket.id} has another shape than the one of that name in a dataset "
+                f"dataset {dataset}: bucket {bucket.id} has another shape than the bucket of that name in a dataset "
                 f"before it, and its explicit name {mine.id} is taken; put this dataset first"
             )
         common[bucket.id] = known[0] if known else mine.id
@@ -394,7 +394,7 @@ def _draws(
     counts: Mapping[str, npt.NDArray[np.int64]],
     chosen: Filter | None,
 ) -> dict[str, list[DrawSet]]:
-    """The draw sets of each bucket, over those shards alone."""
+    """Return the draw sets of each bucket, for the selected shards only."""
     if not dataset.manifest.draws:
         return {}
     names = chosen.columns if chosen else ()
@@ -402,7 +402,7 @@ def _draws(
     if chosen is not None and own:
         raise ConfigError(
             f"where={chosen.text!r}: column {own[0]} differs between the buckets that store a clip of {dataset.url}, "
-            "which draws one of them in each epoch; ask for what is the clip's own, as source_width"
+            "which draws one of them in each epoch; use a property of the clip itself, such as source_width"
         )
     numbers = {name: rows.table.number[rows.rows] for name, rows in shards.items()}
     return draw_sets(dataset.manifest.draws, numbers, counts)
@@ -411,7 +411,7 @@ def _draws(
 def _select(
     dataset: Dataset, split: str, where: str | None
 ) -> tuple[dict[str, ShardRows], dict[str, npt.NDArray[np.int64]], Filter | None]:
-    """Shards of a split by bucket, in the order that plans count them, and how many of their samples pass."""
+    """Return the shards of a split by bucket, in plan order, and how many of their samples pass the filter."""
     table = dataset.shards
     mine = table.select(split)
     if not mine:
@@ -422,7 +422,7 @@ def _select(
     chosen = None if where is None else parse_filter(where, dataset)
     passing = table.num_samples if chosen is None else count_matches(dataset, table, chosen)
     kept = {bucket_id: rows[passing[rows] > 0] for bucket_id, rows in mine.items()}
-    # Of new buckets of one shape in several datasets, the one whose samples come first gives its id.
+    # If several datasets have new buckets of one shape, the one whose samples come first provides the id.
     kept = dict(sorted(((name, rows) for name, rows in kept.items() if len(rows)), key=lambda item: int(item[1][0])))
     if not kept:
         everything = sum(int(table.num_samples[rows].sum()) for rows in mine.values())

@@ -1,4 +1,4 @@
-"""Model rule of a loader: which datasets and views fit the model, and how many tokens a sample has."""
+"""Model rule of a loader: the datasets and views that fit the model, and the number of tokens per sample."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def rule_of(preset: str | Path | ModelRule | None) -> ModelRule | None:
     if preset is None or isinstance(preset, ModelRule):
         return preset
     if not isinstance(preset, str | Path):
-        raise ConfigError(f"preset={preset!r}: expected a preset's name, as 'wan2.1-480p', a file, or a ModelRule")
+        raise ConfigError(f"preset={preset!r}: must be a preset name such as 'wan2.1-480p', a file, or a ModelRule")
     rule = load_bucket_config(preset).model
     if rule is None:
-        raise ConfigError(f"preset={str(preset)!r} has no model; write its rule there, as model: {{frame_rule: 4k+1}}")
+        raise ConfigError(f"preset={str(preset)!r} has no model; add a rule to it, such as model: {{frame_rule: 4k+1}}")
     return rule
 
 
 def check_dataset(rule: ModelRule, dataset: Dataset, buckets: Sequence[Bucket]) -> None:
-    """Raise ConfigError, which names what is allowed, for a dataset that the model does not take.
+    """Raise ConfigError, which names what is allowed, for a dataset that does not fit the model.
 
-    This depends on the buckets that samples come from and on the rate that clips are read at, not on the model that
-    the dataset was sealed for: one set of shards may serve several.
+    This depends on the buckets of the samples and on the rate at which clips are read, not on the model that the
+    dataset was sealed for: one set of shards may serve several models.
     """
     try:
         rule.check_all(buckets, dataset.manifest.frame_rate)
@@ -43,8 +43,8 @@ def check_view(rule: ModelRule, view: ViewOptions) -> None:
     named = f"view.max_interval={view.max_interval}" if view.max_interval > 1 else f"view.temporal={view.temporal!r}"
     if rule.fps is not None and (view.max_interval > 1 or view.temporal == "uniform"):
         raise ConfigError(
-            f"{named} delivers frames at other rates than {float(rule.fps):g} a second, which {rule.name} is for; "
-            "take temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
+            f"{named} delivers frames at other rates than the {float(rule.fps):g} per second of {rule.name}; "
+            "use temporal='random', 'head', 'middle' or 'chunk' with max_interval=1, or leave preset out"
         )
 
 
@@ -55,6 +55,6 @@ def common_rule(manifests: Iterable[Manifest]) -> ModelRule | None:
     if len(names) > 1:
         raise ConfigError(
             f"datasets were sealed for {' and '.join(sorted(names.values()))}, which make different numbers of tokens "
-            "of a clip; say which is trained: preset='wan2.1-480p', or a ModelRule"
+            "for a clip; set preset to the model to train, such as 'wan2.1-480p' or a ModelRule"
         )
     return rules[0] if rules else None

@@ -28,18 +28,18 @@ class OutputOptions:
     layout: Layout = option("BCTHW", help="Axis order of `batch.video`, which is RGB, uint8.")
     pixels: Pixels | None = option(
         None,
-        help="Pixel format in the ring. yuv420p takes half the memory; the device converts it to RGB exactly.",
+        help="Pixel format in the ring. yuv420p takes half the memory and is converted exactly on the device.",
         shown_default="yuv420p with a CUDA device and buckets of even sizes, else rgb24",
     )
     accuracy: Accuracy | None = option(
         None,
-        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Not with pixels=yuv420p.",
-        shown_default="exact for clips that are scaled anyway, else fast, as exact would double the time",
+        help="Conversion to RGB. fast is swscale's default, 1 to 3 levels too dark. Not allowed with yuv420p.",
+        shown_default="exact for clips that are scaled anyway, else fast, because exact would double the time",
     )
-    decode: bool = option(True, help="False delivers `batch.clips`, the stored bytes, for a decoder of your own.")
+    decode: bool = option(True, help="False delivers the stored bytes as `batch.clips`, for your own decoder.")
     tokenizer: Tokenizer | None = option(
         None,
-        help="Function that turns the texts of a batch, a list of str, into `batch.text_tokens`, int64 (B, L), and "
+        help="Function that converts the texts of a batch, a list of str, to `batch.text_tokens`, int64 (B, L), and "
         "`batch.text_mask`, bool (B, L). Called once per batch in the caller's thread, while workers decode.",
     )
 
@@ -59,18 +59,18 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Order in which samples are delivered, and their number per epoch."""
+    """Order of the delivered samples, and their number per epoch."""
 
-    window: int = option(16, help="Consecutive permuted shards whose samples shuffle=window permutes.")
-    order: Order = option("mixed", help="largest-first begins with the first step of each bucket, the costliest first.")
+    window: int = option(16, help="Shards whose samples shuffle=window permutes together.")
+    order: Order = option("mixed", help="largest-first begins with the first step of each bucket, costliest first.")
     shard_locality: int = option(
         64,
-        help="Consecutive samples of a step that are sorted by shard before ranks are assigned theirs. More samples "
+        help="Samples of a step that are sorted by shard together before assignment to ranks. Higher values "
         "mean fewer requests per sample.",
     )
     costs: CostTable | None = option(
         None,
-        help="Costs of steps that `fit_costs` measured, for sync=cost and order=largest-first.",
+        help="Step costs measured by `fit_costs`, for sync=cost and order=largest-first.",
         shown_default="predicted from token counts",
     )
     samples_per_epoch: int | None = option(
@@ -79,38 +79,37 @@ class ScheduleOptions:
         shown_default="as many as the datasets have",
         minimum=1,
     )
-    mix_by: MixBy = option("samples", help="What the weights of datasets are shares of.")
+    mix_by: MixBy = option("samples", help="Unit of the datasets' weights.")
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.costs is not None and not isinstance(self.costs, CostTable):
             raise ConfigError(
-                f"costs={reprlib.repr(self.costs)}: must be what streamvid.fit_costs returned, or what "
-                "CostTable.from_json made of it"
+                f"costs={reprlib.repr(self.costs)}: must be the result of streamvid.fit_costs or CostTable.from_json"
             )
         PlanOptions(window=self.window, order=self.order, shard_locality=self.shard_locality)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """Limits of memory, time and bad samples."""
+    """Limits on memory, time and bad samples."""
 
     prefetch_bytes: int = option(
         DEFAULT_PREFETCH_BYTES,
-        help="Memory for decoded video ahead of the caller. The three largest batches always have room.",
+        help="Memory for video decoded ahead of the caller; at least the three largest batches.",
         minimum=0,
     )
     sample_timeout_seconds: float | None = option(
-        60.0, help="Time limit of one read and of one decode; None: no limit.", above=0.0
+        60.0, help="Time limit for one read and for one decode; None: no limit.", above=0.0
     )
     max_bad_fraction: float = option(
         0.01,
-        help="Share of substituted samples above which the run fails, of the samples delivered to this rank or of "
-        "1000, whichever is more. A bucket without a good sample and a missing shard always fail it.",
+        help="Share of substituted samples above which the run fails, out of the samples delivered to this rank, at "
+        "least 1000. A bucket without a good sample and a missing shard always end the run.",
         minimum=0.0,
         maximum=1.0,
     )
-    quarantine: str | Path | None = option(None, help="Local folder for this rank's list of substituted samples.")
+    quarantine: str | Path | None = option(None, help="Local folder for lists of substituted samples.")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -120,15 +119,15 @@ class LimitOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroups:
-    """Groups of torch.distributed whose processes compare what they load."""
+    """torch.distributed groups whose processes compare what they load."""
 
     process_group: Any = option(
         None,
-        help="Processes that compare their plans when a loop begins.",
-        shown_default="all processes, if `world` was detected as well",
+        help="Processes that compare their plans at the start of each loop.",
+        shown_default="all processes, if `world` was also detected",
     )
     shared_group: Any = option(
         None,
-        help="Processes that share this rank's batches (sequence, tensor or context parallel) and compare each of "
-        "them. Needs `world`.",
+        help="Processes that share this rank's batches (sequence, tensor or context parallel) and compare each "
+        "batch. Needs `world`.",
     )

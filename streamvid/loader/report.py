@@ -1,4 +1,4 @@
-"""Log of a plan and its memory before the first step; only rank 0 writes it."""
+"""Log messages about a plan and its memory before the first step. Only rank 0 logs them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NUM_NAMED = 10
 def report_memory(
     buckets: Sequence[Bucket], batch_sizes: Mapping[str, int], pixels: Pixels | None, ring_bytes: int
 ) -> None:
-    """Log the memory shared with workers and the largest batch of decoded frames. pixels: None: none are decoded."""
+    """Log the memory shared with workers and the largest batch of decoded frames. pixels=None: no decoded frames."""
     _log.info("ring: %d bytes of shared memory (prefetch_bytes, or three batches)", ring_bytes)
     if pixels is None:
         return
     largest = max(buckets, key=lambda bucket: host_bytes(bucket, batch_sizes[bucket.id], pixels))
     size = batch_sizes[largest.id]
     _log.info(
-        "the largest batch on the host: %d samples of %s, %d bytes as %s, %d a sample",
+        "the largest batch on the host: %d samples of %s, %d bytes as %s, %d per sample",
         size,
         largest.id,
         host_bytes(largest, size, pixels),
@@ -35,7 +35,7 @@ def report_memory(
 
 
 def report_plan(plan: EpochPlan, num_buckets: int) -> None:
-    """Log one line per bucket, and warnings with remedies for buckets that get no step."""
+    """Log one line per bucket, and warnings with remedies for buckets without a step."""
     for row in plan.report():
         _log.info(
             "bucket %s: %d samples, %d steps of %d; %d delivered, %d carried, %d dropped, %d repeated",
@@ -48,7 +48,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
             row.num_dropped,
             row.num_repeated,
         )
-    few = [row for row in plan.starved if row.num_available]  # an epoch may draw none of a bucket
+    few = [row for row in plan.starved if row.num_available]  # an epoch may draw no samples of a bucket
     starved = [f"{row.bucket_id} ({row.num_available} of {row.global_batch})" for row in few]
     if starved:
         named = ", ".join(starved[:_NUM_NAMED]) + (", …" if len(starved) > _NUM_NAMED else "")
@@ -61,7 +61,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
         )
     if not plan.num_steps_left and not plan.cursor.phase:
         _log.warning(
-            "epoch %d has no step: a loop over it ends at once. What there is opens a later epoch (tail=%r); "
+            "epoch %d has no step: a loop over it ends at once. Its samples open a later epoch (tail=%r); "
             "lower batch_size or accumulate, or use fewer ranks, for steps in every epoch",
             plan.cursor.epoch,
             plan.options.tail,
@@ -69,7 +69,7 @@ def report_plan(plan: EpochPlan, num_buckets: int) -> None:
     if not plan.options.tail_rule.is_equal:
         short = [rank for rank in (0, plan.num_ranks - 1) if plan.num_batches_left(rank) != plan.num_steps_left]
         _log.info(
-            "each sample comes once: last batches of buckets are smaller%s",
+            "each sample is delivered once: the last batches of buckets are smaller%s",
             f", and rank {short[-1]} has {plan.num_batches_left(short[-1])} batches of {plan.num_steps_left} steps"
             if short
             else "",

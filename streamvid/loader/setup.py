@@ -1,4 +1,4 @@
-"""What a VideoLoader is made of: its arguments checked, its datasets opened, nothing running yet."""
+"""Parts of a VideoLoader: arguments checked and datasets opened, but nothing running yet."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from streamvid.video.picture import PictureFormat, Pixels
 if TYPE_CHECKING:
     import torch
 
-_TEXT_BATCHES = 32  # that are ready ahead of the caller
-_MIN_BATCHES_IN_RING = 3  # one at the caller, one being decoded, and room for both to be of the largest bucket
+_TEXT_BATCHES = 32  # ready ahead of the caller
+_MIN_BATCHES_IN_RING = 3  # one held by the caller, one being decoded, and room for both to have the largest bucket
 
 
 @dataclass(frozen=True, slots=True)
 class PlanArguments:
-    """VideoLoader's arguments about the plan, by the same names."""
+    """VideoLoader's arguments about the plan, with the same names."""
 
     batch_size: int | Mapping[str, int] | BucketConfig | None = None
     max_tokens_per_batch: int | None = None
@@ -75,7 +75,7 @@ class PlanArguments:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryArguments:
-    """VideoLoader's arguments about how batches are made and handed over, by the same names."""
+    """VideoLoader's arguments about creating and delivering batches, with the same names."""
 
     output: OutputOptions = field(default_factory=OutputOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
@@ -106,7 +106,7 @@ class Setup:
 
     @property
     def mix(self) -> Mix:
-        """The datasets."""
+        """Datasets of the loader."""
         return self.selection.mix
 
     @property
@@ -165,14 +165,14 @@ def _num_workers(num_workers: int | None) -> int:
         return default_num_workers()
     if require_integer("num_workers", num_workers, 0) and sys.platform != "linux":
         raise ConfigError(
-            f"num_workers={num_workers}: decode processes need Linux; use num_workers=0 on {sys.platform}"
+            f"num_workers={num_workers}: decode processes require Linux; use num_workers=0 on {sys.platform}"
         )
     return num_workers
 
 
 def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: must be a list of names: [{columns!r}]")
+        raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{columns!r}]")
     for name in columns:
         if name in STANDARD_FIELDS:
             raise ConfigError(f"columns: {name!r} is a field of every batch already; leave it out or rename the column")
@@ -184,7 +184,7 @@ def _columns(columns: Sequence[str], output: OutputOptions) -> tuple[str, ...]:
 def _compared_groups(given: World | None, groups: ProcessGroups) -> ProcessGroups | None:
     if groups.shared_group is not None and given is None:
         raise ConfigError(
-            "groups.shared_group: needs world; set it to the rank that the processes share, see world_from_mesh"
+            "groups.shared_group: needs world; set world to the rank that the processes share, see world_from_mesh"
         )
     return groups if given is None or groups.process_group is not None else None
 
@@ -204,7 +204,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
     if rule is not None:
         for part in mix.parts:
             check_dataset(rule, part.dataset, [mix.buckets[bucket_id] for bucket_id in part.subset.shards])
-    # Datasets of different models may be mixed as long as their tokens need not be counted.
+    # Datasets for different models can be mixed as long as their tokens need not be counted.
     counts_tokens = plan.max_tokens_per_batch is not None or uses_costs(options)
     model = rule or (common_rule(mix.manifests) if counts_tokens else None)
     sizes = batch_sizes(buckets, plan.batch_size, plan.max_tokens_per_batch, model)
@@ -212,7 +212,7 @@ def _select(mix: Mix, plan: PlanArguments, options: PlanOptions, world: World, r
 
 
 def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
-    """Raise ConfigError for arguments about pictures where none are delivered."""
+    """Raise ConfigError for arguments about pictures if none are delivered."""
     output, media = delivery.output, list(data.media)
     if data.features is not None:
         if not output.decode:
@@ -237,7 +237,7 @@ def _check_output(data: DataArguments, delivery: DeliveryArguments) -> None:
     }
     if names := [name for name, is_given in given.items() if is_given]:
         raise ConfigError(
-            f"output.decode=False: cannot be combined with {', '.join(names)}, as nothing is decoded; leave one out"
+            f"output.decode=False: cannot be combined with {', '.join(names)}: nothing is decoded; leave one out"
         )
 
 
@@ -282,7 +282,7 @@ def _pixels(output: OutputOptions, stage: DeviceStage, buckets: Sequence[Bucket]
 
 @dataclass(frozen=True, slots=True)
 class LoaderMemory:
-    """Shared memory of a loader that iterates: the ring, clips read ahead, and what replaces a bad sample."""
+    """Shared memory of an iterating loader: the ring, clips read ahead, and the block for substitutes."""
 
     frame_bytes: int
     clip_bytes: int
@@ -290,7 +290,7 @@ class LoaderMemory:
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Total size."""
         return self.frame_bytes + self.clip_bytes + self.repair_bytes
 
 
@@ -302,9 +302,9 @@ def loader_memory(
     pixels: Pixels | None,
     media: Sequence[Medium] = (),
 ) -> LoaderMemory:
-    """Return the shared memory of a loader. pixels: None: its ring holds clips as they are stored."""
+    """Return the shared memory of a loader. pixels=None: its ring holds clips as they are stored."""
     largest = max(batch_sizes[bucket.id] * _sample_bytes(bucket, max_clip_bytes, pixels, media) for bucket in buckets)
-    if all(bucket.is_text for bucket in buckets):  # cheap to make, and there is no clip to read
+    if all(bucket.is_text for bucket in buckets):  # texts are cheap, and have no clips to read
         prefetch_bytes = min(prefetch_bytes, _TEXT_BATCHES * largest)
     return LoaderMemory(
         frame_bytes=max(prefetch_bytes, _MIN_BATCHES_IN_RING * (largest + ALIGN_BYTES)),

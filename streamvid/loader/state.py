@@ -1,4 +1,4 @@
-"""The loader's state as JSON: one position per bucket, and what it belongs to."""
+"""The loader's state as JSON: one position per bucket, and the identity of its plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CURSOR = ("epoch", "positions", "phase", "step")
 
 
 def make_state(plan: EpochPlan, num_steps_done: int, belongs_to: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a plan stands after so many steps, and what that holds for, JSON-able; the same on every rank.
+    """Return a plan's position after `num_steps_done` and its identity, as JSON; the same on every rank.
 
-    progress: the share of the epoch that is done, 0..1, by which a state goes on where its positions mean nothing.
+    progress: share of the epoch that is done, 0..1, from which a forced load resumes if positions have no meaning.
     """
     cursor = plan.cursor_after(num_steps_done)
     progress = 1.0 if num_steps_done >= plan.num_steps_left else _progress(plan, cursor)
@@ -36,39 +36,39 @@ def _progress(plan: EpochPlan, cursor: Cursor) -> float:
 
 
 def read_state(state: Mapping[str, Any]) -> tuple[Cursor, float, Mapping[str, Any]]:
-    """Return (cursor, progress, what it belongs to) of a state. Raise StateError for anything else."""
+    """Return (cursor, progress, identity of the plan) of a state. Raises StateError for anything else."""
     if not isinstance(state, Mapping):
-        raise StateError(f"state={state!r}: expected the mapping that state_dict() gave")
+        raise StateError(f"state={state!r}: must be the mapping that state_dict() returned")
     for name, readable in (("version", STATE_VERSION), ("plan_version", PLAN_VERSION)):
         if state.get(name) != readable:
             raise StateError(
                 f"{name}={state.get(name)!r} in the loader state; only {readable} can be read; resume with the "
-                "streamvid that saved it, or start without the state"
+                "streamvid version that saved it, or start without the state"
             )
     value = {name: state[name] for name in state if name not in ("version", "plan_version")}
     cursor = Cursor.from_json({name: value.pop(name) for name in _CURSOR if name in value})
     progress = value.pop("progress", None)
     if isinstance(progress, bool) or not isinstance(progress, int | float) or not 0 <= progress <= 1:
-        raise StateError(f"progress={progress!r} in the state: a share from 0 to 1 is allowed; it is damaged")
+        raise StateError(f"progress={progress!r} in the state: must be a share from 0 to 1; the state is damaged")
     return cursor, progress, value
 
 
 def belongs(found: Mapping[str, Any], expected: Mapping[str, Any], force: bool) -> bool:
-    """Whether a state belongs here. StateError where it does not; with `force` only the log says so."""
+    """Return whether a state belongs here. Raises StateError if not; with `force`, logs a warning instead."""
     differing = "; ".join(differences(found, expected))
     if differing and not force:
         raise StateError(
             f"the loader state does not belong here: {differing}. Its positions mean other samples; open the loader "
-            "as it was when the state was saved, start without the state, or take it as an approximate place with "
+            "as it was when the state was saved, start without the state, or use it as an approximate position with "
             "load_state_dict(state, force=True)"
         )
     if differing:
-        _log.warning("a state that does not belong here is taken as an approximate place: %s", differing)
+        _log.warning("using a state that does not belong here as an approximate position: %s", differing)
     return not differing
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """What differs between what a state belongs to and what it should, each said with both values."""
+    """Return the differences between a state's identity and the expected one, each with both values."""
     datasets = found.get("datasets")
     is_valid = isinstance(datasets, list) and all(isinstance(one, Mapping) for one in datasets)
     theirs = _name_by_name({**found, "datasets": datasets if is_valid else []})
@@ -80,7 +80,7 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
 
 
 def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a state belongs to as one mapping."""
+    """Return the identity in a state as one mapping."""
     several = belongs_to["datasets"]
     of_datasets = {f"{name} of dataset {n}": value for n, one in enumerate(several) for name, value in one.items()}
     others = {name: value for name, value in belongs_to.items() if name != "datasets"}
@@ -90,7 +90,7 @@ def _name_by_name(belongs_to: Mapping[str, Any]) -> Mapping[str, Any]:
 def plan_identity(
     belongs_to: Mapping[str, Any], cursor: Cursor, options: PlanOptions, parts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """All that a plan depends on but the rank, name by name, causes before what follows from them: what ranks compare.
+    """Return everything that a plan depends on except the rank, by name, causes before their effects, for comparison.
 
     Values are plain JSON.
     """

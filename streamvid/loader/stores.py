@@ -28,14 +28,14 @@ _NUM_LOCAL_THREADS, _MAX_FETCH_THREADS = 4, 128
 
 @dataclass(frozen=True)
 class Stores:
-    """Access to the stores of one rank. options: with the limits of the machine divided by its ranks."""
+    """Access of one rank to the stores. options: with the limits of the machine divided by its ranks."""
 
     options: StorageOptions
     cache: BlockCache | None
 
     @staticmethod
     def of(storage: StorageOptions | Mapping[str, Any] | None = None) -> Stores:
-        """Return what VideoLoader's `storage` asks for. Raises ConfigError."""
+        """Return the access that VideoLoader's `storage` describes. Raises ConfigError."""
         options, num_ranks = StorageOptions.of(storage), num_local_ranks()
         share = replace(
             options,
@@ -45,11 +45,11 @@ class Stores:
         return Stores(share, open_cache(options))
 
     def open(self, url: str | Path) -> Dataset:
-        """Open a dataset. Raises what `open_dataset` raises."""
+        """Open a dataset. Raises the errors of `open_dataset`."""
         return Dataset(open_store(url, self.options), self.cache)
 
     def num_fetch_threads(self, datasets: Iterable[Dataset | Sidecar]) -> int:
-        """Return the number of threads that read these datasets: few locally, one per request from object stores."""
+        """Return the number of threads to read these datasets: few for local ones, one per request for remote ones."""
         is_local = all(dataset.store.is_local for dataset in datasets)
         return _NUM_LOCAL_THREADS if is_local else min(_MAX_FETCH_THREADS, self.options.max_requests)
 

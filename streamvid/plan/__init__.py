@@ -1,6 +1,6 @@
 """The epoch as arithmetic: no I/O, no torch, no clock.
 
-May import errors, config, buckets and the draw sets of dataset. README.md says in which order to read the files.
+May import errors, config, buckets and the draw sets of dataset. README.md gives the reading order of the files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what a plan is made from; every error names a remedy."""
+"""Checks of a plan's inputs. Every error names a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUM_NAMED = 10
 
 
 def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
-    """Return bucket id → number of a source → samples in each of its shards, sorted by bucket id."""
+    """Return bucket id → source number → samples in each of its shards, sorted by bucket id."""
     counts: dict[str, dict[int, Int64Array]] = {}
     for number, source in enumerate(sources):
         for name, of_shards in source.num_samples.items():
@@ -32,20 +32,22 @@ def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Arra
 def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64Array:
     counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
-        raise ConfigError(f"num_samples[{bucket_id!r}]: expected an integer a shard, got {counts.dtype} {counts.shape}")
+        raise ConfigError(
+            f"num_samples[{bucket_id!r}]: must be one integer per shard, got {counts.dtype} {counts.shape}"
+        )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
-        raise ConfigError(f"num_samples[{bucket_id!r}]: a shard has 0 or more samples, a bucket at most {MAX_POSITION}")
+        raise ConfigError(f"num_samples[{bucket_id!r}]: must be 0 or more, at most {MAX_POSITION} per bucket")
     return counts.astype(np.int64, copy=False)
 
 
 def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless each bucket, and nothing else, has a valid batch size."""
+    """Raise ConfigError unless exactly the dataset's buckets have a batch size, and all are valid."""
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     differing = sorted(counts.keys() ^ batch_sizes.keys())
     if differing:
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each of its buckets a size"
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each dataset bucket a size"
         )
 
 
@@ -54,8 +56,8 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
     missing = sorted(counts.keys() - (costs or {}).keys())
     if missing or costs is None:
         raise ConfigError(
-            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket; there is none for "
-            f"{named(missing)}. Give costs for all, or take sync='bucket' and order='mixed'"
+            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket; none given for "
+            f"{named(missing)}. Give costs for all, or use sync='bucket' and order='mixed'"
         )
     for name, cost in costs.items():
         require_integer(f"costs[{name!r}]", cost, 1, (1 << 62) - 1)
@@ -73,21 +75,23 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Raise unless positions stay exact in int64 and float64, and a repeat's visit (step.py) stays in its range."""
+    """Raise unless positions stay exact in int64 and float64, and repeat visits (step.py) stay in their range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
-            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of an epoch, "
-            f"{passes} passes over {num_samples}, too often; lower batch_size or num_repeats, or use tail='drop' or "
+            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of the epoch, "
+            f"{passes} passes over {num_samples}, too many; lower batch_size or num_repeats, or use tail='drop' or "
             "'carry'"
         )
     if span.global_batch >= 1 << 30:
-        raise ConfigError(f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, not under 2**30")
+        raise ConfigError(
+            f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}; must be below 2**30"
+        )
     if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
         raise ConfigError(
             f"bucket {span.bucket_id}: an epoch takes {span.length} samples of several datasets; "
-            f"{MAX_BLOCK_SAMPLES} are the most. Lower num_repeats or samples_per_epoch"
+            f"the maximum is {MAX_BLOCK_SAMPLES}. Lower num_repeats or samples_per_epoch"
         )
     reached = max(span.end, span.position) + span.global_batch
     if reached > MAX_POSITION:
@@ -98,7 +102,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without a step. soonest: epochs until carried samples make a first one."""
+    """Return the error for a run without a step. soonest: number of epochs until carried samples fill a step."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
@@ -106,15 +110,15 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
         f"({num_ranks} rank(s) x batch_size {span.batch_size})"
         for span in spans
     ]
-    remedies = "take a smaller batch_size, fewer ranks, tail='pad' or tail='shrink'"
+    remedies = "use a smaller batch_size, fewer ranks, tail='pad' or tail='shrink'"
     if options.accumulate > 1:
-        remedies = f"take a smaller accumulate than {options.accumulate}, {remedies.removeprefix('take ')}"
+        remedies = f"use a smaller accumulate than {options.accumulate}, {remedies.removeprefix('use ')}"
     if soonest is not None:
-        remedies += f", or more epochs: with tail='carry' a first step needs {soonest} of them"
+        remedies += f", or more epochs: with tail='carry' the first step needs {soonest} epochs"
     return PlanError(f"no bucket can fill one step: {named(rows, '; ')}. Remedies: {remedies}")
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Join the first few of many names."""
+    """Join the first few names, and count the others."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -1,15 +1,15 @@
-"""Costs of training steps, predicted from the tokens of a batch: tables of costs, and classes of equal cost.
+"""Costs of training steps, predicted from the tokens of a batch: cost tables, and classes of equal cost.
 
 A batch of B samples of s tokens each takes
 
     constant + per_token * B * s + per_pair * B * s * s
 
-`per_pair` is attention, where each token looks at all of its sample. Without measurements the constant is 0 and
-attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per token and layer
-against 4 * s * width, at a width of 2,048. Then only the ratios of costs mean something.
+`per_pair` is attention, where each token attends to all tokens of its sample. Without measurements the constant is 0,
+and attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per token and layer
+against 4 * s * width, at a width of 2,048. In that case only the ratios of costs are meaningful.
 
-All of it, including the fit, is integer arithmetic: the same measurements give the same table, and a table the same
-classes, on every rank and machine.
+All of it, including the fit, is integer arithmetic: the same measurements give the same table, and a table gives the
+same classes, on every rank and machine.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ COST_VERSION = 1
 MAX_SECONDS = 1_000_000
 _MAX_BATCH_SIZE = 1 << 20
 _MAX_TOKENS = 1 << 40
-_PER_NANOSECOND = 10**9  # coefficients are in attoseconds: the smallest of them keep three digits as integers
+_PER_NANOSECOND = 10**9  # coefficients are in attoseconds: even the smallest keep three digits as integers
 _MAX_COEFFICIENT = MAX_SECONDS * _PER_NANOSECOND**2
 
 _EVEN_TOKENS = 12_288  # see above
-_DEFAULT_PER_TOKEN = 1000 * _PER_NANOSECOND  # 1 µs; any would do
+_DEFAULT_PER_TOKEN = 1000 * _PER_NANOSECOND  # 1 µs; any value would do
 # Fewer measurements of a batch may all be first steps, which compile and warm up.
 _ENOUGH = 3
 _SCALE = 1 << 100  # of the fit's fixed-point numbers
-_DEPENDENT = Fraction(1, 10**9)  # under this share of their length, columns count as dependent
+_DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns count as dependent
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class CostTable:
         object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
 
     def step_nanoseconds(self, bucket_id: str, batch_size: int) -> int:
-        """Nanoseconds of a step, at least 1: measured if it was, else predicted. ConfigError for a foreign bucket."""
+        """Return nanoseconds per step, at least 1: measured, else predicted. ConfigError for an unknown bucket."""
         _validate_batch(bucket_id, batch_size, self.tokens)
         if (bucket_id, batch_size) in self.measured:
             return self.measured[bucket_id, batch_size]
@@ -91,7 +91,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds of a step with its batch size: what `cost_classes` takes."""
+        """Return bucket id → nanoseconds of a step with its batch size, as `cost_classes` expects."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class CostTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
-        """Build a table from what `to_json` returned; ConfigError for anything else."""
+        """Build a table from what `to_json` returned. Raises ConfigError for anything else."""
         if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
             version = value.get("version") if isinstance(value, Mapping) else value
             raise ConfigError(
@@ -122,9 +122,9 @@ class CostTable:
 
 
 def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
-    """Return the table without measurements: tokens, and attention as above. Only ratios of its costs mean something.
+    """Return the table without measurements: tokens, and attention as above. Only its cost ratios are meaningful.
 
-    model: whose VAE and patches make the tokens; None: `Bucket.tokens`.
+    model: the rule whose VAE and patches determine tokens; None: `Bucket.tokens`.
     """
     return CostTable(_tokens_of(buckets, model))
 
@@ -135,11 +135,11 @@ def fit_costs(
     """Fit a table to measured steps: (bucket id, batch size, seconds) in any order, first steps included.
 
     A batch measured three times or more costs its median. The three non-negative coefficients are fitted to these
-    medians (to all medians, if there are none) for the least squares of the relative error; they predict other batches.
-    If all measurements have the same number of tokens per sample, attention keeps its default share of what is not
+    medians (to all medians, if there are none) by least squares of the relative error; they predict other batches.
+    If all measurements have the same number of tokens per sample, attention keeps its default share of all that is not
     constant.   model: as in `default_costs`.
-    Numbers may be numpy's. ConfigError for no measurements, entries that are no such triples, unknown buckets, and
-    seconds that are not above 0 and at most 1,000,000.
+    Numbers may be numpy's. Raises ConfigError for an empty list, malformed entries, unknown buckets, and seconds that
+    are not above 0 and at most 1,000,000.
     """
     tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
@@ -155,16 +155,16 @@ def fit_costs(
 
 
 def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str, int]:
-    """Return bucket id → number of its class, from 0 for the cheapest.
+    """Return bucket id → class number, from 0 for the cheapest.
 
-    A class holds the buckets that cost at most `tolerance` more than its cheapest.
-    costs: bucket id → cost, integers of at least 1. tolerance: a share, 0 to 10. ConfigError for others.
+    A class holds the buckets that cost at most `tolerance` more than its cheapest bucket.
+    costs: bucket id → cost, integers of at least 1. tolerance: a share, 0 to 10. Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
-        raise ConfigError(f"tolerance={tolerance!r}: allowed are numbers 0 to 10, as 0.1 for 10 %")
+        raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
     for name, cost in costs.items():
         require_integer(f"cost table costs[{name!r}]", cost, 1)
-    # Exact, so that no rounding puts a bucket into another class on another machine.
+    # Exact arithmetic, so that rounding never puts a bucket into another class on another machine.
     most = 1 + Fraction(tolerance).limit_denominator(10**6)
     classes: dict[str, int] = {}
     number, cheapest = -1, 0
@@ -185,7 +185,7 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
     if len({pairs // tokens for (_, tokens, pairs), _ in rows}) > 1:
         constant, per_token, per_pair = _non_negative(rows)
     else:
-        # Tokens and pairs cannot be told apart: the default says how they go together.
+        # Tokens and pairs cannot be separated: the default gives their ratio.
         whole = [((1, tokens * _EVEN_TOKENS + pairs), median) for (_, tokens, pairs), median in rows]
         constant, per_pair = _non_negative(whole if len(rows) > 1 else [((0, row[1]), median) for row, median in whole])
         per_token = per_pair * _EVEN_TOKENS
@@ -195,9 +195,9 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Least squares of (prediction / value - 1) with no coefficient under 0, by trying every set of coefficients.
+    """Fit (prediction / value - 1) by least squares with no coefficient under 0, trying every subset of coefficients.
 
-    rows: (amounts, value), value > 0. Exact from the rounding of amounts / value on; no more coefficients than rows.
+    rows: (amounts, value), value > 0. Exact once amounts / value are rounded; at most as many coefficients as rows.
     """
     num_columns = len(rows[0][0])
     relative = [[amount * _SCALE // value for amount in amounts] for amounts, value in rows]
@@ -210,7 +210,7 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
             solution = _solve([[products[i][j] for j in chosen] for i in chosen], [totals[i] for i in chosen])
             if solution is None or min(solution) < 0:
                 continue
-            # The remaining squares are len(rows) less this; two sets that explain the same count as equal.
+            # The remaining squares are len(rows) minus this; subsets with the same value tie.
             explained = sum((x * totals[i] for x, i in zip(solution, chosen, strict=True)), Fraction(0)) / _SCALE**2
             if explained > most_explained + Fraction(1, 10**15):
                 most_explained = explained
@@ -221,10 +221,10 @@ def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
 
 
 def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
-    """Solution of a symmetric system; None where its columns depend on each other."""
+    """Return the solution of a symmetric system; None if its columns are dependent."""
     rows = [[Fraction(value) for value in [*row, end]] for row, end in zip(matrix, right, strict=True)]
     for i, pivot_row in enumerate(rows):
-        # The part of a column that is independent of those before, compared with its length.
+        # The part of a column that is independent of the columns before it, relative to its length.
         if pivot_row[i] <= matrix[i][i] * _DEPENDENT:
             return None
         for k, row in enumerate(rows):
@@ -236,14 +236,14 @@ def _solve(matrix: list[list[int]], right: list[int]) -> list[Fraction] | None:
 
 def _tokens_of(buckets: Iterable[Bucket], model: ModelRule | None) -> dict[str, int]:
     if not isinstance(buckets, Iterable):
-        raise ConfigError(f"buckets={buckets!r}: expected streamvid.Bucket objects, as loader.buckets")
+        raise ConfigError(f"buckets={buckets!r}: expected streamvid.Bucket objects, such as loader.buckets")
     tokens = {}
     for number, bucket in enumerate(buckets):
         if not isinstance(bucket, Bucket):
-            raise ConfigError(f"buckets[{number}]={bucket!r}: expected a streamvid.Bucket, as loader.buckets has them")
+            raise ConfigError(f"buckets[{number}]={bucket!r}: expected a streamvid.Bucket, as in loader.buckets")
         tokens[bucket.id] = tokens_of(bucket, model)
     if not tokens:
-        raise ConfigError("buckets=(): expected the buckets of a dataset, at least one")
+        raise ConfigError("buckets=(): expected at least one bucket of a dataset")
     return tokens
 
 
@@ -251,8 +251,7 @@ def _triples(measurements: Iterable[tuple[str, int, float]]) -> Iterator[tuple[s
     expected = "(bucket id, batch size, seconds), such as ('832x480-81f', 4, 0.75)"
     if not isinstance(measurements, Iterable) or isinstance(measurements, Mapping | str | bytes):
         raise ConfigError(
-            f"measurements={reprlib.repr(measurements)}: expected a list with an entry for each measured step, "
-            f"{expected}"
+            f"measurements={reprlib.repr(measurements)}: expected a list with one entry per measured step, {expected}"
         )
     for number, entry in enumerate(measurements):
         if not _is_row(entry, 3):
@@ -282,5 +281,5 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
-        raise ConfigError(f"bucket {bucket_id!r} is not among those of the cost table: {known}; fit with all buckets")
+        raise ConfigError(f"bucket {bucket_id!r} is not among the cost table's: {known}; fit with all buckets")
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

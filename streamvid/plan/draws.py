@@ -1,15 +1,15 @@
-"""Clips that are stored in several buckets and drawn in each pass for one of them, or for none.
+"""Draw sets: clips stored in several buckets, each drawn in each pass for one of these buckets, or for none.
 
-A draw set is clips that the same buckets take with the same probabilities. Each of these buckets stores all of them, in
-the same order and cut into shards of the same sizes. A pass over the N clips of a set is N slots of an endless line:
+A draw set holds the clips that the same buckets take with the same probabilities. Each of these buckets stores all of
+them, in the same order and cut into shards of equal sizes. A pass over the N clips of a set is N slots of a line:
 
     slots      0 1 2 3 4 5 6 7 8 9 …       pass e has the slots [h + e * N, h + (e + 1) * N)
     label      a b a a b - a b a a …       the bucket that takes it: floor(x * p) of the first x are a's, and so on
 
-The labels keep their proportions over every stretch, and so within every shard. Where in the pass a set's first clip
-stands is drawn for each pass, and so is which clips of a shard take the labels of its slots: every clip has each
-bucket with its probability, no clip has two at a time, and how many samples a pass has in a bucket is arithmetic. All
-buckets of a set find the same without knowing of each other.
+The labels keep their proportions over every stretch, and so within every shard. Two things are drawn for each pass:
+the place of the set's first clip on the line, and which clips of a shard take the labels of its slots. So every clip
+has each bucket with its probability, no clip has two at a time, and the number of samples of a pass in a bucket is
+arithmetic. All buckets of a set find the same result independently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PHASE_BITS = 20
 class DrawSet:
     """A draw set as one bucket sees it.
 
-    name: a hash of it, the same in all its buckets. weights: of these buckets, in parts of UNIT; what is missing to
+    name: a hash of it, the same in all its buckets. weights: of these buckets, in parts of UNIT; the difference from
     UNIT is the probability that no bucket takes a clip. member: which of them this bucket is.
     shards: (m,) numbers of the set's shards in the bucket, ascending.
     """
@@ -54,7 +54,7 @@ class DrawSet:
 
     @property
     def probability(self) -> Fraction:
-        """Probability with which a clip of the set is this bucket's in a pass."""
+        """Probability that a clip of the set belongs to this bucket in a pass."""
         return Fraction(self.weights[self.member], UNIT)
 
 
@@ -63,8 +63,8 @@ def draw_sets(
 ) -> dict[str, list[DrawSet]]:
     """Return the draw sets as each bucket sees them; bucket ids are the dataset's.
 
-    numbers, counts: bucket id → of the shards that the plan counts there, number and samples, in the plan's order.
-    Raises IntegrityError where a set's shards have other counts in one bucket than in another.
+    numbers, counts: bucket id → numbers and sample counts of the shards that the plan uses there, in the plan's order.
+    Raises IntegrityError if a set's shards have other counts in one bucket than in another.
     """
     found: dict[str, list[DrawSet]] = {}
     for one in sets:
@@ -78,7 +78,7 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have unequal numbers of samples: the filter or the index differs "
+                f"draw set {one.name}: its buckets have different numbers of samples: the filter or the index differs "
                 "between copies of a clip; copy the dataset again, or change where="
             )
     return found
@@ -86,7 +86,7 @@ def draw_sets(
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples that a pass takes of each shard: `sizes`, from `firsts` on, in the order of the permutation of `keys`."""
+    """Samples that a pass takes from each shard: `sizes`, from `firsts` on, in the order of `keys`' permutation."""
 
     sizes: Int64Array
     firsts: Int64Array
@@ -95,7 +95,7 @@ class _Drawn:
 
 
 class DrawnStream(BucketStream):
-    """The stream of a bucket some or all of whose shards are parts of draw sets: passes of unequal lengths."""
+    """Stream of a bucket whose shards are partly or all in draw sets; its passes have unequal lengths."""
 
     def __init__(
         self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]
@@ -115,7 +115,7 @@ class DrawnStream(BucketStream):
 
     @property
     def slack(self) -> Fraction:
-        # Each label is counted to within one more than those before it, at both ends.
+        # At both ends, the error of each label's count may be one larger than that of the label before it.
         return Fraction(2 * sum(len(one.weights) + 1 for one in self._sets) + 1)
 
     def begin(self, passes: Fraction) -> int:
@@ -136,7 +136,7 @@ class DrawnStream(BucketStream):
         return first + np.searchsorted(starts, positions, side="right") - 1
 
     def pass_of(self, position: int) -> int:
-        # The last pass that begins there or before: of several that begin at a position, all but it have no sample.
+        # The last pass that begins there or before: if several begin at a position, only the last has samples.
         rate, slack = self.samples_per_pass, self.slack
         low, high = max(0, int((position - slack) / rate)), int((position + slack) / rate) + 2
         return low + bisect_right(range(low + 1, high), position, key=self._pass_start)
@@ -193,7 +193,7 @@ class DrawnStream(BucketStream):
 
 @lru_cache(maxsize=4096)
 def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Count labels among the line's first slots."""
+    """Count each label among the first slots of the line."""
     left, remaining, found = slots, UNIT, []
     for weight in weights:
         count = left * weight // remaining

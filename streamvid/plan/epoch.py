@@ -1,7 +1,7 @@
-"""The plan of one epoch: the bucket and the samples of each step, and the position of the run after it.
+"""The plan of one epoch: the bucket and samples of each step, and the run's position after it.
 
-A plan is a function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and the
-cursor, and of nothing else. It holds the prefix sums of the shards; steps are computed when they are asked for.
+A plan is a pure function of the samples in each shard, the batch sizes, the options, the costs, the number of ranks and
+the cursor. It holds the prefix sums of the shards; steps are computed on request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from streamvid.plan.step import (
 
 Int64Array = npt.NDArray[np.int64]
 
-# Approximate limit on samples in work arrays, whatever is asked for.
+# Approximate limit on samples in work arrays, for any request.
 _SLICE_SAMPLES = 1 << 18
 _STEP_ORDER = 3  # keeps this use of the seed apart from others
 
@@ -43,7 +43,7 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 class EpochPlan:
     """The remainder of one epoch for all ranks, from a cursor.
 
-    sources: the datasets; for a single one, bucket id → samples in each of its shards, in manifest order.
+    sources: the datasets; for a single dataset, bucket id → samples in each of its shards, in manifest order.
     batch_sizes: bucket id → samples per rank and step, for exactly the same ids.
     costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
     Raises ConfigError for invalid arguments, StateError for a cursor of another dataset.
@@ -106,23 +106,23 @@ class EpochPlan:
             position = max(position, start)
         return BucketSpan(name, stream.num_samples, size, self.num_ranks, tail, epoch, start, end, position)
 
-    # How many steps there are.
+    # Number of steps.
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole epoch, including those done; ranks that have no batch in a step count it too."""
+        """Steps of the whole epoch, including those done; ranks without a batch in a step count it too."""
         return self.cursor.step + self.num_steps_left
 
     @cached_property
     def num_steps_left(self) -> int:
-        """Steps from the cursor to the end of the epoch; ranks that have no batch in a step count it too."""
+        """Steps from the cursor to the end of the epoch; ranks without a batch in a step count it too."""
         natural = self._num_mixed + len(self._finals)
         if self.options.tail_rule.delivers_all:
             return natural
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return a rank's batches after `num_steps_done`: fewer than steps only if the tail is unequal."""
+        """Return a rank's batches after `num_steps_done`: fewer than the steps only if the tail is unequal."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Return steps from `positions` to the end of epoch `num_epochs - 1` when every epoch carries its remainder."""
+        """Return steps from `positions` to the end of epoch `num_epochs - 1` if every epoch carries its remainder."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -155,7 +155,7 @@ class EpochPlan:
             total += units // self.num_ranks
         return total // self.options.accumulate * self.options.accumulate
 
-    # Reports before the first step.
+    # Reports.
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
@@ -167,7 +167,7 @@ class EpochPlan:
         return tuple(row for row in rows if row.bucket_id not in whole)
 
     def report(self) -> tuple[BucketReport, ...]:
-        """Return what the remainder of the epoch makes of each bucket, by bucket id."""
+        """Return one report per bucket for the remainder of the epoch, by bucket id."""
         delivered = dict.fromkeys(self._streams, 0)
         repeated = dict.fromkeys(self._streams, 0)
         units, fillers = self._taken(self.num_steps_left)
@@ -198,22 +198,22 @@ class EpochPlan:
             raise check.no_step(self._spans, self.options, self.num_ranks, soonest)
 
     def _num_epochs_to_a_step(self) -> int | None:
-        """Return epochs, including this one, until carried samples make a step; None: never."""
+        """Return the number of epochs, including this one, until carried samples fill a step; None: never."""
         if not self.options.tail_rule.carries:
-            return None  # other tails make the same steps in every epoch: none
+            return None  # other tails make the same steps in every epoch, here none
         positions = {span.bucket_id: span.position for span in self._spans}
         if not self._num_carried_steps(positions, MAX_EPOCH):
             return None
         later = range(self.cursor.epoch + 1, MAX_EPOCH)
         return 1 + bisect_right(later, 0, key=lambda epoch: self._num_carried_steps(positions, epoch))
 
-    # The steps.
+    # Steps.
 
     def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
         """Return steps [start, stop), counted from the cursor and cut to `num_steps_left`.
 
-        A slice costs a search of the order besides its samples, so take 256 steps or more at a time.
-        rank: return the part of one rank, which costs a fraction of all for many ranks; None: of all ranks.
+        Each call searches the order once, so request 256 steps or more at a time.
+        rank: return only the part of this rank, which is much cheaper if there are many ranks; None: of all ranks.
         """
         ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
@@ -248,10 +248,10 @@ class EpochPlan:
         steps = dict(zip(places, assign_steps(drafts, self.options.shard_locality), strict=True))
         return [steps[place] for place in range(stop - start)]
 
-    # Positions after steps.
+    # Positions.
 
     def cursor_after(self, num_steps_done: int) -> Cursor:
-        """Return the run's cursor after `num_steps_done` from this plan's cursor; the same on every rank."""
+        """Return the run's cursor `num_steps_done` steps after this plan's cursor; the same on every rank."""
         require_integer("num_steps_done", num_steps_done, 0, self.num_steps_left)
         units, _ = self._taken(num_steps_done)
         positions = {span.bucket_id: span.position_after(units[span.bucket_id]) for span in self._spans}
@@ -286,7 +286,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return units of each bucket in the first steps, and (bucket, units) of those that fill mixed steps."""
+        """Return each bucket's units in the first steps, and (bucket, units) of those that fill mixed steps."""
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)
@@ -301,7 +301,7 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Steps after all others: remainders of buckets, then repeats that fill a group of `accumulate`."""
+        """Steps after all others: remainders of buckets, then repeats that fill up a group of `accumulate`."""
         finals, tail = [], self.options.tail_rule
         if tail.has_final_step:
             units, _ = self._taken(self._num_mixed)
@@ -317,7 +317,7 @@ class EpochPlan:
             if any(span.length for span in self._spans):
                 largest = max(self._spans, key=lambda span: span.length)
                 size = self.num_ranks * (largest.batch_size if tail.pads else 1)
-                # Counted from the last, so that a run which begins between two of them continues with the others.
+                # Counted from the last, so that a run that begins between two of them continues with the others.
                 for number in range(missing - 1, -1, -1):
                     position = largest.end + number * size % largest.length
                     finals.append(FinalStep(largest, position, size, FILL_GROUP + number * FILLER_VISITS))
@@ -343,12 +343,12 @@ def _report(span: BucketSpan, delivered: int, fillers: int) -> BucketReport:
 def _classes(
     counts: Mapping[str, object], options: PlanOptions, costs: Mapping[str, int] | None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), where options ask for them."""
+    """Return (bucket id → cost class, bucket id → key of its first step in epoch 0), if the options need them."""
     if options.sync == "bucket" and options.order == "mixed":
         return {}, {}
     known = check.check_costs(counts, options, costs)
     ascending = sorted(known, key=lambda name: (known[name], name))
     classes = cost_classes(known) if options.sync == "cost" else {}
-    # Below every other key: less than a step is carried, and a step has less than 2**30 samples.
+    # Below every other key: less than one step is carried, and a step has fewer than 2**30 samples.
     firsts = {name: -float(1 << 31) * (number + 1) for number, name in enumerate(ascending)}
     return classes, firsts if options.order == "largest-first" else {}

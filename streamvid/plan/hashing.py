@@ -3,7 +3,7 @@
 The whole algorithm, on 64-bit unsigned integers that wrap:
 
     mix(z)              z ^= z >> 30; z *= 0xBF58476D1CE4E5B9; z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
-                        (the finaliser of splitmix64)
+                        (the finalizer of splitmix64)
     hash64(p1, p2, …)   h = 0; for each part p, taken modulo 2**64: h = mix((h + 0x9E3779B97F4A7C15) ^ p)
     uniform(…)          (hash64(…) >> 11) / 2**53, in [0, 1)
     hash_below(n, …)    (hash64(…) * n) >> 64, in [0, n)
@@ -12,7 +12,7 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
                         ones high ^= mix(low ^ hash64(k, r)), each masked to its width; repeated until the result is
                         below n (cycle walking), then rotated: (result + hash64(k, 8) % n) % n
 
-Every part may be a Python int or a numpy integer array; arrays broadcast, and give element by element what ints give.
+Every part may be a Python int or a numpy integer array; arrays broadcast, and each element gives what an int gives.
 tests/data/plan_golden.json pins values.
 """
 
@@ -32,12 +32,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _NUM_ROUNDS = 8
-# Elements that are permuted at once: few enough for their work arrays to stay in the processor's cache.
+# Elements permuted at once: few enough for their work arrays to stay in the processor's cache.
 _CHUNK = 1 << 15
 
 
 def hash_text(text: str) -> int:
-    """64-bit number of a text: the first 8 bytes of its SHA-256, big-endian."""
+    """Return a 64-bit number for a text: the first 8 bytes of its SHA-256, big-endian."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
@@ -46,7 +46,7 @@ def hash64(*parts: int) -> int: ...
 @overload
 def hash64(*parts: int | IntArray) -> int | UInt64Array: ...
 def hash64(*parts: int | IntArray) -> int | UInt64Array:
-    """64-bit hash of integers; a uint64 array as soon as one part is an array."""
+    """Return the 64-bit hash of integers; a uint64 array as soon as one part is an array."""
     state: int | UInt64Array = 0
     for part in parts:
         if isinstance(part, int) and isinstance(state, int):
@@ -77,7 +77,7 @@ def hash_below(n: int, *parts: int) -> int:
 
 
 def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray[np.int64]:
-    """Apply the permutation of range(size) that belongs to a key to each position: int64, in their broadcast shape.
+    """Apply the permutation of range(size) that belongs to a key to each position. Return int64, broadcast.
 
     `positions` are in [0, size), sizes up to 2**62. Memory is O(len(positions)) whatever the sizes.
     """
@@ -91,7 +91,7 @@ def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray
 
 
 def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UInt64Array:
-    # Neighbours mostly share a window: what follows from its size and key is worked out once for a run of them.
+    # Neighbors mostly share a window: values that depend on its size and key are computed once per run of them.
     is_first = np.ones(len(places), bool)
     is_first[1:] = (bounds[1:] != bounds[:-1]) | (keys[1:] != keys[:-1])
     runs = np.cumsum(is_first) - 1
@@ -110,7 +110,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once; its domain is the next power of two from the bound, so under half the places repeat."""
+    """Apply the network once. Its domain is the next power of two above the bound, so under half the places repeat."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)
@@ -147,7 +147,7 @@ def _mix_array(values: UInt64Array) -> UInt64Array:
 
 
 def _as_array(part: int | IntArray) -> UInt64Array:
-    # At least one dimension: arithmetic on numpy scalars warns where it wraps.
+    # At least one dimension: arithmetic on numpy scalars warns when it wraps.
     if isinstance(part, int):
         return np.array([part & _MASK], dtype=np.uint64)
     return np.atleast_1d(part).astype(np.uint64, copy=False)

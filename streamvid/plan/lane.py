@@ -1,10 +1,10 @@
-"""Buckets whose batches make up steps together: one bucket, or with sync="cost" a class of about equal cost.
+"""Lanes: buckets whose batches make up steps together. One bucket, or with sync="cost" a class of about equal cost.
 
 A lane's batches (units, see span.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one
 per rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
 
-A lane of several buckets has no position of its own: its steps are known by the units that are left, counted from the
-end of the epoch, which is the same number wherever the run began.
+A lane of several buckets has no position of its own: a step is identified by the number of units left, counted from the
+end of the epoch, which is the same wherever the run began.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Lane:
 
     @property
     def num_units(self) -> int:
-        """Units that the buckets have left, without those that a tail adds to fill the last step."""
+        """Units that the buckets have left, without fillers that a tail adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
     @property
     def num_steps(self) -> int:
-        """Steps of all ranks that the lane makes."""
+        """Number of steps, over all ranks, that the lane makes."""
         units = self.num_units
         return -(-units // self.num_ranks) if self.options.tail_rule.pads else units // self.num_ranks
 
     @property
     def filler(self) -> int:
-        """Number of the bucket whose repeats fill the last step if the tail pads: the one with most samples."""
+        """Number of the bucket whose repeats fill the last step if the tail pads: the one with the most samples."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
@@ -73,11 +73,11 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """Return (units of each of `ranks` at neighbouring steps, flat; samples that all ranks take at each step)."""
+        """Return (each rank's units at neighboring steps, flat; samples that all ranks take at each step)."""
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
-            # Finding one place of the order costs a few units of every bucket; here the units of all ranks cost less.
+            # Finding one place in the order costs a few units of every bucket; here, all ranks' units cost less.
             numbers, units, extra = self._stretches(first, last)
             mine = np.arange(len(numbers)).reshape(-1, self.num_ranks)[:, ranks.start : ranks.stop].ravel()
             totals: Int64Array = sizes[numbers].reshape(-1, self.num_ranks).sum(axis=1)
@@ -91,7 +91,7 @@ class Lane:
         """Return units [starts[i], stops[i]) of the lane's order, one stretch after the other."""
         last = self.num_units
         numbers, units = self._order.stretches(np.minimum(starts, last), np.minimum(stops, last))
-        extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the last step of all has fillers
+        extra = np.arange(max(starts[-1], last), stops[-1]) - last  # only the very last step has fillers
         return (
             np.concatenate([numbers, np.full(len(extra), self.filler)]),
             np.concatenate([units, extra]),
@@ -101,7 +101,7 @@ class Lane:
     def counts(self, num_steps: int) -> list[int]:
         """Count the units of each bucket that the first `num_steps` steps take, without fillers."""
         taken = num_steps * self.num_ranks
-        if len(self.spans) == 1:  # positions continue past the end of the block by themselves
+        if len(self.spans) == 1:  # positions simply continue past the end of the block
             return [taken]
         return [int(count) for count in self._order.counts(min(taken, self.num_units))]
 

@@ -1,12 +1,12 @@
 """A bucket's stream over several datasets: each keeps its share of the epoch in every stretch of it.
 
-Dataset i has n_i samples in the bucket and is repeated r_i times an epoch. Its own stream (stream.py) is endless, and
+Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. Its own stream (stream.py) is endless, and
 epoch e takes [b_i(e), b_i(e + 1)) of it, m_i samples, where b_i(e) is e * r_i * n_i rounded. The bucket's stream is the
 blocks of the epochs one after the other, so the block of epoch e begins at B(e), the sum of all b_i(e).
 
 A block of M = sum of m_i samples is cut into W windows of about 256. Window w has the places
-[floor(w * m_i / W), floor((w + 1) * m_i / W)) of dataset i, one dataset after the other, and then permuted. All of it
-is arithmetic on the position; nothing depends on the number of ranks. A bucket of one dataset is that dataset's stream.
+[floor(w * m_i / W), floor((w + 1) * m_i / W)) of dataset i, one dataset after the other, and then permuted. This
+is arithmetic on the position and independent of the number of ranks. A bucket of one dataset is that dataset's stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Int64Array = npt.NDArray[np.int64]
 MixBy: TypeAlias = Literal["samples", "tokens"]
 
 _WINDOW_SAMPLES = 256
-_MAX_PARTS = 1 << 40  # numerators and denominators; floor arithmetic on them is exact whatever they are
+_MAX_PARTS = 1 << 40  # numerators and denominators; floor arithmetic on them is always exact
 _ROUNDING = Fraction(1, 10**12)  # as a share: more than the error of a few floating-point operations
 _MERGE_ORDER = 5  # keeps this use of the seed apart from those in stream.py and order.py
 MAX_BLOCK_SAMPLES = 1 << 35
@@ -44,8 +44,8 @@ MAX_BLOCK_SAMPLES = 1 << 35
 class PlanSource:
     """One dataset of a plan.
 
-    num_samples: bucket id → samples in each of its shards, in manifest order. seed: of its own streams.
-    num_repeats: how often an epoch takes its samples, perhaps a fraction. draws: bucket id → draw sets of its shards.
+    num_samples: bucket id → samples in each of its shards, in manifest order. seed: for its own streams.
+    num_repeats: how often an epoch takes its samples, may be a fraction. draws: bucket id → draw sets of its shards.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -54,7 +54,7 @@ class PlanSource:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
 
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
-        """Its stream of one bucket; `shard_sizes` are the numbers of `num_samples`."""
+        """Return its stream of one bucket; `shard_sizes` are the counts in `num_samples`."""
         if self.draws.get(bucket_id):
             return DrawnStream(bucket_id, shard_sizes, options, self.seed, self.draws[bucket_id])
         return BucketStream(bucket_id, shard_sizes, options, self.seed)
@@ -74,7 +74,7 @@ class MixedStream:
         sources: Sequence[PlanSource],
         options: PlanOptions,
     ) -> None:
-        """shard_sizes: number of a source → samples in each of its shards of this bucket."""
+        """shard_sizes: source number → samples in each of its shards of this bucket."""
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
@@ -95,25 +95,25 @@ class MixedStream:
         self.samples_per_pass = int(sum((stream.samples_per_pass for stream in self._streams), Fraction(0)))
 
     def boundary(self, epoch: int) -> int:
-        """B(epoch): the position at which the epoch's block begins."""
+        """Return B(epoch), the position at which the epoch's block begins."""
         return sum(self._begins(epoch))
 
     def _begins(self, epoch: int) -> list[int]:
-        """b_i(epoch) of each dataset."""
+        """Return b_i(epoch) of each dataset."""
         return [stream.begin(repeats * epoch) for stream, repeats in zip(self._streams, self._repeats, strict=True)]
 
     def period(self, other: int) -> int:
-        """Return the epochs after which block lengths repeat, both this bucket's and those of period `other`."""
+        """Return the number of epochs after which block lengths repeat, both here and in a bucket of period `other`."""
         rates = zip(self._repeats, self._streams, strict=True)
         return math.lcm(other, *((repeats * stream.num_samples).denominator for repeats, stream in rates))
 
     @property
     def is_drawn(self) -> bool:
-        """True if the lengths of its blocks do not repeat."""
+        """True if block lengths do not repeat."""
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first pass, number of passes) that each dataset's part of an epoch's block lies in."""
+        """Return (first pass, number of passes) that each dataset's part of an epoch's block covers."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
@@ -129,7 +129,7 @@ class MixedStream:
         return np.searchsorted(self._firsts, ordinals, side="right") - 1
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return (number of the source, shard number in its bucket, index in the shard), shaped as `ordinals`."""
+        """Return (source number, shard number in its bucket, index in the shard), shaped as `ordinals`."""
         if len(self._streams) == 1:
             shards, indices = self._streams[0].locate(ordinals)
             return np.full_like(shards, self._numbers[0]), shards, indices
@@ -141,14 +141,14 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (dataset among those of the bucket, position in its own stream) of positions, in their shape."""
+        """Return (dataset among those of the bucket, position in its own stream) for each position."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())
         return members.reshape(positions.shape), places.reshape(positions.shape)
 
     def members(self, members: Int64Array) -> Iterator[tuple[Any, BucketStream, int]]:
-        """Yield (where in `members`, stream, its first ordinal) of each dataset that occurs there."""
+        """Yield (where in `members`, stream, its first ordinal) for each dataset that occurs there."""
         if len(self._streams) == 1:
             yield ..., self._streams[0], 0
             return
@@ -162,10 +162,10 @@ class MixedStream:
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)
-        # Of several epochs that begin at a position, all but the last are empty.
+        # If several epochs begin at a position, all but the last are empty.
         blocks = np.searchsorted(bounds, positions, side="right") - 1
         offsets = positions - bounds[blocks]
-        counts = starts[:, blocks + 1] - starts[:, blocks]  # (datasets, positions), as all below
+        counts = starts[:, blocks + 1] - starts[:, blocks]  # (datasets, positions), as everything below
         totals = counts.sum(axis=0)
         num_windows = -(-totals // _WINDOW_SAMPLES)
         windows = offsets * num_windows // totals
@@ -198,8 +198,8 @@ class MixedStream:
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
     """Return (ordinal, pass, dataset among those of the bucket) of the samples, each in the shape of its positions.
 
-    Ordinals count through all samples of the bucket, dataset by dataset, in manifest order. Those of many streams are
-    found together, because most of the cost of a few samples is the call.
+    Ordinals count through all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved
+    together, because for a few samples most of the cost is the call.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]
@@ -219,9 +219,9 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
 
 
 def exact_fraction(name: str, value: object) -> Fraction:
-    """Return a number above 0 as it is written: 0.1 is 1/10. Takes int, float, Fraction, Decimal and text ("3/2").
+    """Return a number above 0 exactly as written: 0.1 is 1/10. Takes int, float, Fraction, Decimal and text ("3/2").
 
-    Raises ConfigError for others, and for numbers of more than about 12 digits such as 1 / 3 in floating point.
+    Raises ConfigError for other values, and for numbers of more than about 12 digits such as 1 / 3 in floating point.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction | Decimal):
@@ -242,7 +242,7 @@ def _is_short(fraction: Fraction) -> bool:
 
 
 def _remedy(fraction: Fraction) -> str:
-    """Return how to write what 1 / 3 or 1 - 0.7 meant before floating point gave it many digits."""
+    """Return how to write 1 / 3 or 1 - 0.7, which floating point gave many digits."""
     meant = fraction.limit_denominator(1000)
     if abs(meant - fraction) > fraction * _ROUNDING or not _is_short(meant):
         return "; round it"
@@ -256,7 +256,7 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return how often an epoch takes each dataset's samples so that the datasets have the shares of their weights.
+    """Return how often an epoch takes each dataset's samples, so that datasets get shares in proportion to weights.
 
     num_samples, num_tokens: per dataset, once.   samples_per_epoch: of all datasets; None: as many as there are.
     by: unit of the shares.
@@ -267,6 +267,6 @@ def repeats_of_weights(
     if samples_per_epoch is not None:
         total = require_integer("samples_per_epoch", samples_per_epoch, 1, 1 << 40)
     sizes = num_samples if by == "samples" else num_tokens
-    # Dataset i is taken scale * weight / size times; together that makes `total` samples.
+    # Dataset i is taken scale * weight / size times, which adds up to `total` samples.
     per_scale = sum((w * n / size for w, n, size in zip(weights, num_samples, sizes, strict=True)), Fraction(0))
     return [total / per_scale * weight / size for weight, size in zip(weights, sizes, strict=True)]

@@ -1,12 +1,12 @@
-"""The order in which an epoch takes steps from its tracks, and a class of buckets its batches.
+"""The order of steps from the tracks of an epoch, and of batches from the buckets of a class.
 
 A track has a number of steps in an order of its own. Its step i has the key
 
     (offset + i * stride + stride * u) / length          u = uniform(kind, seed, epoch, hash, first_id + i * id_stride)
 
 and the order is all steps by (key, track). A track's steps are thus spread over the whole epoch, each at random within
-a stratum of its own, and keep their order. The number of a track's steps with keys below some x is therefore known to
-within one, about (x * length - offset) / stride, and any place of the epoch is found by solving for x and sorting the
+its own stratum, and keep their order. The number of a track's steps with keys below some x is therefore known to
+within one, about (x * length - offset) / stride, and any place in the epoch is found by solving for x and sorting the
 few steps around it. `offset` and the ids come from positions, not from the start of the run: the order after a
 position is always the same.
 """
@@ -24,13 +24,13 @@ from streamvid.plan.hashing import uniform_array
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-# In steps; more than the rounding error of any count.
+# In steps; larger than the rounding error of any count.
 _ROUNDING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One track, see above. first_key: a special key for step 0, below all others; None: no special key."""
+    """One track, see above. first_key: key of step 0, below all others; None: no special key."""
 
     hash: int
     num_steps: int
@@ -51,7 +51,7 @@ class EpochOrder:
         self._hashes = np.array([track.hash for track in tracks], dtype=np.uint64)
         self._first_ids = np.array([track.first_id for track in tracks], dtype=np.int64)
         self._id_strides = np.array([track.id_stride for track in tracks], dtype=np.int64)
-        # Relative to the epoch's start, so that float64 keeps every position of an epoch apart however late it is.
+        # Relative to the epoch's start, so that float64 distinguishes all positions, even of a late epoch.
         self._offsets = np.array([track.offset for track in tracks], dtype=np.int64)
         self._strides = np.array([track.stride for track in tracks], dtype=np.int64)
         self._lengths = np.array([track.length for track in tracks], dtype=np.float64)
@@ -69,19 +69,19 @@ class EpochOrder:
         return self.stretches(np.array([start]), np.array([stop]))
 
     def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return `steps` of several stretches [starts[i], stops[i]), one after the other."""
+        """Return `steps` for several stretches [starts[i], stops[i]), one after the other."""
         lower, stretches, tracks, indices = self._around(starts, stops)
         places = _count_up(stretches, len(starts)) + lower.sum(axis=1)[stretches]
         inside = (places >= starts[stretches]) & (places < stops[stretches])
         return tracks[inside], indices[inside]
 
     def counts(self, num_steps: int) -> Int64Array:
-        """Return (num_tracks,) how many of the first `num_steps` steps each track has."""
+        """Return how many of the first `num_steps` steps each track has, (num_tracks,)."""
         counts: Int64Array = self.counts_at(np.array([num_steps]))[0]
         return counts
 
     def counts_at(self, places: Int64Array) -> Int64Array:
-        """Return (len(places), num_tracks) `counts` of each place."""
+        """Return `counts` for each place, (len(places), num_tracks)."""
         lower, stretches, tracks, _ = self._around(places, places)
         is_before = _count_up(stretches, len(places)) < (places - lower.sum(axis=1))[stretches]
         cells = stretches[is_before] * lower.shape[1] + tracks[is_before]
@@ -91,7 +91,7 @@ class EpochOrder:
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """Return steps of each track before a stretch, and (stretch, track, index) of steps around it.
 
-        The latter hold all of the stretch, and all steps before it but those counted first.
+        The latter include the whole stretch, and all steps before it except those counted first.
         """
         lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
         widths = (upper - lower).ravel()
@@ -105,14 +105,14 @@ class EpochOrder:
         """Return a lower (side -1) or upper (side 1) bound of each track's steps before each place."""
         if not self.num_steps:
             return np.zeros((len(places), len(self._num_steps)), np.int64)
-        # The real counts below a key differ from the linear ones by one a track; so does their sum.
+        # The real count below a key differs from the linear one by at most one per track, and so do their sums.
         margin = len(self._num_steps) * (1 + _ROUNDING)
         keys = np.interp(places + side * margin, self._linear_sums, self._corners)
         counts = np.floor(self._linear(keys) + 0.5 + side * (1.5 + _ROUNDING)).astype(np.int64)
         return np.clip(counts, 0, self._num_steps)
 
     def _linear(self, keys: Float64Array) -> Float64Array:
-        """Return (keys, num_tracks) steps below each key, to within one."""
+        """Return the number of steps below each key, to within one: (keys, num_tracks)."""
         counts: Float64Array = (keys[:, None] * self._lengths - self._offsets) / self._strides
         return np.clip(counts, 0, self._num_steps)
 
@@ -130,6 +130,6 @@ class EpochOrder:
 
 
 def _count_up(groups: Int64Array, num_groups: int) -> Int64Array:
-    """0, 1, … within each run of equal groups; `groups` is sorted and in [0, num_groups)."""
+    """Count 0, 1, … within each run of equal groups; `groups` is sorted and in [0, num_groups)."""
     starts = np.searchsorted(groups, np.arange(num_groups))
     return np.arange(len(groups)) - starts[groups]

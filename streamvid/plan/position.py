@@ -1,4 +1,4 @@
-"""Position of a process among the ranks of a run, and position of a run in its plan."""
+"""Rank of a process, and position of a run in its plan."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class World:
 class Cursor:
     """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
 
-    positions: bucket id → samples delivered since the stream began, over all passes. A bucket that is missing here
-        is at the natural start of the epoch.
+    positions: bucket id → samples delivered since the stream began, over all passes. A bucket that is missing
+        is at the start of the epoch's own samples.
     phase: steps done of an incomplete group of `accumulate` steps.
-    step: steps done of the epoch, over all lives of the run.
-    Raises StateError for values that no plan gives.
+    step: steps done of the epoch, including steps before a resume.
+    Raises StateError for values that no plan produces.
     """
 
     epoch: int = 0
@@ -59,7 +59,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
-        """Build a cursor from what `to_json` returned; StateError for anything else."""
+        """Build a cursor from what `to_json` returned. Raises StateError for anything else."""
         if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
-            raise StateError(f"cursor={state!r}: must have epoch, positions, step and, if not 0, phase")
+            raise StateError(f"cursor={state!r}: must have epoch, positions and step, and phase if it is not 0")
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])

@@ -1,15 +1,15 @@
-"""Samples that an epoch takes from a bucket, as arithmetic on positions: known before the first step.
+"""Samples that an epoch takes from a bucket, as arithmetic on positions, known before the first step.
 
 The samples of a bucket form an endless stream of positions, one pass over the bucket after the other.
 
 start, end         the epoch's block of the stream: for one dataset epoch * n and (epoch + 1) * n
-position           where the run is; at least `start`, except with a tail that carries: the carried samples precede it
+position           of the run; at least `start`, except with a tail that carries: the carried samples precede it
 available          max(0, end - position)
 unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) with a tail that pads
 
-A step takes one unit per rank (lane.py). What does not fill a step is the remainder: with "carry" the position stays,
-and the next epoch opens with it; "drop" continues from `end`; "pad" fills the last step with positions past `end`,
-which wrap into the epoch's block as repeats; "shrink" and "uneven" take the remainder in one more step per bucket.
+A step takes one unit per rank (lane.py). Samples that do not fill a step are the remainder: "carry" keeps the position,
+and the next epoch opens with them; "drop" continues from `end`; "pad" fills the last step with positions past `end`,
+which wrap into the epoch's block as repeats; "shrink" and "uneven" deliver the remainder in one more step per bucket.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BucketReport:
     """Counts of one bucket for the remainder of an epoch.
 
     num_samples: stored samples, over all datasets; all other counts begin at the cursor.
-    num_steps: steps that have this bucket; with sync="cost", where others share them, the steps that its batches would
-        make up.   num_delivered: samples that the ranks receive together, including repeats.
+    num_steps: steps that have this bucket; with sync="cost", where buckets share steps, the steps that its batches
+        would make up.   num_delivered: samples that the ranks receive together, including repeats.
     """
 
     bucket_id: str
@@ -40,12 +40,12 @@ class BucketReport:
 
     @property
     def num_available(self) -> int:
-        """Samples that the remainder of the epoch may take, including those that an epoch before carried."""
+        """Samples that the remainder of the epoch may take, including those carried from the previous epoch."""
         return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
 
     @property
     def is_starved(self) -> bool:
-        """True if nothing of the bucket is delivered although it has samples."""
+        """True if the bucket has samples and none of them is delivered."""
         return bool(self.num_available) and not self.num_delivered
 
 
@@ -65,7 +65,7 @@ class BucketSpan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step in which all ranks have this bucket."""
+        """Samples of a step in which every rank has this bucket."""
         return self.num_ranks * self.batch_size
 
     @property
@@ -80,11 +80,11 @@ class BucketSpan:
 
     @property
     def num_units(self) -> int:
-        """Batches of one rank in the remainder of the epoch; with a tail that pads, repeats may fill the last."""
+        """Batches per rank in the remainder of the epoch; with a tail that pads, repeats may fill the last."""
         return -(-self.available // self.batch_size) if self.tail.pads else self.available // self.batch_size
 
     def position_after(self, num_units: int) -> int:
         """Return the bucket's position after a number of units of the epoch."""
         reached = self.position + num_units * self.batch_size
-        # A padded step ends with the block: positions past it are repeats.
+        # A padded step ends with the block; positions past it are repeats.
         return max(self.position, min(reached, self.end)) if self.tail.pads else reached

@@ -18,24 +18,24 @@ from streamvid.plan.span import BucketSpan
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Positions past the end of a block are taken for three reasons, perhaps in several lives of a run: for a bucket's last
-# batch, for a lane's last step, and for the steps that complete a group. Each has its own visits, so that none occurs
-# twice.
+# Positions past the end of a block are used for three reasons, and a resumed run may do so again: for a bucket's last
+# batch, for a lane's last step, and for the steps that complete a group. Each reason has its own range of visits, so
+# that none occurs twice.
 TAIL, FILL_STEP, FILL_GROUP = 0, 1 << 31, 1 << 30
 FILLER_VISITS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Samples that all ranks take at a step or, after `for_rank`, one of them.
+    """Samples that all ranks take at a step or, after `for_rank`, only one rank.
 
     bucket_ids: bucket of each rank.
-    bounds: int64 (num_ranks + 1,), begin and end of each rank's samples in the arrays below, which are (samples,).
-        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, each dataset's within
-        the places that it has.
+    bounds: int64 (num_ranks + 1,), where each rank's samples begin and end in the arrays below, (samples,).
+        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, and each dataset
+        keeps its places.
     sources: int64, number of the dataset.
     shards: int64, number of the shard within the dataset's bucket, in manifest order.   indices: int64, in the shard.
-    visits: int64, the pass over its bucket that the sample is in, from 0; repeats have negative visits. No visit occurs
+    visits: int64, number of the pass over its bucket, from 0; repeats have negative visits. No visit occurs
         twice for a sample of a dataset, except for repeats of "pad" if costs change within an epoch.
     is_repeat: bool, True for a repeat of the tail policy.
     num_step_samples: samples of all ranks together.
@@ -52,14 +52,14 @@ class Step:
 
     @property
     def bucket_id(self) -> str:
-        """Bucket that all these ranks have. Raises ConfigError if they differ, as with sync="cost"."""
+        """The bucket that all these ranks have. Raises ConfigError if ranks differ, as with sync="cost"."""
         if len(set(self.bucket_ids)) != 1:
             there = ", ".join(sorted(set(self.bucket_ids)))
-            raise ConfigError(f"the ranks of this step have several buckets ({there}); ask for_rank(rank) first")
+            raise ConfigError(f"the ranks of this step have several buckets ({there}); call for_rank(rank) first")
         return self.bucket_ids[0]
 
     def for_rank(self, rank: int) -> Step:
-        """Return the part of one rank."""
+        """Return only the part of one rank."""
         if not 0 <= rank < len(self.bucket_ids):
             raise ConfigError(f"rank={rank}: this step has ranks 0 to {len(self.bucket_ids) - 1}")
         part = slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """A step of one bucket after all others: the remainder of "shrink" and "uneven", or one that fills a group.
+    """A step of one bucket after all others: the remainder of "shrink" and "uneven", or one that fills up a group.
 
     visits_from: TAIL, or FILL_GROUP and more for a filler.
     """
@@ -88,16 +88,16 @@ class FinalStep:
     visits_from: int = TAIL
 
     def bound(self, rank: int) -> int:
-        """Return where a rank's samples begin: as even as possible, lower ranks first."""
+        """Return where a rank's samples begin. They are split as evenly as possible, lower ranks first."""
         share, more = divmod(self.num_samples, self.span.num_ranks)
         return rank * share + min(rank, more)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows of positions of one bucket; each row is sorted in stretches, and then its part `mine` is taken.
+    """Rows of positions of one bucket. Each row is sorted in stretches, then its part `mine` is taken.
 
-    places: index, among all samples of the draft, of those that are taken.
+    places: indices of the samples taken, among all samples of the draft.
     """
 
     span: BucketSpan
@@ -119,7 +119,7 @@ class Draft:
 
 
 def draft_bucket(span: BucketSpan, stream: MixedStream, steps: Int64Array, ranks: range, locality: int) -> Draft:
-    """Draft the part of `ranks` in steps of one bucket, numbered from the span's position."""
+    """Draft the part of `ranks` in steps of one bucket, counted from the span's position."""
     size = span.batch_size
     first, last = _stretches(ranks.start * size, ranks.stop * size, span.global_batch, locality)
     positions = span.position + steps[:, None] * span.global_batch + np.arange(first, last)
@@ -142,7 +142,7 @@ def draft_final(final: FinalStep, stream: MixedStream, ranks: range, locality: i
 
 
 def draft_lane(lane: Lane, streams: Mapping[str, MixedStream], steps: Int64Array, ranks: range) -> Draft:
-    """Draft the part of `ranks` in neighbouring steps of a lane of several buckets."""
+    """Draft the part of `ranks` in neighboring steps of a lane of several buckets."""
     (numbers, units, extra), totals = lane.units(steps, ranks)
     sizes = np.array([span.batch_size for span in lane.spans])[numbers]
     starts = np.cumsum(sizes) - sizes
@@ -179,12 +179,12 @@ def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
 
 
 def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, int]:
-    """Return the stretches of `locality` samples, counted from the step's first, that hold [first, last)."""
+    """Return the stretches of `locality` samples, counted from the first of the step, that cover [first, last)."""
     return first // locality * locality, min(total, -(-last // locality) * locality)
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return sources, shards, indices and visits of rows sorted in stretches, as (4, rows, part `mine`)."""
+    """Return sources, shards, indices and visits of rows that are sorted in stretches, as (4, rows, part `mine`)."""
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:
         order = np.empty(ordinals.shape, np.intp)
@@ -198,17 +198,17 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order of each row, (rows, samples). Datasets keep their places, or each rank would get only one."""
-    # Stable: of equal samples, which repeats make, the earlier position comes first.
+    """Return the order of each row, (rows, samples). Datasets keep their places; else each rank would get only one."""
+    # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
-    if stream.has_several:  # ordinals count through one dataset after the other, so `order` has them in that order too
+    if stream.has_several:  # ordinals count one dataset after the other, and so does `order`
         places = np.argsort(stream.member_of(ordinals), axis=1, kind="stable")
         np.put_along_axis(order, places, order.copy(), axis=1)
     return order
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (ordinals, visits); positions past the end of the block wrap into it and have visits of their own."""
+    """Return (ordinals, visits); positions past the end of the block wrap into it and have their own visits."""
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])
@@ -219,7 +219,7 @@ def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
 
 
 def _wraps(draw: Draw) -> Int64Array | int:
-    """Return how often the positions wrap around the block."""
+    """Return how many times each position wraps around the block."""
     if not draw.positions.size or int(draw.positions.max()) < draw.span.end:
         return 0
     return np.maximum(draw.positions - draw.span.end, -1) // draw.span.length + 1
@@ -229,7 +229,7 @@ def _visits(draw: Draw, wraps: Int64Array | int, passes: Int64Array, members: In
     if isinstance(wraps, int):
         return passes
     first, num_passes = draw.stream.passes_in(draw.span.epoch)
-    # A block may hold several passes of a dataset, and then the same sample more than once.
+    # A block may contain several passes of a dataset, and so the same sample more than once.
     numbers = (wraps - 1) * num_passes[members] + passes - first[members] + 1
     visits = -((draw.span.epoch << 32) + draw.visits_from + numbers)
     return np.where(wraps > 0, visits, passes)

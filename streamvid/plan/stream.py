@@ -1,7 +1,7 @@
-"""A bucket's samples as one endless stream: pass 0, pass 1, … each a shuffle of all of them.
+"""A bucket's samples as one endless stream: pass 0, pass 1, … each a shuffle of all samples.
 
 A position is a pass and a place in it; the place, permuted within its window of shards, counts through the shards in
-the pass's order. Any position is found without the ones before it, in memory proportional to the bucket's shards.
+the pass's order. Any position is computed without those before it, in memory proportional to the bucket's shards.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ UInt64Array = npt.NDArray[np.uint64]
 IntArray = npt.NDArray[Any]  # int32 where the numbers fit, else int64
 
 _NUM_PASSES_KEPT = 2
-# Parts that keep uses of the seed apart.
+# Hash parts that keep uses of the seed apart.
 _SHARD_ORDER, _WINDOW_ORDER = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The order of shards in one pass: `ends[k]` of its samples lie in its first k shards."""
+    """The order of shards in one pass. Its first k shards contain its first `ends[k]` samples."""
 
     number: int
     shards: npt.NDArray[np.int32]  # (num_shards,) shard numbers in the order of the pass
@@ -39,20 +39,20 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Places in one pass, for a part of the positions that were asked for."""
+    """Places in one pass, for a part of the requested positions."""
 
     where: Any  # index of that part
     order: Pass | None  # None: manifest order
     places: IntArray
-    windows: tuple[IntArray, IntArray, UInt64Array] | None = None  # (starts, sizes, keys) of those they lie in
+    windows: tuple[IntArray, IntArray, UInt64Array] | None = None  # (starts, sizes, keys) of their windows
 
 
 class BucketStream:
     """Finds the samples of one bucket by position; keeps the shard orders of the last passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
-        """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order. seed: None for that of
-        the options."""
+        """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order. seed: None: that of the
+        options."""
         self._bucket_hash = hash_text(bucket_id)
         self._seed = options.seed if seed is None else seed
         self._shard_sizes = shard_sizes
@@ -67,13 +67,13 @@ class BucketStream:
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return (shard numbers, indices in their shards) of samples counted in manifest order."""
-        # numpy would copy the sums to compare them with another type.
+        # With another type, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
 
     @property
     def samples_per_pass(self) -> Fraction:
-        """Length of a pass, on average."""
+        """Mean length of a pass."""
         return Fraction(self.num_samples)
 
     @property
@@ -82,22 +82,22 @@ class BucketStream:
         return Fraction(1, 2)
 
     def begin(self, passes: Fraction) -> int:
-        """Return the position after `passes` passes, to the nearest sample."""
+        """Return the position after `passes` passes, rounded to a sample."""
         return math.floor(self.num_samples * passes + Fraction(1, 2))
 
     def pass_of(self, position: int) -> int:
-        """Return the pass that a position lies in."""
+        """Return the pass that a position is in."""
         return position // self.num_samples
 
     def passes_of(self, positions: Int64Array) -> Int64Array:
-        """Return the pass that each position lies in."""
+        """Return the pass that each position is in."""
         return positions // self.num_samples
 
     def _pass_start(self, number: int) -> int:
         return number * self.num_samples
 
     def _sizes_in(self, number: int) -> Int64Array:
-        """Return the samples of each shard in a pass."""
+        """Return the number of samples that each shard has in a pass."""
         return self._shard_sizes
 
     @property
@@ -105,7 +105,7 @@ class BucketStream:
         return self._options.shuffle != "none"
 
     def pieces(self, positions: Int64Array) -> Iterator[_Piece]:
-        """Yield the positions by the pass that they lie in."""
+        """Yield the positions, grouped by pass."""
         if not self._needs_order:
             yield _Piece(..., None, positions % self.num_samples)
             return
@@ -132,7 +132,7 @@ class BucketStream:
         return _Piece(where, order, places, (starts, sizes, keys))
 
     def count(self, order: Pass | None, places: IntArray) -> IntArray:
-        """Return the numbers, in manifest order, of samples at places in the order of a pass."""
+        """Return the numbers, in manifest order, of the samples at these places of a pass."""
         if order is None:
             return places
         turns = np.searchsorted(order.ends, places, side="right") - 1
@@ -146,7 +146,7 @@ class BucketStream:
             turns = np.arange(len(self._shard_sizes))
             if self._options.shuffle != "none":
                 seed = hash64(_SHARD_ORDER, self._seed, number, self._bucket_hash)
-                # Stable, so that equal hashes keep the manifest's order on every version of numpy.
+                # Stable, so that equal hashes keep the manifest's order with every version of numpy.
                 turns = np.argsort(hash64_array(seed, turns), kind="stable")
             shards = turns.astype(np.int32)
             ends = prefix_sums(self._sizes_in(number)[shards])
@@ -156,7 +156,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return `BucketStream.ordinals` of each; all are permuted together, since a call costs more than a few samples."""
+    """Return `BucketStream.ordinals` for each. One permutation serves all: a call costs more than a few samples."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])
@@ -170,7 +170,7 @@ def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64A
 
 
 def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]]) -> list[IntArray]:
-    """Return places of each part, moved within their windows of (start, size, key)."""
+    """Return the places of each part, permuted within their windows of (start, size, key)."""
     offsets = np.concatenate([(places - starts).ravel() for places, starts, _, _ in parts])
     sizes, keys = (np.concatenate([part[column].ravel() for part in parts]) for column in (2, 3))
     moved = np.split(permute(offsets, sizes, keys), np.cumsum([part[0].size for part in parts])[:-1])
@@ -179,7 +179,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 
 def prefix_sums(counts: IntArray) -> IntArray:
-    """Return (n + 1,), from 0 on; as int32 where they fit, which halves what a bucket of many shards holds."""
+    """Return prefix sums from 0 on, (n + 1,); int32 if they fit, which halves the memory of a bucket of many shards."""
     total = int(np.sum(counts, dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])

@@ -1,7 +1,7 @@
-"""Tail policies: what happens to the samples of a bucket that do not fill a step of all ranks.
+"""Tail policies: the use of a bucket's samples that do not fill a step of all ranks.
 
-A new policy is a name in `Tail` and a line in `TAIL_RULES`, if these properties can express it; all other files ask the
-properties and never the name.
+To add a policy, add a name to `Tail` and a line to `TAIL_RULES`, if these properties can express it. All other files
+use the properties and never the name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class TailRule:
     carries: the next epoch opens with the remainder.
     pads: repeats fill the bucket's last step.
     has_final_step: the remainder is delivered in one more step per bucket, with smaller batches.
-    repeats: marked repeats make batches of all ranks equal, and fill the last group of `accumulate`.
+    repeats: marked repeats make batches of all ranks equal, and fill up the last group of `accumulate`.
     """
 
     carries: bool = False
@@ -29,7 +29,7 @@ class TailRule:
 
     @property
     def delivers_all(self) -> bool:
-        """True if an epoch delivers every sample of its own."""
+        """True if an epoch delivers all of its own samples."""
         return self.pads or self.has_final_step
 
     @property

@@ -1,6 +1,6 @@
 """Index of a clip's packets, so that windows of it decode from a part of its bytes, without its container.
 
-Packets are in decode order. They are grouped in segments, cut at every key packet and after every 32nd packet since:
+Packets are in decode order. They are grouped into segments, cut at every key packet and after every 32nd packet since:
 a segment is the unit of reading and of checksums.
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 KEY, SHOWN = 1, 2
-"""Bits of a packet's flags: decoding can start here; it is a frame of the clip."""
+"""Bits of a packet's flags: decoding can start here; the packet is a frame of the clip."""
 
 CHECKSUM_BYTES = 8
 _MAX_BYTES = 1 << 62  # sums of two stay within an int64
 _SEGMENT_PACKETS = 32
-_SEARCH_BYTES = 1024  # a Matroska block's header comes before its data
+_SEARCH_BYTES = 1024  # a Matroska block's header precedes its data
 
-#: Codecs whose decoders need nothing of the container but what StreamInfo has.
+#: Codecs whose decoders need nothing from the container except what StreamInfo has.
 CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mjpeg", "ffv1"})
 
 Int64s = npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PacketWindow:
-    """The packets that a window of frames is decoded from, and the range of the clip that holds them.
+    """The packets that a window of frames is decoded from, and the range of the clip that contains them.
 
-    - first_byte, num_bytes: of the range. pieces: (start, end, checksum) of its segments; start and end count from
+    - first_byte, num_bytes: the range. pieces: (start, end, checksum) of its segments; start and end count from
       the range's first byte.
     - packets: (n, 4) of timestamp, start, size in bytes, and the slot of its frame or -1.
     - key_time: timestamp of the first packet.
@@ -75,7 +75,7 @@ def facts_of(
 ) -> list[Facts | None]:
     """Derive the facts of several clips at once; clip i has the packets from edges[i] up to edges[i + 1].
 
-    None for a clip with impossible packets, or with none.
+    None for a clip with impossible packets, or with no packets.
     """
     number, starts, counts = np.arange(len(flags)), edges[:-1], np.diff(edges)
     is_first = np.zeros(len(flags), np.bool_)
@@ -102,9 +102,9 @@ def facts_of(
 class ClipIndex:
     """All packets of a clip in decode order: timestamps, offsets and sizes in bytes, flags (KEY, SHOWN).
 
-    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range. facts: what `facts_of` says
-    of these packets, for whoever has it of many clips at once; they are proved by that.
-    Raises DecodeError for packets that no clip has.
+    checksums: (segments, 8), the first bytes of the SHA-256 of each segment's byte range. facts: the result of
+    `facts_of` for these packets, if it was computed for many clips at once; it validates them.
+    Raises DecodeError for packets that no clip can have.
     """
 
     info: StreamInfo
@@ -113,7 +113,7 @@ class ClipIndex:
     sizes: Int64s
     flags: npt.NDArray[np.uint8]
     checksums: npt.NDArray[np.uint8]
-    facts: Facts = None  # type: ignore[assignment]  # made below where it is not given
+    facts: Facts = None  # type: ignore[assignment]  # computed below if not given
 
     def __post_init__(self) -> None:
         facts: Facts | None = self.facts
@@ -123,7 +123,7 @@ class ClipIndex:
             facts = facts_of(self.times, self.offsets, self.sizes, self.flags, whole)[0] if len(lengths) == 1 else None
             object.__setattr__(self, "facts", facts)
         if facts is None or self.checksums.shape != (int(facts.segments[-1]) + 1, CHECKSUM_BYTES):
-            raise DecodeError("the packet index is no packet index of a clip; copy the dataset again")
+            raise DecodeError("the packet index is not valid for any clip; copy the dataset again")
 
     @property
     def segments(self) -> Int64s:
@@ -142,7 +142,7 @@ class ClipIndex:
 
     @property
     def num_bytes(self) -> int:
-        """End of the last packet: what the clip has at least."""
+        """End of the last packet: the minimum size of the clip."""
         return self.facts.num_bytes
 
     @property
@@ -151,22 +151,22 @@ class ClipIndex:
         return self.times if self.facts.is_sequential else self.times[self._order]
 
     def window(self, start: int, num_frames: int, stride: int = 1) -> PacketWindow:
-        """Return the packets to decode `num_frames` frames from number `start` on, every stride-th as shown.
+        """Return the packets to decode `num_frames` frames from number `start` on, every stride-th frame as shown.
 
         Raises as `window_of` does.
         """
         if stride < 1 or num_frames < 1:
-            raise DecodeError(f"{num_frames} frames, {stride} apart, are wanted; both must be at least 1")
+            raise DecodeError(f"{num_frames} frames, {stride} apart, were requested; both must be at least 1")
         return self.window_of(range(start, start + num_frames * stride, stride))
 
     def window_of(self, numbers: Sequence[int]) -> PacketWindow:
-        """Return the packets to decode these ascending frames from; a repeated one has its first place only.
+        """Return the packets to decode these ascending frames from; a repeated frame only has its first place.
 
-        Raises DecodeError where the clip has fewer frames, no key packet that serves, or two packets of one time.
+        Raises DecodeError if the clip has fewer frames, no usable key packet, or two packets with the same timestamp.
         """
         distinct, slots = np.unique(np.asarray(numbers, np.int64), return_index=True)
         if not 0 <= distinct[0] <= distinct[-1] < self.num_frames:
-            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} are wanted, the clip has {self.num_frames}")
+            raise DecodeError(f"frames {distinct[0]} to {distinct[-1]} were requested; the clip has {self.num_frames}")
         first, last, wanted = self._span(distinct)
         pieces, low, high = self._pieces(int(self.segments[first]), int(self.segments[last]))
         packets = np.empty((last + 1 - first, 4), np.int64)
@@ -178,7 +178,7 @@ class ClipIndex:
         return PacketWindow(low, high - low, pieces, packets, int(self.times[first]))
 
     def _span(self, numbers: Int64s) -> tuple[int, int, Int64s]:
-        """Return the first and last packet to decode, and which of these, counted from the first, are wanted."""
+        """Return the first and last packet to decode, and which of them, counted from the first, are wanted."""
         keys = np.flatnonzero(self.flags & KEY)
         if self.facts.is_sequential:
             first = int(keys[np.searchsorted(keys, numbers[0], "right") - 1])
@@ -186,10 +186,10 @@ class ClipIndex:
         wanted = self._order[numbers]
         usable = keys[(keys <= wanted.min()) & (self.times[keys] <= self.times[wanted[0]])]
         if not len(usable):
-            raise DecodeError(f"no key frame comes before the one at {self.times[wanted[0]]}: it cannot be decoded")
+            raise DecodeError(f"no key frame precedes the frame at {self.times[wanted[0]]}: it cannot be decoded")
         first, last = int(usable[-1]), int(wanted.max())
         if len(np.unique(self.times[first : last + 1])) < last + 1 - first:
-            # The loop of window.py knows frames by their times alone.
+            # The loop in window.py identifies frames by their times alone.
             raise DecodeError("two packets have the same timestamp in the packet index; copy the dataset again")
         return first, last, wanted - first
 
@@ -214,11 +214,11 @@ def checksum(data: bytes | memoryview) -> bytes:
 
 
 def index_clip(data: bytes, limits: Limits = LIMITS) -> ClipIndex | None:
-    """Return the packets of a clip that `probe` accepts; None if it has to be decoded through its container.
+    """Return the packets of a clip that `probe` accepts; None if it must be decoded through its container.
 
-    That is where it is an image, where packets do not stand whole and as they are in the file (transport streams,
-    stripped headers) or may hold another one's picture (AVI), and where a decoder must be told more (a change of
-    headers on the way). Raises ProbeError for what is no video.
+    That is so for images, for packets that are not stored whole and unchanged in the file (transport streams, stripped
+    headers) or may contain another packet's picture (AVI), and for decoders that need more information (a change of
+    headers in the middle). Raises ProbeError if the file is not a video.
     """
     with open_video(data, limits) as video:
         decoder = video.decoder
@@ -252,7 +252,7 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
     flags = np.zeros(len(times), np.uint8)
     flags[[ordinal for _, ordinal in table.keys]] |= KEY
     flags[list(table.ordinals)] |= SHOWN
-    # What comes before the first key packet is never decoded.
+    # Packets before the first key packet are never decoded.
     first = table.keys[0][1]
     parts = (times[first:], offsets[first:], sizes[first:], flags[first:])
     facts = facts_of(*parts, np.array([0, len(parts[0])]))[0]
@@ -260,14 +260,14 @@ def _make_index(info: StreamInfo, table: PacketTable, offsets: Int64s, data: byt
     edges = np.flatnonzero(np.diff(facts.segments, prepend=-1))
     lows, highs = np.minimum.reduceat(parts[1], edges), np.maximum.reduceat(parts[1] + parts[2], edges)
     if (highs - lows).sum() > 2 * len(data):
-        return None  # packets lie so that what a segment spans is mostly something else
+        return None  # the packets are so scattered that segments would mostly span other data
     view = memoryview(data)
     digests = b"".join(checksum(view[low:high]) for low, high in zip(lows.tolist(), highs.tolist(), strict=True))
     return ClipIndex(info, *parts, np.frombuffer(digests, np.uint8).reshape(-1, CHECKSUM_BYTES), facts)
 
 
 def _locate(video: VideoFile, table: PacketTable, data: memoryview) -> Int64s | None:
-    """Return each packet's offset in the file; None if one is not there unchanged, or has no time of its own."""
+    """Return each packet's offset in the file; None if one is not stored unchanged, or has no timestamp of its own."""
     times = {row[0] for row in table.rows}
     if None in times or len(times) < len(table.rows) or not video.is_exact:
         return None

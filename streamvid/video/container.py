@@ -1,7 +1,7 @@
-"""The one place that opens a media file: hostile until proved otherwise.
+"""Opening media files, only here: every file counts as hostile.
 
-FFmpeg gets a nameless reader, never a path: it can guess nothing from a name, and no file can make it open another
-one. Allowed are the containers and codecs of `Limits`; cover art is no video.
+FFmpeg gets a nameless reader, never a path: it cannot guess anything from a name, and no file can make it open another
+file. Only the containers and codecs of `Limits` are allowed; cover art does not count as video.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class FarFile(RangeFile):
-    """A file whose bytes come from far away, so that none should be read that is not needed."""
+    """A file in remote storage, from which no unneeded byte should be read."""
 
     def leave_out(self, bodies: Iterable[tuple[int, int]], heads: Iterable[tuple[int, int]]) -> None:
-        """Return zeros for unread bytes of `bodies` (start, end) from now on; `heads` are read first."""
+        """From now on, return zeros for unread bytes of `bodies` (start, end); `heads` are read first."""
         raise NotImplementedError
 
     def leave_out_nothing(self) -> None:
-        """Return the file's bytes everywhere again."""
+        """Return the file's real bytes everywhere again."""
         raise NotImplementedError
 
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | io.RawIOBase
 
 _READ_BYTES = 1 << 16
-#: Codecs that need no look at packets but at the first bytes of key frames, where the container's index tells the rest.
+#: Codecs for which only the first bytes of key frames are needed if the container's index has all other facts.
 _INDEXED_CODECS = frozenset({"h264", "hevc", "av1"})
 _KEY_HEAD_BYTES = 4096
 _FAR_PROBE_BYTES = 1 << 17
@@ -49,17 +49,17 @@ _REFUSED = {b"#EXTM3U": "an HLS playlist", b"ffconcat": "an ffconcat playlist", 
 
 
 class _Nameless:
-    """An open binary file without its name, which FFmpeg would read meaning into."""
+    """An open binary file without its name, from which FFmpeg would draw conclusions."""
 
     def __init__(self, file: BinaryIO | io.RawIOBase) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
 
 
 class VideoFile:
-    """An opened file, its video stream and the facts that need no packet. Made by `open_video`.
+    """An opened file, its video stream and the facts that need no packets. Created by `open_video`.
 
-    Attributes: container, stream (of PyAV), container_name, codec_name, is_image, has_audio, num_bytes, head (the first
-    bytes), is_exact (the container's packets can be trusted and sought).
+    Attributes: container, stream (both PyAV's), container_name, codec_name, is_image, has_audio, num_bytes, head (the
+    first bytes), is_exact (the container's packets are reliable and seekable).
     """
 
     container: InputContainer
@@ -81,7 +81,7 @@ class VideoFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Start anew from the first byte, with a fresh decoder."""
+        """Start again from the first byte, with a fresh decoder."""
         self.close()
         self.reader.seek(0)
         self.head = self.reader.read(_HEAD_BYTES)
@@ -102,12 +102,12 @@ class VideoFile:
             raise
 
     def _has_one_packet(self) -> bool:
-        """Return whether a GIF is a picture, not a video; afterwards it has to be reopened."""
+        """Return whether a GIF is a picture, not a video. Afterwards it must be reopened."""
         with ffmpeg_errors("the file is damaged: its first packets cannot be read"):
             return sum(packet.size > 0 for packet in islice(self.container.demux(self.stream), 2)) < 2
 
     def _is_avi_in_matroska(self) -> bool:
-        """True for Matroska with an AVI-style codec header, which stores decode times only."""
+        """Return whether this is Matroska with an AVI-style codec header, which stores only decode times."""
         try:
             return self.container_name == "matroska" and self.stream.codec_context.codec_tag != "\0\0\0\0"
         except UnicodeDecodeError:  # a tag that is not even text
@@ -115,10 +115,10 @@ class VideoFile:
 
     @contextmanager
     def bodies_left_out(self) -> Iterator[None]:
-        """Inside, packets of a file that is far away may be zeros behind their first bytes.
+        """Inside, return zeros after the first bytes of packets of a remote file.
 
-        That is so where the container's index tells sizes, times and key frames, and of the codecs of which nothing
-        else is looked at. What is between the packets is always there.
+        That happens if the container's index has sizes, times and key frames, and the codec needs nothing else from
+        packets. Bytes between the packets are always real.
         """
         far = self._far
         if far is None or self.container_name != "mov" or self.codec_name not in _INDEXED_CODECS:
@@ -150,7 +150,7 @@ class VideoFile:
 
 @contextmanager
 def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
-    """Open `source` within `limits`; ProbeError says in plain words what is wrong with it.
+    """Open `source` within `limits`. Raises ProbeError, which says in plain words what is wrong with it.
 
     A binary file object must be seekable; it is read from its first byte and left open.
     """
@@ -169,7 +169,7 @@ def open_video(source: Source, limits: Limits) -> Iterator[VideoFile]:
 
 
 class _MemoryFile(RangeFile):
-    """A file over memory that is not copied, but for each piece that is read."""
+    """A file over memory. Only the pieces that are read are copied."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__(len(view))
@@ -192,14 +192,14 @@ def ffmpeg_errors(problem: str) -> Iterator[None]:
 
 
 def _refuse_by_name(head: bytes) -> None:
-    """A clear word about what the whitelist would refuse without saying what it is."""
+    """Raise a clear error for files that the whitelist would reject without naming their kind."""
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
     names = [name for magic, name in _REFUSED.items() if text.startswith(magic)]
     if head[8:16] == b"WEBPVP8X" and head[20] & 0b10:
         names.append("an animated WebP")
     if names:
         raise ProbeError(
-            f"the file is {names[0]}, which is not allowed: give a video (mp4, mkv, ...) or a still image",
+            f"the file is {names[0]}, which is not allowed: use a video (mp4, mkv, ...) or a still image",
             kind="not-media",
         )
 
@@ -211,21 +211,21 @@ def _open_container(reader: _Nameless, limits: Limits, is_far: bool) -> InputCon
         "format_whitelist": ",".join(limits.containers),
         "protocol_whitelist": "",
         "max_pixels": str(limits.max_pixels),
-        # One more, so that there is something to complain about: Matroska leaves further streams out silently.
+        # One above the limit, so that the check below can fail: Matroska drops further streams silently.
         "max_streams": str(limits.max_streams + 1),
         # PyAV always lets FFmpeg look for stream facts, which decodes an H.264 frame (14 ms at 1080p) that we decode
-        # again where it is needed. This reaches only that throw-away decoder.
+        # again if needed. This only affects that temporary decoder.
         "skip_frame": "all",
     }
     if is_far:
-        # For the same facts it would read 5 MB or 5 s of packets, whatever the index of an MP4 has told it already.
+        # For the same facts it would read 5 MB or 5 s of packets, even if the index of an MP4 has them already.
         options["probesize"] = str(_FAR_PROBE_BYTES)
     try:
         return av.open(reader, "r", options=options, buffer_size=_READ_BYTES, metadata_errors="replace")
     except av.FFmpegError as error:
         allowed = ", ".join(limits.containers)
         raise ProbeError(
-            f"the file is no video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}",
+            f"the file is not a video or image that FFmpeg can read ({error.strerror}); allowed containers: {allowed}",
             kind="not-media",
         ) from error
 
@@ -236,7 +236,7 @@ def _canonical(format_name: str) -> str:
 
 
 def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
-    """Return the first video stream that is neither a cover picture nor a tile of a larger picture."""
+    """Return the first video stream that is neither cover art nor a tile of a larger picture."""
     from av.stream import Disposition
 
     if len(container.streams) > limits.max_streams:
@@ -251,7 +251,7 @@ def _choose_stream(container: InputContainer, limits: Limits) -> VideoStream:
             continue
         if stream.codec_context is None:
             raise ProbeError(
-                "the file's video codec is unknown to FFmpeg: re-encode it, to H.264 for instance", kind="codec"
+                "the file's video codec is unknown to FFmpeg: re-encode it, for instance to H.264", kind="codec"
             )
         codec = stream.codec_context.codec.canonical_name
         if codec not in limits.codecs:

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 Filters: TypeAlias = list[tuple[str, str]]
-"""(name, options) of FFmpeg's filters, in the order in which frames pass them."""
+"""(name, options) of FFmpeg's filters, in the order that frames pass through them."""
 
 
 class FilterChain:
     """A chain of FFmpeg filters as an object: a frame goes in, a frame comes out.
 
-    frame: the size and pixel format of all frames. matrix, color_range: their colours, FFmpeg's numbers.
+    frame: the size and pixel format of all frames. matrix, color_range: their colors, as FFmpeg's numbers.
     """
 
     def __init__(self, frame: VideoFrame, filters: Filters, *, matrix: int, color_range: int) -> None:
@@ -40,7 +40,7 @@ class FilterChain:
 
     def run(self, frame: VideoFrame) -> VideoFrame:
         """Return the filtered frame."""
-        # The source was told what the tags mean; a frame that says otherwise would not be let in.
+        # The source was configured with the meaning of the tags; it would reject a frame with others.
         frame.colorspace, frame.color_range = self._colors
         self._source.push(frame)
         return cast("VideoFrame", self._sink.pull())

@@ -1,6 +1,6 @@
-"""Facts that one decoded frame states: size, pixel aspect, orientation and colour.
+"""Facts that one decoded frame states: size, pixel aspect, orientation and color.
 
-Colour matrices and ranges are FFmpeg's numbers (AVColorSpace, AVColorRange), fixed by ITU-T H.273.
+Color matrices and ranges are FFmpeg's numbers (AVColorSpace, AVColorRange), fixed by ITU-T H.273.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _MATRICES = {0: "rgb", 1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
 _UNSPECIFIED = {2, 3}
-#: The other way round, as FFmpeg's filters want to be told.
+#: The inverse, as FFmpeg's filters expect it.
 MATRIX_NUMBERS = {"rgb": 0, "bt709": 1, "fcc": 4, "bt601": 6, "smpte240m": 7, "bt2020": 9}
 RANGE_NUMBERS = {"limited": 1, "full": 2}
 _RANGES = {1: "limited", 2: "full"}
 _HDR_TRANSFERS = {16: "PQ (HDR10, Dolby Vision)", 18: "HLG"}
 _BT601_CODECS = {"mjpeg", "webp", "vp8"}
 _MAX_PIXEL_ASPECT = 16
-#: Where PyAV does not say where colour samples lie, the codec's definition does; of all others most lie left.
+#: PyAV does not report the siting of color samples. These codecs define it; for most others it is left.
 _CENTERED_CODECS = {"mjpeg", "webp", "mpeg1video", "h263", "flv1"}
 
 #: (a, b, c, d) of the display matrix → (flip, clockwise degrees): the point (x, y) of a decoded frame is shown at
@@ -52,7 +52,7 @@ _ORIENTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class FrameFormat:
-    """The fields of the same names in VideoInfo, read from one frame."""
+    """The fields of the same names in VideoInfo, as read from one frame."""
 
     coded_width: int
     coded_height: int
@@ -66,7 +66,7 @@ class FrameFormat:
     has_centered_chroma: bool = False
 
     def check(self, frame: VideoFrame) -> None:
-        """Raise DecodeError if a frame has another size or pixel format."""
+        """Raise DecodeError if a frame has a different size or pixel format."""
         found = (frame.width, frame.height, frame.format.name)
         if found != (self.coded_width, self.coded_height, self.pixel_format):
             raise DecodeError(
@@ -76,7 +76,7 @@ class FrameFormat:
 
     @property
     def display_size(self) -> tuple[int, int]:
-        """(width, height) as shown: square pixels, turned."""
+        """(width, height) as shown: with square pixels, rotated."""
         horizontal, vertical = self.sample_aspect_ratio
         width = max(1, (2 * self.coded_width * horizontal + vertical) // (2 * vertical))
         size = (width, self.coded_height)
@@ -84,14 +84,14 @@ class FrameFormat:
 
 
 def read_frame_format(video: VideoFile, frame: VideoFrame) -> FrameFormat:
-    """Return the format of `frame`, decoded from `video`. Raises ProbeError for unsupported colours or orientation."""
+    """Return the format of `frame`, decoded from `video`. Raises ProbeError for unsupported colors or orientation."""
     _check_transfer(frame, video.limits)
     flip, rotation = _orientation(frame)
     return _make_format(frame, video.codec_name, _pixel_aspect(video), rotation, flip)
 
 
 def frame_format_of(info: StreamInfo, frame: VideoFrame) -> FrameFormat:
-    """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colours."""
+    """Return the format of a frame decoded without its container. Raises ProbeError for unsupported colors."""
     return _make_format(frame, info.codec, info.sample_aspect_ratio, info.rotation, info.flip)
 
 
@@ -116,9 +116,9 @@ def _make_format(
 def _check_transfer(frame: VideoFrame, limits: Limits) -> None:
     if frame.color_trc in _HDR_TRANSFERS and not limits.allow_hdr:
         raise ProbeError(
-            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, with FFmpeg's zscale and "
-            "tonemap filters for instance, or admit it as it is (--hdr allow): its frames then look pale, as they are "
-            "not tone-mapped",
+            f"the video is HDR ({_HDR_TRANSFERS[frame.color_trc]}): tone-map it to SDR first, for instance with "
+            "FFmpeg's zscale and tonemap filters, or admit it as it is (--hdr allow): its frames then look pale, as "
+            "they are not tone-mapped",
             kind="hdr",
         )
 
@@ -134,8 +134,8 @@ def _color_space(codec: str, frame: VideoFrame) -> tuple[str, bool]:
         return ("bt709" if longer >= 1280 or shorter >= 720 else "bt601"), True
     if matrix not in _MATRICES:
         raise ProbeError(
-            f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported: convert it to BT.709, with "
-            "FFmpeg's zscale filter for instance",
+            f"the video's color matrix (number {matrix} of ITU-T H.273) is not supported: convert it to BT.709, for "
+            "instance with FFmpeg's zscale filter",
             kind="color",
         )
     return _MATRICES[matrix], False
@@ -151,7 +151,7 @@ def _pixel_aspect(video: VideoFile) -> tuple[int, int]:
         return (1, 1)
     if not 1 / _MAX_PIXEL_ASPECT <= ratio <= _MAX_PIXEL_ASPECT:
         raise ProbeError(
-            f"the video's pixels have the shape {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?",
+            f"the video's pixel aspect ratio is {ratio}, beyond 1:{_MAX_PIXEL_ASPECT}: a damaged header?",
             kind="picture",
         )
     return ratio.numerator, ratio.denominator
@@ -169,7 +169,7 @@ def _orientation(frame: VideoFrame) -> tuple[bool, int]:
             ):
                 degrees = round(math.degrees(math.atan2(b, a)))
                 raise ProbeError(
-                    f"the video asks to be turned by {degrees} degrees; only quarter turns are supported",
+                    f"the video is to be rotated by {degrees} degrees; only quarter turns are supported",
                     kind="picture",
                 )
             return _ORIENTATIONS[signs]
@@ -182,7 +182,7 @@ def _side_data(frame: VideoFrame) -> list[SideData]:
     try:
         return _all_side_data(frame)
     except ValueError:
-        # PyAV has no name for one of its kinds (a photo's EXIF block, for one) and so shows none: drop those first.
+        # If PyAV has no name for a kind of side data (such as a photo's EXIF block), it shows none: drop those first.
         known = max(int(kind.value) for kind in cast("Iterable[Enum]", Type))
         drop = [("sidedata", f"mode=delete:type={kind}") for kind in range(known + 1, known + 20)]
         chain = FilterChain(frame, drop, matrix=frame.colorspace, color_range=frame.color_range)
@@ -190,8 +190,8 @@ def _side_data(frame: VideoFrame) -> list[SideData]:
 
 
 def _all_side_data(frame: VideoFrame) -> list[SideData]:
-    # `frame.side_data` is such a container too, but it and the frame hold each other: the picture would stay until the
-    # garbage collector comes by, hundreds of clips later.
+    # `frame.side_data` is such a container too, but it and the frame reference each other: the picture would stay until
+    # the garbage collector runs, hundreds of clips later.
     from av.sidedata.sidedata import SideDataContainer
 
     return list(SideDataContainer(frame))  # type: ignore[call-arg]

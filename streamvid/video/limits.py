@@ -1,7 +1,7 @@
 """Limits on untrusted files: sizes, counts, formats and codecs.
 
-Every number exists because a file of a few hundred kilobytes can ask for gigabytes. The lists name what FFmpeg's
-demuxers and decoders are called; others are refused before a byte is parsed.
+Every number exists because a file of a few hundred kilobytes can ask for gigabytes. The lists hold FFmpeg's names
+of demuxers and decoders; others are rejected before a byte is parsed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from streamvid.errors import ConfigError
 
-#: Containers whose packets carry the truth about time: one packet a frame, each with its timestamp, seekable.
+#: Containers whose packets carry reliable times: one packet per frame, each with its timestamp, seekable.
 EXACT_CONTAINERS = frozenset({"mov", "matroska"})
 
 #: Still images: FFmpeg's "pipe" demuxers, which look at the content and never open another file.
@@ -33,29 +33,29 @@ CODECS = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of `probe` and `decode_into`; anything beyond is a ProbeError or a DecodeError that names the limit."""
+    """Limits of `probe` and `decode_into`. Anything beyond raises ProbeError or DecodeError, which names the limit."""
 
     max_bytes: int = 16 << 30
-    max_pixels: int = 8192 * 4320  #: of one frame, as FFmpeg counts: some decoders pad rows to 64 pixels
+    max_pixels: int = 8192 * 4320  #: per frame, as FFmpeg counts: some decoders pad rows to 64 pixels
     max_frames: int = 500_000
     max_seconds: float = 12 * 3600.0
     max_streams: int = 64
     containers: tuple[str, ...] = CONTAINERS
     codecs: tuple[str, ...] = CODECS
-    allow_hdr: bool = False  #: PQ and HLG, whose frames are handed on as they are, not tone-mapped
+    allow_hdr: bool = False  #: PQ and HLG, whose frames are delivered as they are, not tone-mapped
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name.startswith("max_") and not value > 0:
-                raise ConfigError(f"limits: {field.name} is {value!r}, it must be above 0")
+                raise ConfigError(f"limits: {field.name} is {value!r}; it must be above 0")
             if isinstance(field.default, tuple) and (
                 not value or not all(re.fullmatch(r"[a-z0-9_]+", name) for name in value)
             ):
-                raise ConfigError(f"limits: {field.name} is {value!r}, it must be a tuple of FFmpeg's names, not empty")
+                raise ConfigError(f"limits: {field.name} is {value!r}; it must be a non-empty tuple of FFmpeg's names")
 
 
 LIMITS = Limits()
 
-#: Of datasets: what was admitted when it was sharded, HDR too, is delivered.
+#: Limits for datasets: everything that was admitted during sharding, including HDR, is delivered.
 STORED_LIMITS = Limits(allow_hdr=True)

@@ -1,7 +1,7 @@
-"""A video's packets: which frames there are, when they are shown and where decoding can start. Nothing is decoded.
+"""Packets of a video: its frames, the times at which they are shown, and where decoding can start. Nothing is decoded.
 
 A packet shows no frame if an edit list discards it, if it is empty, if it is a hidden reference picture (VP8, VP9), or
-if it is shown before the first key frame: such a frame leans on pictures that were cut away.
+if it is shown before the first key frame, because such a frame refers to pictures that were cut away.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _RECOVERY_POINT = 6
 class PacketTable:
     """The packets of one video.
 
-    - timestamps: of the shown frames, ascending, ticks of `time_base`; frame number = position.
-    - ordinals: for each frame number its packet's place in decode order.
+    - timestamps: of the shown frames, ascending, in ticks of `time_base`; the position is the frame number.
+    - ordinals: for each frame number, its packet's place in decode order.
     - keys: (timestamp, ordinal) of each key packet in decode order, discarded ones included; a packet flagged as key
-      whose picture is whole only some frames later (H.264 gradual refresh) is none.
-    - rows: (timestamp, position, size) of every packet, in decode order: what a packet is recognised by.
-    - reorder_depth: the most frames that a decoder holds back to show all in order.
-    - last_duration: of the frame shown last, in ticks; 0 where unknown.
+      whose picture is only complete some frames later (H.264 gradual refresh) does not count.
+    - rows: (timestamp, position, size) of every packet, in decode order, by which packets are recognized.
+    - reorder_depth: the maximum number of frames that a decoder holds back to show them in order.
+    - last_duration: of the last frame shown, in ticks; 0 if unknown.
     """
 
     timestamps: tuple[int, ...]
@@ -57,9 +57,9 @@ class PacketTable:
         return tuple(number for number, ordinal in enumerate(self.ordinals) if ordinal in key_ordinals)
 
     def decode_starts(self, first_frame: int, last_frame: int) -> list[tuple[int, int]]:
-        """Return (timestamp, ordinal) of the key packets to decode these frames from, the best first, two at most.
+        """Return (timestamp, ordinal) of the key packets to decode these frames from, the best first, at most two.
 
-        The second is one key frame further back: it serves where the first was no true entry point.
+        The second is one key frame further back, for the case that the first is not a true entry point.
         """
         first_needed = min(self.ordinals[first_frame : last_frame + 1])
         wanted_from = self.timestamps[first_frame]
@@ -68,7 +68,7 @@ class PacketTable:
 
 
 def read_packets(video: VideoFile) -> PacketTable:
-    """Read through the file once. ProbeError where it breaks off, or where its timestamps do not name each frame."""
+    """Read through the file once. Raises ProbeError if it ends early, or if timestamps do not identify each frame."""
     rows: list[tuple[int | None, int | None, int]] = []
     keys: list[tuple[int, int]] = []
     shown: list[tuple[int, int, int]] = []
@@ -96,10 +96,10 @@ def read_packets(video: VideoFile) -> PacketTable:
 
 
 def each_packet(video: VideoFile) -> Iterator[Packet[VideoStream]]:
-    """Yield the remaining packets of the demuxer, without empty ones, which would flush a decoder."""
+    """Yield the remaining packets of the demuxer, except empty ones, which would flush a decoder."""
     with (
-        ffmpeg_errors("the file ends early or is damaged: its packets cannot all be read"),
-        # Not read to its end and left to itself, PyAV's generator loses a packet each time.
+        ffmpeg_errors("the file ends early or is damaged: not all of its packets can be read"),
+        # PyAV's generator loses a packet each time that it is abandoned before its end.
         closing(cast("Generator[Packet[VideoStream], None, None]", video.container.demux(video.stream))) as packets,
     ):
         for packet in packets:
@@ -120,8 +120,8 @@ def decoded(video: VideoFile, problem: str, first: int = 0, stop: int | None = N
 
 
 def remedy() -> str:
-    """Return the remedy for a file whose timestamps cannot be trusted."""
-    return "remux it (ffmpeg -i IN -c copy OUT.mkv) or, if that changes nothing, re-encode it (ffmpeg -i IN OUT.mp4)"
+    """Return the remedy for a file with unreliable timestamps."""
+    return "remux it (ffmpeg -i IN -c copy OUT.mkv) or, if that does not help, re-encode it (ffmpeg -i IN OUT.mp4)"
 
 
 def _make_table(
@@ -131,7 +131,7 @@ def _make_table(
     shown: list[tuple[int, int, int]],
 ) -> PacketTable:
     if not rows:
-        raise ProbeError("the video has no packets: only a header is there (truncated file?)", kind="damaged")
+        raise ProbeError("the video has no packets, only a header (truncated file?)", kind="damaged")
     if not keys:
         raise ProbeError("the video has no key frame to start decoding from; re-encode it", kind="damaged")
     first_time, first_ordinal = keys[0]
@@ -164,14 +164,14 @@ def _is_entry(video: VideoFile, packet: Packet[VideoStream]) -> bool:
 
 
 def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, int]]) -> None:
-    """Raise ProbeError where header and bytes disagree about how long the file is."""
+    """Raise ProbeError if header and data disagree about the length of the file."""
     if video.container_name == "mov":
         missing = sum(entry.pos + entry.size > video.num_bytes for entry in video.stream.index_entries)
         if missing:
             raise ProbeError(_broken_off(video, len(video.stream.index_entries) - missing), kind="damaged")
         return
     if video.container_name == "gif" and not _has_end_mark(video):
-        raise ProbeError("the file ends early: a GIF's end mark is not there (truncated file?)", kind="damaged")
+        raise ProbeError("the file ends early: the GIF has no end mark (truncated file?)", kind="damaged")
     promised = 0
     if video.container_name == "matroska":
         promised = _matroska_end(video)
@@ -181,13 +181,13 @@ def _check_complete(video: VideoFile, rows: list[tuple[int | None, int | None, i
         promised = 8 + int.from_bytes(video.head[4:8], "little")
     if promised > video.num_bytes:
         raise ProbeError(
-            f"the file ends early: the header promises {promised} bytes, {video.num_bytes} are there (truncated file?)",
+            f"the file ends early: the header promises {promised} bytes, it has {video.num_bytes} (truncated file?)",
             kind="damaged",
         )
 
 
 def _has_end_mark(video: VideoFile) -> bool:
-    """Some writers fill up with zeros behind it."""
+    """Return whether a GIF has its end mark; some writers append zeros to it."""
     video.reader.seek(max(0, video.num_bytes - _TAIL_BYTES))
     return video.reader.read(_TAIL_BYTES).rstrip(b"\0").endswith(b";")
 
@@ -195,14 +195,12 @@ def _has_end_mark(video: VideoFile) -> bool:
 def _broken_off(video: VideoFile, num_found: int) -> str:
     promised = max(video.stream.frames, len(video.stream.index_entries) if video.container_name == "mov" else 0)
     if promised > num_found:
-        return (
-            f"the file ends early: the header promises {promised} frames, {num_found} are there whole (truncated file?)"
-        )
-    return f"the file ends early or is damaged: packet {num_found} of the video is not whole (truncated file?)"
+        return f"the file ends early: the header promises {promised} frames, {num_found} are complete (truncated file?)"
+    return f"the file ends early or is damaged: packet {num_found} of the video is incomplete (truncated file?)"
 
 
 def _matroska_end(video: VideoFile) -> int:
-    """Return the end of the Segment by its own header; 0 if it is not stated (a live recording)."""
+    """Return the end of the Segment according to its header; 0 if it is not stated (a live recording)."""
     head = video.head
     if not head.startswith(_EBML):
         return 0
@@ -215,7 +213,7 @@ def _matroska_end(video: VideoFile) -> int:
 
 
 def _asf_end(head: bytes) -> int:
-    """Return the end of the file by its header; 0 if it is not stated (a live recording)."""
+    """Return the end of the file according to its header; 0 if it is not stated (a live recording)."""
     at = head.find(_ASF_FILE)
     if not 0 <= at <= len(head) - 92:
         return 0
@@ -233,13 +231,13 @@ def _ebml_size(head: bytes, at: int) -> tuple[int, int]:
     return (0 if value == (1 << 7 * length) - 1 else value), at + length
 
 
-# The first bits of packets, for what containers do not say. They flag "gradual refresh" pictures as key frames although
-# the picture is whole only some frames later: a decoder that starts there returns grey smears with the right timestamps
-# and no error.
+# The first bits of packets, for facts that containers lack. They flag "gradual refresh" pictures as key frames although
+# the picture is only complete some frames later: a decoder that starts there returns gray smears with the right
+# timestamps and no error.
 
 
 def is_h264_entry(packet: memoryview, header: bytes) -> bool:
-    """False if `packet`, flagged as a key frame, says itself that its picture is whole only some frames later.
+    """Return False if `packet`, flagged as a key frame, states that its picture is complete only some frames later.
 
     header: the decoder's extradata, an avcC box or start-code data.
     """
@@ -250,18 +248,18 @@ def is_h264_entry(packet: memoryview, header: bytes) -> bool:
             return True
         if kind == _SEI:
             payload = _recovery_point(unit[1:])
-            # It begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 is the number 0.
+            # It begins with the number of frames until then, Exp-Golomb coded: a first bit of 1 means 0.
             if payload:
                 return payload[0] >= 0x80
     return True
 
 
 def is_hidden(codec: str, packet: memoryview) -> bool:
-    """True for a packet that decodes to no picture: a VP8 or VP9 "alternative reference" that stands alone."""
+    """Return whether a packet decodes to no picture: a separate VP8 or VP9 "alternative reference"."""
     head = packet[0]
     if codec == "vp8":
         return not head >> 4 & 1
-    if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe: it holds a shown frame
+    if codec != "vp9" or packet[-1] >> 5 == 0b110:  # a superframe contains a shown frame
         return False
     shift = 1 if head >> 4 & 0b11 == 0b11 else 0  # profile 3 has one more bit
     shows_existing, shows_frame = head >> 3 - shift & 1, head >> 1 - shift & 1

@@ -1,4 +1,4 @@
-"""Format of decoded pictures: size, memory layout and accuracy of colours."""
+"""Format of decoded pictures: size, memory layout and color accuracy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PictureFormat:
     """Pictures of (height, width).
 
     pixels: "rgb24", (H, W, 3) uint8; or "yuv420p", the planes Y (H, W), U and V (H/2, W/2), uint8, one after the other.
-    accuracy: of RGB: "fast" is swscale's default, 1 to 3 levels too dark on the mean; "exact" has a bias below 0.05
-        level and chroma where the source has it.
+    accuracy: of RGB: "fast" is swscale's default, 1 to 3 levels too dark on average; "exact" has a bias below 0.05
+        level, and respects the source's chroma siting.
 
     Raises ConfigError for invalid values.
     """
@@ -29,7 +29,7 @@ class PictureFormat:
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
-            raise ConfigError(f"picture: the size is {self.width}x{self.height}, both sides must be at least 1")
+            raise ConfigError(f"picture: the size is {self.width}x{self.height}; both sides must be at least 1")
         for name, value, known in (
             ("pixels", self.pixels, get_args(Pixels)),
             ("accuracy", self.accuracy, get_args(Accuracy)),
@@ -38,8 +38,8 @@ class PictureFormat:
                 raise ConfigError(f"{name}={value!r}; allowed are {', '.join(known)}")
         if self.pixels == "yuv420p" and (self.height % 2 or self.width % 2):
             raise ConfigError(
-                f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, as one colour "
-                "sample stands for 2 x 2 pixels; take pixels='rgb24'"
+                f"pixels='yuv420p' with a size of {self.width}x{self.height}: both sides must be even, as one color "
+                "sample stands for 2 x 2 pixels; use pixels='rgb24'"
             )
 
     @property

@@ -12,7 +12,7 @@ _MAX_COLUMNS = 8
 
 
 def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
-    """uint8 (B, T, H, W, 3) → a PNG: a row a video, up to 8 frames of it, evenly spaced."""
+    """Return a PNG of uint8 videos (B, T, H, W, 3): one row per video, up to 8 frames of it, evenly spaced."""
     import av
 
     numbers = np.linspace(0, videos.shape[1] - 1, min(_MAX_COLUMNS, videos.shape[1])).round().astype(int)
@@ -28,11 +28,11 @@ def contact_sheet(videos: npt.NDArray[np.uint8]) -> bytes:
 
 
 def movie(videos: npt.NDArray[np.uint8], fps: float) -> bytes:
-    """uint8 (B, T, H, W, 3) → an MP4 of H.264: the videos side by side, `fps` frames a second."""
+    """Return an H.264 MP4 of uint8 videos (B, T, H, W, 3), side by side, with `fps` frames per second."""
     import av
 
     pictures = np.concatenate(list(videos), axis=2)
-    height, width = (size + size % 2 for size in pictures.shape[1:3])  # H.264 of 4:2:0 has even sizes
+    height, width = (size + size % 2 for size in pictures.shape[1:3])  # H.264 with 4:2:0 needs even sizes
     sink = io.BytesIO()
     with av.open(sink, "w", format="mp4") as container:
         rate = Fraction(fps).limit_denominator(1001)

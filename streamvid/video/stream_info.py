@@ -1,6 +1,6 @@
-"""What a container says about a stream: all that a decoder and a converter need before the first packet.
+"""A container's description of a stream: all that a decoder and a converter need before the first packet.
 
-With it, a video's packets decode to the same frames as its file does, and no container is opened.
+With it, a video's packets decode to the same frames as its file, without opening a container.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_EXTRADATA_BYTES = 16 * 2**10
 _MAX_REORDER_DEPTH = 16
-#: FFmpeg's own decoder of this name needs special hardware; containers are opened with the first that does not.
+#: FFmpeg's own decoder of this name needs special hardware; containers use the first one that does not.
 _SOFTWARE = {"av1": "libdav1d"}
 _INTRA_CODECS = frozenset({"mjpeg", "png", "webp", "bmp"})
 
@@ -29,10 +29,10 @@ class StreamInfo:
 
     - codec, extradata: FFmpeg's name, and the decoder's header as the container stores it.
     - coded_width, coded_height, sample_aspect_ratio, rotation, flip, pixel_format: as in VideoInfo.
-    - color: matrix, range, primaries and transfer as the container says, FFmpeg's numbers (ITU-T H.273).
-    - reorder_depth: the most frames that a decoder holds back to show all in order.
+    - color: matrix, range, primaries and transfer as the container states them, FFmpeg's numbers (ITU-T H.273).
+    - reorder_depth: the maximum number of frames that a decoder holds back to show them in order.
 
-    Raises DecodeError for values that no video has.
+    Raises DecodeError for values that no video can have.
     """
 
     codec: str
@@ -58,7 +58,7 @@ class StreamInfo:
             or not isinstance(self.flip, bool)
             or len(self.extradata) > MAX_EXTRADATA_BYTES
         ):
-            raise DecodeError(f"the index describes no video: {str(self)[:200]}; copy the dataset again")
+            raise DecodeError(f"the index does not describe a video: {str(self)[:200]}; copy the dataset again")
 
     def to_json(self) -> str:
         """Return one line of JSON."""
@@ -67,36 +67,36 @@ class StreamInfo:
     @staticmethod
     @lru_cache(256)
     def from_json(text: str) -> StreamInfo:
-        """Build an instance from what `to_json` wrote. DecodeError for anything else."""
+        """Build an instance from what `to_json` wrote. Raises DecodeError for anything else."""
         try:
             value = json.loads(text)
             value |= {name: tuple(map(int, value[name])) for name in ("sample_aspect_ratio", "color")}
             value["extradata"] = bytes.fromhex(value["extradata"])
             return StreamInfo(**value)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise DecodeError(f"the index describes no video: {text[:200]!r}; copy the dataset again") from error
+            raise DecodeError(f"the index does not describe a video: {text[:200]!r}; copy the dataset again") from error
 
 
-# The clips of a dataset have few streams between them, and each delivery goes both ways.
+# The clips of a dataset have few distinct streams, and each delivery converts both ways.
 @lru_cache(256)
 def _to_json(info: StreamInfo) -> str:
     return json.dumps({**asdict(info), "extradata": info.extradata.hex()}, sort_keys=True)
 
 
 def set_up_decoder(decoder: VideoCodecContext, codec: str, limits: Limits, num_threads: int = 1) -> None:
-    """Apply the settings that all our decoders share."""
+    """Apply the settings that all decoders share."""
     from av.codec.context import ThreadType
 
     decoder.thread_count = num_threads
     decoder.thread_type = ThreadType.FRAME if num_threads > 1 else ThreadType(0)
     decoder.options = {"max_pixels": str(limits.max_pixels)}
     if codec in _INTRA_CODECS:
-        # A truncated picture would decode half grey without an error.
+        # A truncated picture would decode half gray without an error.
         decoder.options["err_detect"] = "crccheck+explode"
 
 
 def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> VideoCodecContext:
-    """Return a decoder for the stream's packets, without a container. DecodeError for a codec that is not allowed."""
+    """Return a decoder for the packets, without a container. Raises DecodeError for a codec that is not allowed."""
     from av.codec.context import CodecContext
     from av.video.codeccontext import VideoCodecContext
 
@@ -116,12 +116,12 @@ def open_decoder(info: StreamInfo, limits: Limits, num_threads: int = 1) -> Vide
 
 
 def begin_decoding(decoder: VideoCodecContext, info: StreamInfo) -> None:
-    """Make a decoder ready for packets from a key frame on: what its last video said of itself is forgotten."""
+    """Prepare a decoder for packets from a key frame on, and discard what its last video stated about itself."""
     decoder.colorspace, decoder.color_range, decoder.color_primaries, decoder.color_trc = info.color
     set_reorder_depth(decoder, info.codec, info.reorder_depth)
 
 
 def set_reorder_depth(decoder: VideoCodecContext, codec: str, depth: int) -> None:
-    """Tell how many frames may have to wait; a decoder that starts in the middle would find out by losing frames."""
+    """Set how many frames may have to wait; a decoder that starts in the middle would detect it by losing frames."""
     if codec == "h264":
         decoder.reorder_depth = min(depth, _MAX_REORDER_DEPTH)

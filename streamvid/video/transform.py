@@ -1,9 +1,9 @@
-"""Geometry from a frame to a picture: crop, scale to cover, turn. Integers only.
+"""Geometry from a frame to a picture: crop, scale to cover, rotate. Integers only.
 
-The crop comes first (it costs nothing: a shift of pointers), then one scaling pass, then the turn while the small
-picture is copied. The crop box is centred, as large as the frame allows, and has the shape of the target in display
-space, so that non-square pixels come out square. Offsets and sizes are even, because most frames carry one colour
-sample for 2 x 2 pixels; the shape is right to within a pixel of the box.
+The crop comes first (it costs nothing: a shift of pointers), then one scaling pass, then the rotation while the small
+picture is copied. The crop box is centered, as large as the frame allows, and has the shape of the target in display
+space, so that non-square pixels become square. Offsets and sizes are even, because most frames carry one color
+sample for 2 x 2 pixels; the shape is accurate to within a pixel of the box.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _TURNS: dict[int, Filters] = {
 class Crop:
     """The part of a frame that is kept; it has the shape of the target.
 
-    left, top: where it lies, as shares of the room there is, 0 to 2**32 - 1 in 2**-32, as the frame is displayed,
-    so that one crop is the same part of videos that are turned differently. scale: of its sides, in 2**-16 of the
-    largest part's.
+    left, top: its place, as shares of the room that there is, 0 to 2**32 - 1 in units of 2**-32, as the frame is
+    displayed, so that one crop is the same part of videos with different rotations. scale: of its sides, in units of
+    2**-16 of the largest part's sides.
     """
 
     left: int
@@ -39,16 +39,16 @@ class Crop:
 
     def __post_init__(self) -> None:
         if not (0 <= self.left < 1 << 32 and 0 <= self.top < 1 << 32 and 0 < self.scale <= 1 << 16):
-            raise ConfigError(f"invalid crop {self}: places are shares below 1, scales above 0 up to 1")
+            raise ConfigError(f"invalid crop {self}: places must be shares below 1, scales above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Conversion of decoded frames of one shape and colour to RGB pictures of (height, width). Made by `cover`.
+    """Conversion of decoded frames of one shape and color to RGB pictures of (height, width). Created by `cover`.
 
     - source_width, source_height: of the decoded frame; crop_left, crop_top, crop_width, crop_height: the box in it.
-    - scale_width, scale_height: what the box is scaled to, before the turn: (width, height), or swapped for a quarter
-      turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
+    - scale_width, scale_height: size that the box is scaled to, before the rotation: (width, height), or swapped for a
+      quarter turn. flip, rotation, color_space, color_range, has_centered_chroma: as in VideoInfo.
     """
 
     source_width: int
@@ -71,18 +71,18 @@ class Transform:
             and 0 <= self.crop_top <= self.source_height - self.crop_height
         )
         if not inside or min(self.crop_width, self.crop_height, self.scale_width, self.scale_height) < 1:
-            raise ConfigError(f"invalid transform {self}: the crop box must lie in the frame and hold a pixel")
+            raise ConfigError(f"invalid transform {self}: the crop box must be inside the frame and contain a pixel")
         if self.rotation not in _TURNS:
-            raise ConfigError(f"transform: rotation is {self.rotation}, allowed are {sorted(_TURNS)}")
+            raise ConfigError(f"transform: rotation is {self.rotation}; allowed are {sorted(_TURNS)}")
 
     @classmethod
     def cover(cls, source: FrameFormat | VideoInfo, height: int, width: int, crop: Crop | None = None) -> Transform:
         """Return the transform of frames like `source` to (height, width) pixels as displayed.
 
-        crop: None: the largest box, from the middle.
+        crop: None: the largest box, centered.
         """
         if height < 1 or width < 1:
-            raise ConfigError(f"transform: the target is {width}x{height}, both sides must be at least 1")
+            raise ConfigError(f"transform: the target is {width}x{height}; both sides must be at least 1")
         scale_width, scale_height = (height, width) if source.rotation in (90, 270) else (width, height)
         aspect_width, aspect_height = source.sample_aspect_ratio
         # The box w x h with w * aspect_width / (h * aspect_height) = scale_width / scale_height.
@@ -117,7 +117,7 @@ class Transform:
 
     @property
     def crop_filters(self) -> Filters:
-        """FFmpeg's crop filter; none where the whole frame is used."""
+        """FFmpeg's crop filter; empty if the whole frame is used."""
         if (self.crop_width, self.crop_height) == (self.source_width, self.source_height):
             return []
         return [("crop", f"{self.crop_width}:{self.crop_height}:{self.crop_left}:{self.crop_top}:exact=1")]
@@ -129,31 +129,31 @@ class Transform:
 
     @property
     def chroma_siting(self) -> str:
-        """FFmpeg's name for where a frame's colour samples lie."""
+        """FFmpeg's name for the siting of a frame's color samples."""
         return "center" if self.has_centered_chroma else "left"
 
     def scale_options(self, accuracy: Accuracy) -> str:
-        """Return options of FFmpeg's scale filter: size, averaging of areas, and the colours that come in."""
+        """Return options of FFmpeg's scale filter: size, area averaging, and the colors of the input."""
         flags = "area"
         if accuracy == "exact":
-            # swscale takes chroma to lie in the middle whatever a frame's tag says, unless it is told.
+            # Unless it is set, swscale assumes centered chroma, whatever a frame's tag says.
             flags = f"area+accurate_rnd+full_chroma_int:in_chroma_loc={self.chroma_siting}"
         colors = "" if self.color_space == "rgb" else f":in_color_matrix={self.color_space}:in_range={self.color_range}"
         return f"{self.scale_width}:{self.scale_height}:flags={flags}{colors}"
 
     @property
     def ffmpeg_filter(self) -> str:
-        """The exact conversion as a filter of the ffmpeg program (7.1 or newer), to check a tensor with.
+        """The exact conversion as a filter of the ffmpeg program (7.1 or newer), to compare a tensor with.
 
         `ffmpeg -noautorotate -i FILE -fps_mode passthrough -vf FILTER -f rawvideo -pix_fmt rgb24 OUT` writes (frame,
-        height, width, RGB) bytes. The turn costs nothing there either: it follows the scaling.
+        height, width, RGB) bytes. The rotation is cheap there too, because it follows the scaling.
         """
         steps = [*self.crop_filters, ("scale", self.scale_options("exact")), ("format", "rgb24"), *self.turn_filters]
         return ",".join(f"{name}={options}" if options else name for name, options in [*steps, ("setsar", "1")])
 
 
 def _as_stored(crop: Crop, rotation: int, flip: bool) -> tuple[int, int]:
-    """Return a crop's place in the frame that is to be mirrored, then turned clockwise, before it is displayed."""
+    """Return a crop's place in the stored frame, which is mirrored, then rotated clockwise, for display."""
     most = (1 << 32) - 1
     left, top = {
         0: (crop.left, crop.top),
@@ -169,11 +169,11 @@ def _scaled(side: int, scale: int) -> int:
 
 
 def _even_place(room: int, share: int) -> int:
-    """Return one of the even numbers from 0 to `room`, each with the same chance."""
+    """Return one of the even numbers from 0 to `room`, each with the same probability."""
     return (share * (room // 2 + 1) >> 32) * 2
 
 
 def _even_quotient(numerator: int, denominator: int, limit: int) -> int:
-    """numerator / denominator as the nearest even number from 2 up to `limit`; `limit` itself may be odd."""
+    """Return numerator / denominator, rounded to an even number from 2 to `limit`; `limit` itself may be odd."""
     nearest = (numerator + denominator) // (2 * denominator) * 2
     return min(limit, max(2, nearest))

@@ -85,14 +85,16 @@ def test_of_runs_alike_the_one_with_more_workers_is_judged() -> None:
     pair = [run_of(1, rate=100), run_of(8, rate=99)]
     assert judge(pair, [FAST, FAST], SETTING).limit == "cores"
     worse = judge([run_of(1, rate=200), run_of(8, rate=99)], [FAST, FAST], SETTING)
-    assert worse.limit == "cores" and "8 workers gave less, 99.0 samples/s" in worse.reasons
+    assert worse.limit == "cores" and "8 workers delivered less, 99.0 samples/s" in worse.reasons
     assert not any("more workers" in one for one in worse.advice)
 
 
 def test_a_cold_store_that_is_slower_than_the_loader_is_told_and_not_taken_for_the_limit() -> None:
     cold = replace(FAST, num_samples=50)
     verdict = judge([run_of(4, rate=100)], [cold, FAST], SETTING)
-    assert verdict.limit == "decoders" and any("slowest pass gave 50.0 samples/s" in one for one in verdict.reasons)
+    assert verdict.limit == "decoders" and any(
+        "slowest pass delivered 50.0 samples/s" in one for one in verdict.reasons
+    )
     assert not any("slowest" in one for one in judge([run_of(4, rate=100)], [FAST, FAST], SETTING).reasons)
 
 
@@ -176,7 +178,7 @@ def test_a_step_can_be_had_exactly_if_it_is_no_shorter_than_the_shortest(
 def test_obstacles_are_cores_store_and_main_process() -> None:
     assert "need" in need(num_local_ranks=64).obstacles[0] and "there are 8" in need(num_local_ranks=64).obstacles[0]
     (store,) = need(passes=[replace(FAST, num_samples=3), FAST]).obstacles
-    assert store.startswith("the store gives 3.0 samples/s")
+    assert store.startswith("the store delivers 3.0 samples/s")
     assert any("main process" in one for one in need(runs=[run_of(8, main=1.0)], step_seconds=0.01).obstacles)
 
 

@@ -31,7 +31,7 @@ def test_report_is_the_tables_and_the_counts(tiny: Tiny, tmp_path: Path) -> None
     done = run_streamvid("shard", tiny.videos, tmp_path / "ds", *OPTIONS)
     assert re.search(r"^96x64-5f +5 x 64 x 96 +1 +1 ", done.stdout, re.MULTILINE)
     assert re.search(r"^64x96-5f +5 x 96 x 64 +1 +1 ", done.stdout, re.MULTILINE)
-    assert re.search(r"^rejected: row 0  broken\.mp4: .*no video", done.stdout, re.MULTILINE)
+    assert re.search(r"^rejected: row 0  broken\.mp4: .*not a video", done.stdout, re.MULTILINE)
     assert "3 input rows = 2 samples in 2 shards" in done.stdout and "+ 1 rejected" in done.stdout
     assert f"next: streamvid stats {tmp_path / 'ds'}" in done.stdout
     assert tree_of(tmp_path / "ds") == tree_of(tiny.dataset)

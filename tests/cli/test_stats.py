@@ -19,7 +19,7 @@ def test_stats_show_buckets_columns_and_rejections(tiny: Tiny) -> None:
     assert re.search(r"^96x64-5f +5 x 64 x 96 +train +1 +1 ", text, re.MULTILINE)
     assert "2 samples in 2 shards" in text and "clips: copy; format 1" in text
     assert "rejected: 1 of 3 input rows" in text
-    assert re.search(r"^  row 0  broken\.mp4: .*no video", text, re.MULTILINE)
+    assert re.search(r"^  row 0  broken\.mp4: .*not a video", text, re.MULTILINE)
     assert tree_of(tiny.dataset) == before
 
 

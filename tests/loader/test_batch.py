@@ -110,7 +110,7 @@ def test_normalized_follows_the_layout(shape: tuple[int, ...], layout: str) -> N
 
 
 def test_normalized_refuses_what_is_no_floating_point_type(batch: streamvid.Batch) -> None:
-    with pytest.raises(ConfigError, match="no floating point type"):
+    with pytest.raises(ConfigError, match="not a floating-point type"):
         batch.normalized(torch.uint8)
 
 

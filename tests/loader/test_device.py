@@ -205,7 +205,7 @@ def test_the_stage_tells_what_a_step_cost(dataset: Path) -> None:
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=rf"device=.*{why}.*There is cpu.*leave device out"):
+    with pytest.raises(ConfigError, match=rf"device=.*{why}.*Available: cpu.*leave device out"):
         check_device(device)
 
 
@@ -213,7 +213,7 @@ def test_cuda_without_cuda_is_refused() -> None:
     if torch.cuda.is_available():
         assert check_device("cuda") == torch.device("cuda")
         return
-    with pytest.raises(ConfigError, match=r"device='cuda' cannot be used: .*There is cpu; take one of them"):
+    with pytest.raises(ConfigError, match=r"device='cuda' cannot be used: .*Available: cpu; use one of them"):
         check_device("cuda")
     assert check_device(None) is None
 

@@ -146,7 +146,7 @@ def test_equal_loaders_pass_also_after_others_failed(told: list[dict[str, str | 
         ("absent", "a is 1 on processes 1-2, absent on process 0"),
         ("num_ranks", "num_ranks is 1 on processes 0-1, 2 on process 2"),
         ("duplicate", "3 ranks of 1 each, but rank 1 has processes 1-2, rank 2 has no process"),
-        ("uneven", "3 processes are to be 2 ranks of 2 each, but rank 0 has process 0"),
+        ("uneven", "3 processes must be 2 ranks of 2 each, but rank 0 has process 0"),
         ("shared by none", "rank 0 has processes 0-2"),
     ],
 )
@@ -210,5 +210,5 @@ def test_a_process_that_never_comes_is_an_error_in_time(tmp_path: Path) -> None:
     """STOP-1: never a hang, whether the one that is missing lives or not; all that are left end by themselves."""
     first, _, last = launch(ME, "one_is_missing", 3, tmp_path / "run", tmp_path)
     for message in (*first, *last):
-        assert message.startswith("LoaderError: not every process came to compare its loader within 2 s")
+        assert message.startswith("LoaderError: not every process compared its loader within 2 s")
     assert "Ranks 1" in first[0] and "failed to pass" in first[0]

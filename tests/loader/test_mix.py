@@ -194,7 +194,7 @@ def test_a_state_of_another_mix_is_refused_by_name_or_forced(two: tuple[Path, Pa
                 loader.load_state_dict(state)
             caplog.clear()
             loader.load_state_dict(state, force=True)
-            assert "approximate place" in caplog.text
+            assert "approximate position" in caplog.text
             left = loader.num_steps_left
             assert 0 < left < len(loader) and len(list(map(id, loader))) == left
             assert loader.epoch == 1

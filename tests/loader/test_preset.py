@@ -63,7 +63,7 @@ def test_the_models_rule_travels_with_the_dataset_and_counts_its_tokens(sealed: 
 
 @pytest.mark.parametrize("view", [{"view": {"temporal": "uniform"}}, {"view": {"max_interval": 2}}])
 def test_frames_at_other_rates_than_the_models_are_refused(sealed: Path, view: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at other rates than 12 a second"):
+    with pytest.raises(ConfigError, match="at other rates than the 12 per second"):
         delivered(sealed, batch_size=1, preset=RULE, **view)
     assert delivered(sealed, batch_size=1, preset=replace(RULE, fps=None), **view)
 
@@ -91,7 +91,7 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
         (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
         ("wan2.1-480p", "and wan2.1 takes 16 frames a second; shard with --fps 16 --fps-rule resample"),
         ("wan2.1", "'wan2.1' is no file and no preset"),
-        (3, "preset=3: expected a preset's name"),
+        (3, "preset=3: must be a preset name"),
     ],
 )
 def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
@@ -119,7 +119,7 @@ def test_a_file_is_a_preset_too(sealed: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     assert delivered(sealed, batch_size=1, preset=tmp_path / "mine.yaml")
     (tmp_path / "none.yaml").write_text("buckets: [96x64@5]\n")
-    with pytest.raises(ConfigError, match="has no model; write its rule there"):
+    with pytest.raises(ConfigError, match="has no model; add a rule to it"):
         open_loader(sealed, world=ONE, preset=tmp_path / "none.yaml")
 
 

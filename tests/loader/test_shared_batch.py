@@ -164,11 +164,11 @@ def test_only_the_rank_that_differs_fails(told: list[dict[str, Any]], case: str)
 @pytest.mark.parametrize(
     ("case", "place", "says"),
     [
-        ("pixels", "step 1 of epoch 7", "have other content, digest "),
+        ("pixels", "step 1 of epoch 7", "have different content, digest "),
         ("sample", "step 1 of epoch 7", 'the sample in slot 1 is "'),
         ("sample", "step 1 of epoch 7", '"another" on process 3'),
         ("step", "step 0 of epoch 7", "step 0 of epoch 7 on process 2, step 1 of epoch 7 on process 3"),
-        ("rank", "step 0 of epoch 7", "rank 0 on process 2, rank 1 on process 3. Give all members of a shared_group"),
+        ("rank", "step 0 of epoch 7", "rank 0 on process 2, rank 1 on process 3. Pass all members of a shared_group"),
     ],
 )
 def test_all_members_name_what_differs(told: list[dict[str, Any]], case: str, place: str, says: str) -> None:
@@ -190,7 +190,7 @@ def test_a_member_that_ends_its_epoch_early_is_named(told: list[dict[str, Any]])
 def test_a_member_that_is_gone_is_an_error(told: list[dict[str, Any]]) -> None:
     """STOP-1: its peer learns of it at the next step, when its connection closes, and does not wait for its timeout."""
     assert told[0]["gone"] == told[1]["gone"] == [2, None]
-    assert "processes 2-3 share batches, and did not all come to step 0 of epoch 7: " in told[2]["gone"][1]
+    assert "processes 2-3 share batches, but not all of them reached step 0 of epoch 7: " in told[2]["gone"][1]
 
 
 def test_a_loader_compares_of_its_own(told: list[dict[str, Any]]) -> None:

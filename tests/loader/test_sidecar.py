@@ -133,7 +133,7 @@ def test_filters_and_mixtures(dataset: Path, sidecar: Path, tmp_path: Path) -> N
         assert [who[0] for who in batch.who.tolist()] == [name_of(key) for key in batch.sample_keys]
     with pytest.raises(ConfigError, match="seed is .* there and .* here"):
         streamvid.VideoLoader(datasets, features=[sidecar, roots[1]], batch_size=2)
-    with pytest.raises(ConfigError, match="1 are given for 2 datasets"):
+    with pytest.raises(ConfigError, match="got 1 for 2 datasets"):
         streamvid.VideoLoader(datasets, features=sidecar, batch_size=2)
 
 
@@ -195,7 +195,7 @@ def test_a_corrupt_member_is_substituted_at_its_visit_alone(dataset: Path, tmp_p
             told = [(one.key, one.reason) for one in loader.substituted]
         runs.append([received(batch) for _, batch in got])
         assert [key for key, _ in told] == [bad, missing, bad]
-        assert "checksum in the index" in told[0][1] and "could not be made" in told[1][1]
+        assert "checksum in the index" in told[0][1] and "could not be computed" in told[1][1]
         for epoch in range(3):
             here = [batch for number, batch in got if number == epoch]
             lost = {missing} if epoch == 1 else {bad}
@@ -222,7 +222,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
     damage(root, source, "96x64-5f-0", 0)
     with (
         open_loader(source, features=root) as loader,
-        pytest.raises(SampleError, match="No other sample of its bucket can take its place"),
+        pytest.raises(SampleError, match="No other sample of its bucket can replace it"),
     ):
         list(loader)
 
@@ -239,7 +239,7 @@ def test_a_bucket_without_a_good_sample_is_an_error(tmp_path: Path) -> None:
             lambda v: v["tensors"]["latents"].update(dtype="F16"),
             "tensor 'latents' of dtype BF16 .* does not match the manifest",
         ),
-        (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': those of a batch are"),
+        (lambda v: v["tensors"]["tokens"].update(is_ragged=False), "tensor 'tokens': the tensors of a batch are"),
     ],
 )
 def test_members_that_are_not_what_the_manifest_says_are_told(
@@ -339,7 +339,7 @@ def test_a_sidecar_of_another_dataset_is_refused(dataset: Path, sidecar: Path, t
         ({"output": {"decode": False}}, "output.decode=False: cannot be combined with features"),
         ({"media": ("mask",)}, "media"),
         ({"columns": ("who",)}, "unknown|not in the dataset"),
-        ({"features": []}, "0 are given for 1 datasets"),
+        ({"features": []}, "got 0 for 1 datasets"),
         ({"features": [None]}, "None for .* a path, a URL or an open Sidecar"),
         ({"features": 3}, "features=3: must be a path"),
         ({"limits": {"prefetch_bytes": -1}}, "prefetch_bytes"),
@@ -353,7 +353,7 @@ def test_arguments_that_do_not_go_together(dataset: Path, sidecar: Path, options
 def test_tensors_are_called_like_no_field_of_batches(dataset: Path, tmp_path: Path) -> None:
     one = {"text": RawTensor("U8", (1,), b"1"), "score": RawTensor("U8", (1,), b"1")}
     root = make_sidecar(tmp_path / "s", dataset, encode=lambda key, visit: one, null=None, num_visits=1)
-    with pytest.raises(ConfigError, match="hold text, which batches have already"):
+    with pytest.raises(ConfigError, match="hold text, which batches already have"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1)
     with pytest.raises(ConfigError, match="hold score, text, which"):
         streamvid.VideoLoader(dataset, features=root, batch_size=1, columns=["score"])
@@ -388,7 +388,7 @@ def test_collate_pads_and_masks(dtype: str, lengths: list[int], rest: list[int])
 
 def test_collate_names_what_does_not_go_together() -> None:
     with pytest.raises(
-        ConfigError, match=r"tensor 'x': those of a batch are torch.float32 \(1,\), torch.float32 \(2,\)"
+        ConfigError, match=r"tensor 'x': the tensors of a batch are torch.float32 \(1,\), torch.float32 \(2,\)"
     ):
         collate({"x": [torch.ones(1), torch.ones(2)]})
     with pytest.raises(ConfigError, match="tensor 'x'"):

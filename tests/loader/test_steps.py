@@ -154,7 +154,7 @@ def test_costs_that_nothing_asks_for_are_refused(uneven: Path) -> None:
         ConfigError, match="schedule.costs: .*sync='bucket' and order='mixed'.*sync='cost' or schedule.order='l"
     ):
         streamvid.VideoLoader(uneven, schedule={"costs": costs}, **options)
-    with pytest.raises(ConfigError, match="schedule.costs=.*: must be what streamvid.fit_costs returned"):
+    with pytest.raises(ConfigError, match="schedule.costs=.*: must be the result of streamvid.fit_costs"):
         streamvid.VideoLoader(uneven, schedule={"costs": {"x": 1}}, sync="cost", **options)  # type: ignore[arg-type]
     for asked in ({"sync": "cost"}, {"schedule": {"order": "largest-first"}}):
         with streamvid.VideoLoader(uneven, **merged({"schedule": {"costs": costs}, **options}, asked)) as loader:

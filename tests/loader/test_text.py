@@ -250,25 +250,25 @@ def test_bools_and_integers_are_written_as_they_are(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{text.__class__}", r"column 1: 'text.__class__' is no name of a column; nothing of a value can be taken out"),
-        ("{text[0]}", "is no name of a column"),
-        ("{text!r}", "is no name of a column"),
-        ("a {}", "column 3: '' is no name"),
+        ("{text.__class__}", r"column 1: 'text.__class__' is not a column name; '.', '[' and '!' are not supported"),
+        ("{text[0]}", "is not a column name"),
+        ("{text!r}", "is not a column name"),
+        ("a {}", "column 3: '' is not a column name"),
         ("{text:{aes}}", "the format '{aes' is not allowed"),
-        ("{aes:.1000f}", "the format '.1000f' is not allowed; numbers are written as {aes:.1f} or {aes:d}"),
+        ("{aes:.1000f}", "the format '.1000f' is not allowed; write numbers as {aes:.1f} or {aes:d}"),
         ("{aes:>999999}", "is not allowed"),
         ("{aes:.1d}", "is not allowed"),
         ("{aes:n}", "is not allowed"),
         ("{aes:}", "is not allowed"),
-        ("{text", "a brace that is never closed; write '{{'"),
-        ("text}", "column 5: a brace that closes nothing"),
-        ("{text}{? {aes}", "column 9: a part that is never closed"),
+        ("{text", "a brace is never closed; write '{{'"),
+        ("text}", "column 5: a brace closes nothing"),
+        ("{text}{? {aes}", "column 9: a part is never closed"),
         ("{text}{? more}", "the part that ends here names no column"),
-        ("no column", "names no column: write the caption as {text}"),
-        ("{?" * 9 + "{aes}" + "}" * 9, "parts lie more than 8 deep"),
+        ("no column", "names no column; write the caption as {text}"),
+        ("{?" * 9 + "{aes}" + "}" * 9, "parts are nested more than 8 deep"),
         ("{text}" * 1000, "at most 4096 characters"),
         ("{text} {aesthetc}", "captions.template: 'aesthetc' is not in the dataset"),
-        ("{text} {camera:.1f}", "{camera:.1f} writes a number, and 'camera' is string; write {camera}"),
+        ("{text} {camera:.1f}", "{camera:.1f} formats a number, but 'camera' is string; write {camera}"),
         ("{text:d}", "'text' is a text"),
         ("{clip_sha256}", "'clip_sha256' holds fixed_size_binary"),
     ],
@@ -444,7 +444,7 @@ def test_tokens_beside_video(tmp_path: Path) -> None:
     for decode in (True, False):
         output: dict[str, Any] = {"decode": decode, "tokenizer": lambda texts: torch.ones(len(texts), 3)}
         loader = loader_of(root, output=output, batch_size=2)
-        with loader, pytest.raises(LoaderError, match="gave text_tokens of type torch.float32; give integers"):
+        with loader, pytest.raises(LoaderError, match="returned text_tokens of type torch.float32; return integers"):
             next(iter(loader))
         output = {"decode": decode, "tokenizer": lambda texts: np.ones((len(texts), 3), np.uint8)}
         with loader_of(root, output=output) as loader:
@@ -469,14 +469,14 @@ def test_small_integers_are_padded_with_any(texts: Path) -> None:
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda n: [[1]] * (n - 1), "gave 3 of text_tokens for 4 texts"),
-        (lambda n: np.ones((2, 2), np.int64), r"gave text_tokens of shape \(2, 2\) for 4 texts"),
-        (lambda n: None, "gave text_tokens as a NoneType for 4 texts"),
-        (lambda n: ["word"] * n, "gave text_tokens that is no list of lists of integers"),
-        (lambda n: [["word"]] * n, "gave text_tokens that is no list of lists of numbers"),
+        (lambda n: [[1]] * (n - 1), "returned 3 of text_tokens for 4 texts"),
+        (lambda n: np.ones((2, 2), np.int64), r"returned text_tokens of shape \(2, 2\) for 4 texts"),
+        (lambda n: None, "returned text_tokens as a NoneType for 4 texts"),
+        (lambda n: ["word"] * n, "returned text_tokens that is not a list of lists of integers"),
+        (lambda n: [["word"]] * n, "returned text_tokens that is not a list of lists of numbers"),
         (lambda n: {"input_ids": [[1, 2]] * n, "attention_mask": [[1]] * n}, r"a mask of shape \(4, 1\) for tokens of"),
-        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "gave text_tokens twice"),
-        (lambda n: {"x": np.ones(3)}, r"gave text_x of shape \(3,\) for 4 texts"),
+        (lambda n: {"input_ids": [[1, 2]] * n, "mask": [[1]] * n, "tokens": [[1]] * n}, "returned text_tokens twice"),
+        (lambda n: {"x": np.ones(3)}, r"returned text_x of shape \(3,\) for 4 texts"),
         (lambda n: 1 // 0, "the tokenizer failed: ZeroDivisionError: .* \\(texts of .*, .* more|texts of"),
     ],
 )
@@ -492,7 +492,7 @@ def test_what_a_tokenizer_may_not_give(texts: Path, result: Callable[[int], Any]
 def test_a_tokenizer_that_cannot_be_called_is_refused(texts: Path) -> None:
     with pytest.raises(ConfigError, match="output.tokenizer='t5': must be a function that takes a list of texts"):
         loader_of(texts, output={"tokenizer": "t5"})
-    with pytest.raises(ConfigError, match="'text_mask' is a field with the tokenizer's result"):
+    with pytest.raises(ConfigError, match="'text_mask' is a field for the tokenizer's result"):
         loader_of(texts, output={"tokenizer": len}, columns=("text_mask",))
 
 

@@ -44,7 +44,7 @@ def test_every_row_is_in_a_shard_or_in_the_rejections(either: Built) -> None:
     assert len(sources) == report.num_samples == dataset.manifest.counts.samples == 14
     assert [row["row"] for row in rejected] == [14, 15, 16, 17, 18]
     reasons = {row["source"]: row["reason"] for row in rejected}
-    assert "no video" in reasons["bad/text.mp4"]
+    assert "not a video" in reasons["bad/text.mp4"]
     assert reasons["bad/empty.mp4"] == "is empty"
     assert reasons["bad/short.mp4"] == "has 3 frames, the shortest bucket takes 9"
     assert "No such file" in reasons["not/there.mp4"]
@@ -287,7 +287,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"clips": "native", "verify": "probe"}, "verify='probe': cannot be combined with clips='native'"),
         ({"clips": "native", "verify": "hash"}, "verify='hash': must be 'decode' or 'probe'"),
         ({"clips": "native", "hdr": "tonemap"}, "hdr='tonemap': must be 'refuse' or 'allow'"),
-        ({"clips": "native", "codec": "vp9"}, "codec is 'vp9', allowed are h264"),
+        ({"clips": "native", "codec": "vp9"}, "codec is 'vp9'; allowed are h264"),
         ({"clips": "native", "crf": 99}, "crf is 99"),
         ({"clips": "native", "gop": -1}, "gop=-1: must be an integer from 1"),
         ({"clips": "native", "fps": 0}, "fps=0: allowed"),

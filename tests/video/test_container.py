@@ -22,7 +22,7 @@ def test_what_is_no_media_is_refused(tmp_path: Path) -> None:
     """SAFE-1: the message is plain and names no path (it ends in the dataset's rejections)."""
     path = tmp_path / "text.mp4"
     path.write_text("This is no video.\n" * 100)
-    with pytest.raises(ProbeError, match="no video or image that FFmpeg can read") as caught:
+    with pytest.raises(ProbeError, match="not a video or image that FFmpeg can read") as caught:
         probe(path)
     assert str(tmp_path) not in str(caught.value)
     with pytest.raises(ProbeError, match="empty"):
@@ -76,7 +76,7 @@ def test_a_truncated_file_says_how_much_is_missing(clip: ClipFolder, tmp_path: P
     path = tmp_path / "faststart.mp4"
     run_ffmpeg("-i", clip("h264_open_gop.mp4"), "-c", "copy", "-movflags", "+faststart", path)
     data = path.read_bytes()
-    with pytest.raises(ProbeError, match=r"ends early: the header promises 40 frames, \d+ are there"):
+    with pytest.raises(ProbeError, match=r"ends early: the header promises 40 frames, \d+ are complete"):
         probe(data[: len(data) * 2 // 3])
 
 

@@ -97,7 +97,7 @@ def test_transforms_that_cannot_be_are_refused() -> None:
         Transform.cover(source_of(), 4, 0)
     with pytest.raises(ConfigError, match="rotation is 45"):
         Transform.cover(source_of(rotation=45), 4, 4)
-    with pytest.raises(ConfigError, match="must lie in the frame"):
+    with pytest.raises(ConfigError, match="must be inside the frame"):
         Transform(8, 8, 4, 0, 6, 8, 4, 4, 0, False, "bt709", "limited")
 
 

@@ -1,7 +1,7 @@
-"""yuv420p as it lies in the ring ─► RGB, on whatever device the planes are: one exact step of integer arithmetic.
+"""Conversion of yuv420p, as stored in the ring, to RGB on the planes' device: one exact step in integers.
 
-Integers, because they give the same pixels on every device, eager and compiled: float32 sums are contracted and ordered
-otherwise on each, and pixels near a half would differ between ranks.
+Integers give the same pixels on every device, eager and compiled. float32 sums are contracted and ordered
+differently on each, and pixels near a half would differ between ranks.
 
     planes (B, T, H*W*3/2) ──┬─ Y ────────────────────────────┐
                              └─ U, V ── to full size, x 16 ───┴── x coefficients (B, 8) ── round, clamp ── RGB
@@ -29,7 +29,7 @@ LUMA_SHARES = {
 }
 #: Name → (black, steps from black to white, steps of chroma from end to end), in levels of 8 bits.
 RANGES = {"limited": (16, 219, 224), "full": (0, 255, 255)}
-#: FFmpeg's name → where a chroma sample lies in its 2x2 pixels, (x, y) in halves of a pixel from the first one.
+#: FFmpeg's name → place of a chroma sample in its 2x2 pixels, (x, y) in halves of a pixel from the first one.
 SITINGS = {
     "left": (0, 1),
     "center": (1, 1),
@@ -39,18 +39,18 @@ SITINGS = {
     "bottom": (1, 2),
 }
 
-_COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the most that fits: the sum of two products stays below 2**31
+_COEFFICIENT_BITS = 17  # 17 and the 4 of chroma are the maximum: the sum of two products stays below 2**31
 _SHIFT = _COEFFICIENT_BITS + 4
-# What is worked on at once: on the CPU what stays in the cache; elsewhere what is worth the launches, at some 35 bytes
-# of memory a pixel while it lasts (150 MB).
+# Pixels to process at once: on the CPU as many as stay in the cache; elsewhere enough to be worth the kernel launches,
+# at some 35 bytes of temporary memory per pixel (150 MB).
 _CPU_PIXELS, _DEVICE_PIXELS = 1 << 18, 1 << 22
 
 
 def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequence[str]) -> torch.Tensor:
-    """What `yuv420p_to_rgb` needs to know of B samples: int32 (B, 8), on the host, to be sent with the batch.
+    """Return the parameters of `yuv420p_to_rgb` for B samples: int32 (B, 8), on the host, to be sent with the batch.
 
-    matrices: names of LUMA_SHARES; ranges: of RANGES; sitings: of SITINGS, FFmpeg's AVChromaLocation ("left" is what
-    H.264, HEVC and MPEG-2 mean where they say nothing, "center" what JPEG means). One of each a sample.
+    matrices: names in LUMA_SHARES; ranges: in RANGES; sitings: in SITINGS, FFmpeg's AVChromaLocation ("left" is what
+    H.264, HEVC and MPEG-2 mean if they state none, "center" what JPEG means). One of each per sample.
     Raises ConfigError for an unknown name.
     """
     import torch
@@ -60,14 +60,14 @@ def color_table(matrices: Sequence[str], ranges: Sequence[str], sitings: Sequenc
 
 
 def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
-    """[black, Y to all, V to R, U to G, V to G, U to B, siting x, siting y], the middle ones in 2**-_SHIFT levels."""
+    """Return [black, Y to all, V to R, U to G, V to G, U to B, siting x and y], the middle in 2**-_SHIFT levels."""
     for field, name, known in (
         ("matrix", matrix, LUMA_SHARES),
         ("range", color_range, RANGES),
         ("siting", siting, SITINGS),
     ):
         if name not in known:
-            raise ConfigError(f"{field} {name!r} has no conversion from yuv420p; allowed are {', '.join(known)}")
+            raise ConfigError(f"{field} {name!r} cannot be converted from yuv420p; allowed are {', '.join(known)}")
     (red, blue), (black, luma, chroma) = LUMA_SHARES[matrix], RANGES[color_range]
     green = 1 - red - blue
     to_red, to_blue = 2 * (1 - red), 2 * (1 - blue)
@@ -79,21 +79,21 @@ def _coefficients(matrix: str, color_range: str, siting: str) -> list[int]:
 def yuv420p_to_rgb(
     planes: torch.Tensor, table: torch.Tensor, height: int, width: int, layout: Layout = "BCTHW"
 ) -> torch.Tensor:
-    """RGB of yuv420p frames: uint8, contiguous in `layout`, on the planes' device, the same values on every device.
+    """Convert yuv420p frames to RGB: uint8, contiguous in `layout`, on the planes' device, equal on every device.
 
-    planes: uint8 (B, T, height * width * 3 // 2), a frame's Y (H, W), then U and V (H/2, W/2). table: `color_table`'s
-    of these B samples, on the same device; other values make no new compilation, since nothing here branches on them.
-    Chroma is upsampled linearly from where its siting puts it, with the edges repeated; values below black and above
-    white are clamped last.
+    planes: uint8 (B, T, height * width * 3 // 2), a frame's Y (H, W), then U and V (H/2, W/2). table: `color_table` of
+    these B samples, on the same device; other values cause no recompilation, because no branch depends on them.
+    Chroma is upsampled linearly from its siting, with the edges repeated; values below black and above white are
+    clamped last.
     """
     import torch
 
-    if torch.compiler.is_compiling():  # one kernel without intermediates: nothing to cut
+    if torch.compiler.is_compiling():  # one kernel without intermediates: no need to cut
         channels = _channels(planes, table, height, width)
         return torch.stack([channel.to(torch.uint8) for channel in channels], dim=layout.index("C"))
     shape = {"B": planes.shape[0], "C": 3, "T": planes.shape[1], "H": height, "W": width}
     out = torch.empty([shape[name] for name in layout], dtype=torch.uint8, device=planes.device)
-    pictures = out.unbind(layout.index("C"))  # of R, G and B, (B, T, H, W) each
+    pictures = out.unbind(layout.index("C"))  # R, G and B, (B, T, H, W) each
     for samples, frames in _pieces(planes, height * width):
         channels = _channels(planes[samples, frames], table[samples], height, width)
         for picture, channel in zip(pictures, channels, strict=True):
@@ -102,7 +102,7 @@ def yuv420p_to_rgb(
 
 
 def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, slice]]:
-    """(samples, frames) that together are all of `planes`."""
+    """Yield (samples, frames) that together cover `planes`."""
     num_samples, num_frames, _ = planes.shape
     frames_at_once = max(1, (_CPU_PIXELS if planes.device.type == "cpu" else _DEVICE_PIXELS) // frame_pixels)
     samples_at_once = max(1, frames_at_once // max(1, num_frames))
@@ -112,7 +112,7 @@ def _pieces(planes: torch.Tensor, frame_pixels: int) -> Iterator[tuple[slice, sl
 
 
 def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int) -> list[torch.Tensor]:
-    """R, G and B of (b, t) frames: int32 (b, t, H, W) in 0..255."""
+    """Return R, G and B of (b, t) frames: int32 (b, t, H, W) in 0..255."""
     import torch
 
     num_samples, num_frames, _ = planes.shape
@@ -121,7 +121,7 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
     chroma = planes[..., height * width :].view(num_samples, num_frames, 2, height // 2, width // 2)
     small, siting = chroma.to(torch.int16) - 128, table[:, 6:].to(torch.int16).reshape(num_samples, 2, 1, 1, 1, 1)
     u, v = _doubled(_doubled(small, siting[:, 1], -2), siting[:, 0], -1).to(torch.int32).unbind(2)
-    # Half a level more, so that the shift, which rounds down, rounds to the nearest.
+    # Add half a level, so that the shift, which rounds down, rounds to the nearest level.
     gray = torch.addcmul((1 << (_SHIFT - 1)) - black * gain, luma.to(torch.int32), gain)
     sums = (
         torch.addcmul(gray, v, v_to_r),
@@ -132,10 +132,10 @@ def _channels(planes: torch.Tensor, table: torch.Tensor, height: int, width: int
 
 
 def _doubled(samples: torch.Tensor, siting: torch.Tensor, dim: int) -> torch.Tensor:
-    """Twice as many along `dim`, interpolated linearly, times 4. siting: halves of a pixel, 0 to 2, one a sample."""
+    """Double the samples along `dim`, interpolated linearly, times 4. siting: halves of a pixel, 0 to 2, per sample."""
     import torch
 
-    count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # beyond an edge: no slope
+    count, edge = samples.shape[dim], torch.zeros_like(samples.narrow(dim, 0, 1))  # no slope beyond an edge
     slopes = torch.cat([edge, samples.narrow(dim, 1, count - 1) - samples.narrow(dim, 0, count - 1), edge], dim)
     fourfold = samples * 4
     even = torch.addcmul(fourfold, slopes.narrow(dim, 0, count), -siting)

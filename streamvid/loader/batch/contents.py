@@ -1,4 +1,4 @@
-"""What a batch holds besides tensors: planes that become RGB on request, conditioning inputs, stored clips."""
+"""Contents of a batch besides tensors: planes converted to RGB on request, conditioning inputs, stored clips."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from streamvid.video.stream_info import StreamInfo
 if TYPE_CHECKING:
     import torch
 
-RING_LAYOUT: Layout = "BTHWC"  # how frames are decoded; every other layout is a view of it
+RING_LAYOUT: Layout = "BTHWC"  # layout of decoded frames; every other layout is a view of it
 
 
 def profiled(name: str) -> AbstractContextManager[Any]:
-    """A span of torch's profiler, where one runs: else it would cost a batch as much as all the rest."""
+    """Return a span of torch's profiler if it runs, else nothing: a span can cost as much as the rest of a batch."""
     from torch.autograd import profiler
 
-    # A torch that says it otherwise gets the span in any case.
+    # A torch version without this flag always gets the span.
     return profiler.record_function(name) if getattr(profiler, "_is_profiler_enabled", True) else nullcontext()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Planes:
-    """yuv420p video that becomes RGB where and when it is asked for: what `yuv420p_to_rgb` takes."""
+    """yuv420p video that is converted to RGB on request: the arguments of `yuv420p_to_rgb`."""
 
     planes: torch.Tensor
     table: torch.Tensor
@@ -37,24 +37,24 @@ class Planes:
     layout: Layout
 
     def rgb(self) -> torch.Tensor:
-        """The video, on the device where the planes are."""
+        """Return the video, on the device of the planes."""
         with profiled("streamvid.yuv420p_to_rgb"):
             return yuv420p_to_rgb(self.planes, self.table, self.height, self.width, self.layout)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredClip:
-    """One sample's video as it is stored, proved by its checksum, for a decoder of the caller's own.
+    """One sample's video as it is stored, verified by its checksum, for the caller's own decoder.
 
-    - data: uint8 (n,), in the loader's ring. With `packets` the range of the clip's bytes that the wanted frames need;
-      without, the whole clip, a file of its container's format.
+    - data: uint8 (n,), in the loader's ring. With `packets`, the range of the clip's bytes that the wanted frames need;
+      without, the whole clip, a file in its container's format.
     - packets: int64 (k, 4): timestamp, start in `data`, size in bytes, and the place among the wanted frames, -1 for a
-      packet that only others need; in the order of decoding, from a key frame on, whose frame has the first timestamp.
+      packet that only others need; in decode order, from a key frame on, whose frame has the first timestamp.
       None for a whole clip.
-    - stream_json: what a decoder must be told, see `stream`; "" for a whole clip.
-    - start, num_frames: the first wanted frame's number in the clip, and how many are wanted.
-    - numbers: of all of them, ascending. One that repeats, where a frame rate above the clip's was asked for, has one
-      packet, with its first place: a place that no packet has shows the frame of the place before.
+    - stream_json: parameters for a decoder, see `stream`; "" for a whole clip.
+    - start, num_frames: number of the first wanted frame in the clip, and the number of wanted frames.
+    - numbers: of all wanted frames, ascending. A frame that repeats, at a requested frame rate above the clip's, has
+      one packet, with its first place: a place without a packet shows the frame of the place before.
     """
 
     data: torch.Tensor
@@ -66,25 +66,25 @@ class StoredClip:
 
     @property
     def stream(self) -> StreamInfo | None:
-        """Codec, headers, size and colours; None for a whole clip, whose container says them."""
+        """Codec, headers, size and colors; None for a whole clip, whose container has them."""
         return StreamInfo.from_json(self.stream_json) if self.stream_json else None
 
     def __reduce__(self) -> Any:
-        # A tensor is pickled with all of the memory that it is a part of: the whole batch's, for each of its clips.
+        # A tensor is pickled with all the memory that it is part of: that of the whole batch, for each of its clips.
         own = map_tensors(self, lambda tensor: tensor.clone())
         return StoredClip, tuple(getattr(own, name) for name in self.__slots__)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MediaPictures:
-    """Pictures of a medium, its items like samples of their own: (B x N, T, H, W, C) seen in `layout`, or planes."""
+    """Pictures of a medium, with items in place of samples: (B x N, T, H, W, C) viewed in `layout`, or planes."""
 
     medium: Medium
     value: torch.Tensor | Planes
     layout: Layout
 
     def tensor(self) -> torch.Tensor:
-        """As it is delivered."""
+        """Return the tensor that is delivered."""
         pictures = self.value.rgb() if isinstance(self.value, Planes) else self.value
         if self.medium.is_mask:
             pictures = pictures.narrow(self.layout.index("C"), 0, 1)
@@ -94,7 +94,7 @@ class MediaPictures:
 
 
 class BatchMedia(Mapping[str, "torch.Tensor"]):
-    """`batch.media`: uint8 tensors by name, in the batch's layout and where it is; see Batch."""
+    """`batch.media`: uint8 tensors by name, in the batch's layout and on its device; see Batch."""
 
     def __init__(self, pictures: dict[str, MediaPictures]) -> None:
         self.pictures = pictures
@@ -116,7 +116,7 @@ class BatchMedia(Mapping[str, "torch.Tensor"]):
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a field of a batch with `function` of each tensor that it holds in the tensor's place."""
+    """Return a field of a batch with each of its tensors replaced by `function` of it."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -131,7 +131,7 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors of a field of a batch as they are held: nothing is made for it."""
+    """Yield all tensors of a field of a batch as they are held; no tensor is computed for this."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,7 +1,7 @@
-"""The device stage: batches on the device, the next one on its way while the caller works on this one.
+"""The device stage: batches on the device, with the next one copied while the caller works on the current one.
 
 host batch ──side stream──► device batch ──event──► the caller's stream
-    └── its place in the ring is free again when that copy is done, whatever the caller's stream does
+    └── its place in the ring is free again when that copy is done, independent of the caller's stream
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
-_PIN_BYTES = 2**20  # what is small is pinned on its way: from unpinned memory a copy waits for those before it
+_PIN_BYTES = 2**20  # smaller tensors are pinned first: a copy from unpinned memory waits for earlier copies
 
 
 class DeviceStage:
-    """Takes a loader's batches to `device`: a torch device or its name, "cuda" being the current one.
+    """Moves a loader's batches to `device`: a torch device or its name; "cuda" is the current one.
 
-    None leaves them where they are, in the pinned ring. Elsewhere they come in memory of their own, uint8, with all
-    tensors they hold; on CUDA there is room for two besides those that the caller keeps.
-    Raises ConfigError for a device that is not there.
+    None leaves them in the pinned ring. On a device, batches have their own memory, uint8, with all of their tensors;
+    on CUDA there is room for two in addition to those that the caller keeps.
+    Raises ConfigError for a device that is not available.
     """
 
     def __init__(self, device: torch.device | str | None) -> None:
@@ -43,13 +43,13 @@ class DeviceStage:
         make: Callable[[P], Batch],
         hand_over: Callable[[P, float, float], None],
     ) -> Iterator[Batch]:
-        """The batches of one run, in order.
+        """Yield the batches of one run, in order.
 
         next_pending: waits for the next complete batch; None at the end.
-        is_ready: whether it would come at once; it raises if the run is over, so that none copied ahead slips out.
-        make: the host batch of a pending one.
+        is_ready: True if it would come at once; raises if the run is over, so that no batch copied ahead is delivered.
+        make: returns the host batch of a pending one.
         hand_over: called just before a batch goes to the caller with (pending, seconds that the caller waited for it,
-        seconds that making it took); what was copied ahead and never came so far has not been handed over.
+        seconds that making it took); a batch that was only copied ahead does not count as handed over.
         """
 
         def wait() -> P | None:
@@ -66,7 +66,7 @@ class DeviceStage:
                     return
             if self.device is not None and is_ready():
                 ahead.extend(self._made(pending, make) for pending in islice(pendings, 1))
-            # No name here holds the batch: it would hold its memory until the caller comes for the next one.
+            # No variable here holds the batch: it would keep the memory until the caller requests the next batch.
             yield self._handed_over(*ahead.popleft(), since, hand_over)
 
     def _made(self, pending: P, make: Callable[[P], Batch]) -> tuple[P, Batch, Any, float]:
@@ -82,10 +82,10 @@ class DeviceStage:
             with profiled("streamvid.copy"):
                 is_host = self.device.type == "cpu"
                 return (host.clone() if is_host else host.to(self.device, non_blocking=False)), None
-        if self._stream is None:  # one for all epochs: each stream has its own share of torch's memory
+        if self._stream is None:  # one for all epochs: each stream has its own part of torch's memory pool
             self._stream = torch_cuda().Stream(self.device)
         stream = self._stream
-        # The host batch is made and dies on the side stream: its place in the ring waits for that stream alone.
+        # The host batch is created and dies on the side stream: its place in the ring only waits for that stream.
         with torch_cuda().stream(stream):
             host = make(pending)
             with profiled("streamvid.copy"):
@@ -106,7 +106,7 @@ class DeviceStage:
         if event is not None:
             current = torch_cuda().current_stream(self._stream.device)
             current.wait_event(event)
-            # It was allocated on the side stream, which must not use its memory again while the caller's does.
+            # It was allocated on the side stream, which must not reuse its memory while the caller's stream uses it.
             for tensor in batch.tensors():
                 tensor.record_stream(current)
         hand_over(pending, perf_counter() - since, seconds)
@@ -120,10 +120,10 @@ def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def check_device(device: torch.device | str | None) -> torch.device | None:
-    """The torch device of that name; ConfigError where there is none such."""
+    """Return the torch device of that name. Raises ConfigError if it is not available."""
     if device is None:
         return None
-    import torch  # which takes seconds: who only plans needs none
+    import torch  # takes seconds, and planning alone does not need it
 
     cuda = torch_cuda()
     try:
@@ -137,8 +137,8 @@ def check_device(device: torch.device | str | None) -> torch.device | None:
         there = ["cpu", *(f"cuda:{number}" for number in range(cuda.device_count()))]
         why = str(error).splitlines()[0]
         raise ConfigError(
-            f"device={device!r} cannot be used: {why}. There is {', '.join(there)}; take one of them, or leave device "
-            "out for batches in the host's memory"
+            f"device={device!r} cannot be used: {why}. Available: {', '.join(there)}; use one of them, or leave device "
+            "out for batches in host memory"
         ) from error
     return found
 
@@ -147,4 +147,4 @@ def torch_cuda() -> Any:
     """Return torch.cuda."""
     import torch
 
-    return torch.cuda  # untyped in torch's own stubs
+    return torch.cuda  # untyped in torch's stubs

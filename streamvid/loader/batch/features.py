@@ -1,6 +1,6 @@
-"""Tensors of a sidecar instead of clips: which sidecars a loader may read, and their tensors as fields of a batch.
+"""Tensors of a sidecar instead of clips: the sidecars that a loader may read, and their tensors as fields of a batch.
 
-Legend: B samples, L the first size of a tensor that differs from sample to sample.
+Legend: B samples, L the first size of a tensor whose size differs from sample to sample.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DTYPES = {
 
 
 def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
-    """A tensor of one sample as sidecars store it. ConfigError for a dtype that they have no name for."""
+    """Return one sample's tensor as sidecars store it. Raises ConfigError for a dtype that they do not support."""
     import torch
 
     names = {getattr(torch, name): dtype for dtype, name in _DTYPES.items()}
@@ -54,7 +54,7 @@ def raw_tensor(tensor: torch.Tensor, *, is_ragged: bool = False) -> RawTensor:
 
 
 def torch_tensor(raw: RawTensor) -> torch.Tensor:
-    """A stored tensor, over the memory of its bytes where that may be written to."""
+    """Return a stored tensor, over the memory of its bytes if that is writable."""
     import numpy as np
     import torch
 
@@ -62,17 +62,17 @@ def torch_tensor(raw: RawTensor) -> torch.Tensor:
     if not raw.num_bytes:
         return torch.empty(raw.shape, dtype=dtype)
     data = np.frombuffer(raw.data, np.uint8)
-    if raw.dtype == "BOOL":  # of a hostile file its bytes may be any
+    if raw.dtype == "BOOL":  # in a hostile file, the bytes may have any value
         return torch.from_numpy(data != 0).reshape(raw.shape)
     values = torch.from_numpy(data if data.flags.writeable else data.copy())
     return values.view(dtype).reshape(raw.shape)
 
 
 def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[str] = ()) -> dict[str, torch.Tensor]:
-    """One tensor a name out of those of B samples: stacked, (B, …). Of a `ragged` name, whose tensors (L_i, …) differ
-    in their first size: padded with zeros, (B, L, …), and `<name>_mask`, bool (B, L), True where it is no padding.
+    """Return one tensor per name from those of B samples: stacked, (B, …). For a `ragged` name, whose tensors (L_i, …)
+    differ in their first size: padded with zeros, (B, L, …), and `<name>_mask`, bool (B, L), False for padding.
 
-    Raises ConfigError, naming tensor and shapes, for what does not go together.
+    Raises ConfigError, which names tensor and shapes, for tensors that cannot be combined.
     """
     import torch
 
@@ -83,8 +83,8 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
         if len(kinds) > 1 or (name in ragged and not first.ndim):
             shapes = ", ".join(dict.fromkeys(f"{one.dtype} {tuple(one.shape)}" for one in several))
             raise ConfigError(
-                f"tensor {name!r}: those of a batch are {shapes}; they have one dtype and one shape, but for the first "
-                "size of those that a list was given for"
+                f"tensor {name!r}: the tensors of a batch are {shapes}; they must have one dtype and one shape, "
+                "except for the first size of tensors given as a list"
             )
         if name not in ragged:
             fields[name] = _joined(several, first.shape)
@@ -97,7 +97,7 @@ def collate(tensors: Mapping[str, Sequence[torch.Tensor]], ragged: Collection[st
 
 
 def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tensor:
-    """Tensors side by side, (B, *shape), each at the start of its room, behind it zeros."""
+    """Return tensors stacked as (B, *shape), each at the start of its room, followed by zeros."""
     import numpy as np
     import torch
 
@@ -107,7 +107,7 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
         for place, one in zip(joined, several, strict=True):
             (place if one.shape == place.shape else place[: len(one)]).copy_(one)
         return joined
-    # By bytes: torch's own copies wait for all of its threads, which on a busy machine takes far longer than to copy.
+    # By bytes: torch's copies wait for all of its threads, which takes far longer than copying on a busy machine.
     rooms = np.zeros((len(several), math.prod(shape) * first.itemsize), np.uint8)
     for room, one in zip(rooms, several, strict=True):
         room[: one.nbytes] = one.contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -115,9 +115,9 @@ def _joined(several: Sequence[torch.Tensor], shape: Sequence[int]) -> torch.Tens
 
 
 def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.Tensor]:
-    """Return the tensors of a complete batch, copied out of its `memory`; for an empty text, those of no text.
+    """Return the tensors of a complete batch, copied from its `memory`; for an empty text, those without text.
 
-    Raises SampleError, which names the sample, for a file that is not valid.
+    Raises SampleError, which names the sample, for an invalid file.
     """
     found: list[dict[str, torch.Tensor]] = []
     for index, delivery in enumerate(pending.deliveries):
@@ -126,7 +126,7 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
         own = place.own
         data = memory[place.offset : place.offset + place.num_bytes] if own is None else memoryview(bytearray(own))
         try:
-            tensors = sidecar.tensors(data, f"{sidecar.url}: what {sample.file.path} has of {delivery.key}")
+            tensors = sidecar.tensors(data, f"{sidecar.url}: {sample.file.path}, the features of {delivery.key}")
         except StreamvidError as error:
             raise sample_error(sample, delivery.key, error) from error
         tensors |= {} if delivery.caption else sidecar.null
@@ -142,9 +142,9 @@ def tensor_fields(pending: PendingBatch, memory: memoryview) -> dict[str, torch.
 
 
 def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
-    """What of a loader decides what a visit shows and says of a sample, but for dropout, as JSON.
+    """Return, as JSON, what determines a visit's view and texts in a loader, except for dropout.
 
-    Who encodes visits keeps it in the sidecar's `made_with` under "view", and who reads them compares it.
+    Encoders store it in the sidecar's `made_with` under "view"; readers compare it.
     """
     view, options = part.view, part.text.options
     return {
@@ -160,7 +160,7 @@ def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
         "caption_template": options.template,
         "caption_prefix": options.prefix,
         "caption_part_dropout": float(options.part_dropout),
-        # `annotate` may have given the columns of captions other values.
+        # `annotate` may have changed the values of caption columns.
         "caption_values": part.dataset.columns_digest(part.text.needed),
     }
 
@@ -168,10 +168,10 @@ def view_facts(part: MixPart, output: OutputOptions) -> Mapping[str, Any]:
 def with_features(
     mix: Mix, features: object, stores: Stores, facts: Sequence[Mapping[str, Any]], columns: Collection[str]
 ) -> Mix:
-    """The mix with what is delivered instead of clips. facts: `view_facts` of each part.
+    """Return the mix with features instead of clips. facts: `view_facts` of each part.
 
-    Raises ConfigError for sidecars of another dataset or of other options, naming all that differs; DatasetError,
-    StorageError for those that cannot be read.
+    Raises ConfigError, which names all differences, for sidecars of another dataset or with other options; DatasetError
+    or StorageError for unreadable sidecars.
     """
     if features is None:
         return mix
@@ -181,11 +181,11 @@ def with_features(
         )
     several: list[Any] = [features] if isinstance(features, str | Path | Sidecar) else list(features)
     if len(several) != len(mix.parts):
-        raise ConfigError(f"features: {len(several)} are given for {len(mix.parts)} datasets; give one for each")
+        raise ConfigError(f"features: got {len(several)} for {len(mix.parts)} datasets; give one for each dataset")
     parts = [_with_sidecar(part, one, stores, fact) for part, one, fact in zip(mix.parts, several, facts, strict=True)]
     found = [part.sidecar for part in parts if part.sidecar is not None]
     if not found:
-        raise ConfigError("features: none is given; leave the argument out")
+        raise ConfigError("features: none are given; leave the argument out")
     for other in found:
         _check_alike(found[0], other)
     _check_names(found[0], columns)
@@ -198,7 +198,7 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
         return part
     if is_text or not isinstance(given, str | Path | Sidecar):
         why = (
-            "a dataset of texts has none"
+            "a dataset of texts has no features"
             if is_text
             else "give a path, a URL or an open Sidecar for each dataset of clips"
         )
@@ -210,7 +210,7 @@ def _with_sidecar(part: MixPart, given: object, stores: Stores, facts: Mapping[s
             f"features={sidecar.url!r} were made from other views of {dataset.url} than this loader's: "
             f"{'; '.join(problems)}; {REMEDY}"
         )
-    _ = sidecar.null  # read and proved before the first batch
+    _ = sidecar.null  # read and verified before the first batch
     return replace(part, sidecar=sidecar)
 
 
@@ -221,7 +221,7 @@ def _check_alike(first: Sidecar, other: Sidecar) -> None:
     problems = differences(mine, theirs, "tensors") + differences(sorted(first.null), sorted(other.null), "null")
     if problems:
         raise ConfigError(
-            f"features {first.url} and {other.url} hold different tensors, which no batch can have together: "
+            f"features {first.url} and {other.url} hold different tensors, which a batch cannot combine: "
             f"{'; '.join(problems)}"
         )
 
@@ -232,6 +232,6 @@ def _check_names(sidecar: Sidecar, columns: Collection[str]) -> None:
     taken = {*STANDARD_FIELDS, *columns, TOKENS, MASK}
     if both := sorted(name for name in names if name in taken or names.count(name) > 1):
         raise ConfigError(
-            f"features={sidecar.url!r} hold {', '.join(both)}, which batches have already; let the encoder call it "
-            "something else"
+            f"features={sidecar.url!r} hold {', '.join(both)}, which batches already have; use another name in "
+            "the encoder"
         )

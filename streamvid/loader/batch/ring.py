@@ -1,4 +1,4 @@
-"""The ring as torch sees it: pinned memory, and batches over it that give their place back when they die."""
+"""The ring as torch sees it: pinned memory, and batches over it that return their place when they die."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def pin(ring: Arena, device: torch.device | None = None) -> bool:
-    """Page-lock the ring for copies to a CUDA device, None: the current one; False where there is no CUDA.
+    """Page-lock the ring for copies to a CUDA device (None: the current one). Return False if there is no CUDA.
 
-    So they are direct and asynchronous. `device` matters little, every device may copy from the pages; but no other
-    device's memory pays for it.
+    Copies are then direct and asynchronous. Every device may copy from the pages; `device` only selects the one whose
+    memory is used for pinning.
     """
     import numpy as np
 
@@ -47,42 +47,42 @@ def pin(ring: Arena, device: torch.device | None = None) -> bool:
     if error != 0:
         _log.warning("cannot pin the ring of %d bytes (CUDA error %d); copies will be slower", ring.num_bytes, error)
         return False
-    # The mapping outlives the loader while a batch of it lives; only then may the pages be let go.
+    # The mapping outlives the loader as long as one of its batches lives; only then can the pages be unlocked.
     weakref.finalize(ring.map, _unpin, number, address).atexit = False
     return True
 
 
 def _unpin(device: int, address: int) -> None:
     cuda = torch_cuda()
-    if cuda.is_initialized():  # else this is a fork of the process that pinned
+    if cuda.is_initialized():  # else this is a fork of the process that pinned the ring
         with cuda.device(device):
-            cuda.synchronize()  # the last batch may have died before the copies that were queued from it are over
+            cuda.synchronize()  # the last batch may have died before its queued copies are complete
             cuda.cudart().cudaHostUnregister(address)
 
 
 class RingSlot:
     """A batch's place in the ring, and the CUDA streams that may still copy from it (BATCH-1).
 
-    Waited for is what was queued until the batch died on the streams that were current where it was made and where it
-    died, and what `Batch.to` queued on any stream. Holds no tensor of the batch.
+    Waits for work that was queued, until the batch died, on the streams that were current where it was created and
+    where it died, and for copies that `Batch.to` queued on any stream. Holds no tensor of the batch.
     """
 
     def __init__(self, block: Block) -> None:
         self._block = block
-        self._events: dict[Any, Any] = {}  # stream → an event behind the last copy known of it
+        self._events: dict[Any, Any] = {}  # stream → an event after its last known copy
         cuda = torch_cuda()
         self._stream = cuda.current_stream() if cuda.is_initialized() else None
 
     def copied(self, device: torch.device) -> None:
-        """Copies to `device` were just queued on its current stream."""
+        """Note that copies to `device` were just queued on its current stream."""
         if device.type == "cuda":
             self._mark(torch_cuda().current_stream(device))
 
     def release(self) -> None:
-        """Give the place back; the ring uses it again when the copies are over."""
+        """Give the place back; the ring reuses it once the copies are complete."""
         cuda = torch_cuda()
         if self._stream is not None and cuda.is_initialized():
-            # A destructor may run in any thread; asking for the current device there would wake up a device of others.
+            # A destructor may run in any thread; querying the current device there could initialize another device.
             for stream in {self._stream, cuda.current_stream(self._stream.device)}:
                 self._mark(stream)
         self._block.release(self._wait if self._events else None)
@@ -90,9 +90,9 @@ class RingSlot:
     def _mark(self, stream: Any) -> None:
         cuda = torch_cuda()
         with cuda.device(stream.device):
-            if cuda.is_current_stream_capturing():  # it has queued nothing, and the event would belong to the capture
+            if cuda.is_current_stream_capturing():  # nothing was queued, and the event would belong to the capture
                 return
-        self._events[stream] = event = cuda.Event(blocking=True)  # else who waits for it keeps a core busy
+        self._events[stream] = event = cuda.Event(blocking=True)  # otherwise waiting for it would keep a core busy
         event.record(stream)
 
     def _wait(self) -> None:
@@ -107,9 +107,9 @@ def make_batch(
     layout: Layout = "BCTHW",
     tokenizer: Tokenizer | None = None,
 ) -> Batch:
-    """The Batch of a complete PendingBatch; its place in the ring is free again when its last tensor has died.
+    """Return the Batch for a complete PendingBatch; its place in the ring is free once its last tensor has died.
 
-    Raises LoaderError for a tokenizer that fails.
+    Raises LoaderError if the tokenizer fails.
     """
     import numpy as np
     import torch
@@ -145,7 +145,7 @@ def make_batch(
 def _tokens(tokenizer: Tokenizer, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     found = tokenize(tokenizer, fields["text"], fields["sample_keys"])
     if taken := [name for name in found if name in fields]:
-        raise LoaderError(f"the tokenizer gave {', '.join(taken)}, which the batch has already; rename it")
+        raise LoaderError(f"the tokenizer returned {', '.join(taken)}, which the batch already has; rename it")
     return found
 
 
@@ -179,7 +179,7 @@ def _further_media(pending: PendingBatch, room: PictureRoom, memory: torch.Tenso
 def _pictures(
     memory: torch.Tensor, num_frames: int, picture: PictureFormat, colors: Sequence[PictureColors], layout: Layout
 ) -> torch.Tensor | Planes:
-    """Return pictures that lie one after the other, `num_frames` and one of `colors` per sample."""
+    """Return consecutive pictures, `num_frames` and one of `colors` per sample."""
     if picture.pixels == "yuv420p":
         matrices, ranges, sitings = zip(*(color or ABSENT_COLORS for color in colors), strict=True)
         table = color_table(matrices, ranges, sitings)

@@ -1,4 +1,4 @@
-"""What a caller's tokenizer made of the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
+"""Results of the caller's tokenizer for the texts of a batch, as fields of the batch. Legend: B samples, L tokens."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from streamvid.errors import ConfigError, LoaderError
 from streamvid.loader.options import Tokenizer
 
 TOKENS, MASK = "text_tokens", "text_mask"
-_NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # as Hugging Face's tokenizers call them
+_NAMES = {"input_ids": TOKENS, "attention_mask": MASK}  # names in Hugging Face's tokenizers
 
 
 def check_token_fields(columns: Sequence[str]) -> None:
-    """Raise ConfigError for columns whose names are fields that a tokenizer's result gets."""
+    """Raise ConfigError for columns with the name of a field for the tokenizer's result."""
     for name in columns:
         if name in (TOKENS, MASK):
-            raise ConfigError(f"columns: {name!r} is a field with the tokenizer's result; rename the column")
+            raise ConfigError(f"columns: {name!r} is a field for the tokenizer's result; rename the column")
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], keys: Sequence[str]) -> Mapping[str, Any]:
-    """Call the tokenizer, once, and give its result as fields: tensors, or lists of B.
+    """Call the tokenizer once and return its result as fields: tensors, or lists of B.
 
     A mapping: `input_ids` becomes text_tokens, int64 (B, L), `attention_mask` text_mask, bool (B, L), any other `name`
     text_<name>. A list of B lists of integers, a list of B objects with `ids` (Hugging Face's Encoding) or an array
-    (B, L): text_tokens. Lists of unequal length are padded on the right with the tokenizer's pad_token_id, else 0;
-    where it says no mask, that is what is not padding.
+    (B, L) becomes text_tokens. Lists of unequal length are padded on the right with the tokenizer's pad_token_id, else
+    0; if it returns no mask, the mask is False for this padding.
 
-    Raises LoaderError, which names the samples, for what the tokenizer raises and for any other result.
+    Raises LoaderError, which names the samples, if the tokenizer raises or returns anything else.
     """
     try:
         result = tokenizer(list(texts))
@@ -56,7 +56,7 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
         named = {_NAMES.get(name, f"text_{name}"): value for name, value in given.items()}
         if len(named) < len(given):
             twice = next(name for name in (TOKENS, MASK) if name.removeprefix("text_") in given)
-            raise ValueError(f"gave {twice} twice, of {', '.join(map(str, given))}; leave one of them out")
+            raise ValueError(f"returned {twice} twice, in {', '.join(map(str, given))}; leave one of them out")
     elif isinstance(result, list | tuple) and result and all(hasattr(one, "ids") for one in result):
         named = {TOKENS: [one.ids for one in result]}
         if all(hasattr(one, "attention_mask") for one in result):
@@ -72,34 +72,34 @@ def _fields(result: Any, num_samples: int, pad: object) -> Mapping[str, Any]:
     for name, allowed in ((TOKENS, "int"), (MASK, "bool|int")):
         if name in fields and not re.search(allowed, str(fields[name].dtype)):
             raise ValueError(
-                f"gave {name} of type {fields[name].dtype}; give integers, and anything else by name in a dict"
+                f"returned {name} of type {fields[name].dtype}; return integers, and anything else by name in a dict"
             )
     if TOKENS in fields and tuple(fields[MASK].shape) != tuple(fields[TOKENS].shape):
         raise ValueError(
-            f"gave a mask of shape {tuple(fields[MASK].shape)} for tokens of {tuple(fields[TOKENS].shape)}"
+            f"returned a mask of shape {tuple(fields[MASK].shape)} for tokens of {tuple(fields[TOKENS].shape)}"
         )
     return fields
 
 
 def _padded(name: str, value: Any, num_samples: int, filler: int) -> tuple[Any, Any]:
-    """(an array, a tensor or a list of B, the mask of what is not padding)."""
+    """Return (an array, a tensor or a list of B; the mask, which is False for padding)."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if not value.shape or value.shape[0] != num_samples:
-            raise ValueError(f"gave {name} of shape {tuple(value.shape)} for {num_samples} texts")
+            raise ValueError(f"returned {name} of shape {tuple(value.shape)} for {num_samples} texts")
         return value, np.ones(tuple(value.shape), np.bool_)
     if not isinstance(value, list | tuple) or len(value) != num_samples:
         said = f"{len(value)} of {name}" if isinstance(value, list | tuple) else f"{name} as a {type(value).__name__}"
-        raise ValueError(f"gave {said} for {num_samples} texts; give one entry for each")
+        raise ValueError(f"returned {said} for {num_samples} texts; return one entry per text")
     if not all(isinstance(one, list | tuple | np.ndarray) for one in value):
         if name in (TOKENS, MASK):
-            raise ValueError(f"gave {name} that is no list of lists of integers")
+            raise ValueError(f"returned {name} that is not a list of lists of integers")
         return list(value), None
     rows: list[npt.NDArray[Any]] = [np.asarray(one) if len(one) else np.zeros(0, np.int64) for one in value]
     if any(row.ndim != 1 or row.dtype.kind not in "biuf" for row in rows):
-        raise ValueError(f"gave {name} that is no list of lists of numbers")
+        raise ValueError(f"returned {name} that is not a list of lists of numbers")
     length, kind = max(map(len, rows)), np.result_type(*rows)
     if name == TOKENS and kind.kind in "iu":
-        kind = np.dtype(np.int64)  # what holds the tokens may not hold the padding, as -100
+        kind = np.dtype(np.int64)  # the dtype of the tokens may not fit the padding, such as -100
     out = np.full((num_samples, length), filler, kind)
     mask = np.zeros((num_samples, length), np.bool_)
     for number, row in enumerate(rows):

@@ -1,7 +1,7 @@
-"""How long a read or a decode may take before the run fails (SAFE-1): what the clock decides is never a substitution.
+"""Time limits of reads and decodes, after which the run fails (SAFE-1). A timeout never leads to a substitution.
 
-Only the caller looks, while it waits for a batch, and only the time that it waits counts: nothing that is slow while
-the caller is at work elsewhere, or while the whole machine is suspended, ends a run.
+Only the caller checks the clock, while it waits for a batch, and only the time that it waits counts. Work that is slow
+while the caller does something else, or while the whole machine is suspended, does not end a run.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from streamvid.loader.delivery.delivery import name_sample
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Slot
 from streamvid.loader.mix import SampleRequest
 
-_STOPPED_SECONDS = 5.0  # between two looks of a caller that waits: then it was not running itself
+_STOPPED_SECONDS = 5.0  # between two checks of a waiting caller: after more, it was not running itself
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """What has taken too long: the error to raise, and the task whose worker is stuck, None for a read."""
+    """Timeout: the error to raise, and the task whose worker is stuck, None for a read."""
 
     error: StreamvidError
     task_id: int | None
 
 
 class Wait:
-    """One wait of the caller: since when, as far as it was able to look."""
+    """One wait of the caller: its start, excluding time in which this process was stopped."""
 
     def __init__(self) -> None:
         self.since = self._looked = time.monotonic()
 
     def look(self) -> float:
-        """The time now; a wait in which this process was stopped begins anew."""
+        """Return the time now; a wait in which this process was stopped starts again."""
         now = time.monotonic()
         if now - self._looked > _STOPPED_SECONDS:
             self.since = now
@@ -45,7 +45,7 @@ class Wait:
 
 
 def where_threads_are() -> str:
-    """The stacks of the loader's threads and the caller's, for a report of something that hangs."""
+    """Return the stacks of the caller's and the loader's threads, for a report about something that hangs."""
     frames = sys._current_frames()
     ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
     shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]
@@ -53,15 +53,15 @@ def where_threads_are() -> str:
 
 
 class Clock:
-    """`limit_seconds` for each read and each decode; None: no limit."""
+    """Limit of `limit_seconds` for each read and each decode; None: no limit."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         self._limit_seconds = limit_seconds
-        self.index_read: tuple[SampleRequest, float] | None = None  # what the feeder reads, and since when
-        self.heard_at = 0.0  # when a decoder was last heard of
+        self.index_read: tuple[SampleRequest, float] | None = None  # current read of the feeder, and its start
+        self.heard_at = 0.0  # time of the last message from a decoder
 
     def overdue(self, wait: Wait, slots: Iterable[Slot]) -> Overdue | None:
-        """What has been waited for too long, if anything: a read or a decode, else a task that no worker takes."""
+        """Return what has exceeded the limit, if anything: a read or a decode, else a task that no worker takes."""
         if self._limit_seconds is None:
             return None
         oldest = wait.look() - self._limit_seconds
@@ -84,14 +84,14 @@ class Clock:
     def _read_error(self, name: str, what: str) -> SampleError:
         return SampleError(
             f"{name} cannot be delivered: reading {what} has taken more than "
-            f"sample_timeout_seconds={self._limit_seconds:g}; the store does not answer. Look at the disk or the "
+            f"sample_timeout_seconds={self._limit_seconds:g}; the store does not answer. Check the disk or the "
             "network, make a new loader and load the last state, or raise sample_timeout_seconds"
         )
 
     def _decode_error(self, slot: Slot, what: str) -> WorkerError:
         return WorkerError(
             f"{slot.name} cannot be delivered: {what} more than "
-            f"sample_timeout_seconds={self._limit_seconds:g}; its decoder is stuck, or this machine is far too busy. "
-            "This loader cannot go on: make a new one and load the last state, with fewer workers or a higher "
+            f"sample_timeout_seconds={self._limit_seconds:g}; its decoder is stuck, or this machine is overloaded. "
+            "This loader cannot continue: make a new one and load the last state, with fewer workers or a higher "
             "sample_timeout_seconds; leave the sample out if it is always the same one"
         )

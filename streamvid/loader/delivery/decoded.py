@@ -25,18 +25,18 @@ from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
-_THREADED_PIXELS = 1280 * 720  # of a frame; smaller ones cost more in waiting for each other than they gain
+_THREADED_PIXELS = 1280 * 720  # per frame; for smaller ones, threads lose more by waiting for each other than they gain
 _THREADED_FRAMES = 16
 _MAX_THREADS = 4
-_MAX_PIECES = 512  # of a part: the checksums of more make too long a message to a worker
+_MAX_PIECES = 512  # per part: the checksums of more would make a message to a worker too long
 
-_format = cache(PictureFormat)  # a loader has few, and checking one takes longer than finding it
+_format = cache(PictureFormat)  # a loader has few formats, and validating one takes longer than a lookup
 
 
 class DecodedDelivery:
     """Decodes samples into pictures of the ring.
 
-    accuracy: of RGB; None: what is cheap, exact where pictures are scaled anyway, which adds little to that, else fast.
+    accuracy: of RGB; None: exact if pictures are scaled anyway, because that adds little time, else fast.
     """
 
     reads_ahead = True
@@ -50,7 +50,7 @@ class DecodedDelivery:
     def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
         self._flight = flight
 
-    # In the feeder.
+    # In the feeder thread.
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         packets = None if is_whole else self._rows.packets(sample, row)
@@ -70,7 +70,7 @@ class DecodedDelivery:
             if flight.reject_known(run, batch, index, is_whole=delivery.part.window is None):
                 continue
             clip = flight.clips.allocate(delivery.block_bytes, 0.0)
-            if clip is None:  # memory for more is released by those that are read
+            if clip is None:  # clips that are read release memory for more
                 self._submit(slots)
                 slots = []
                 clip = allocate(flight.clips, delivery.block_bytes)
@@ -90,7 +90,7 @@ class DecodedDelivery:
         self._read([slot])
 
     def _read(self, slots: Sequence[Slot]) -> None:
-        """Read clips that lie near each other in one shard; where their tar ends too early, each alone."""
+        """Read clips that are close to each other in one shard; if their tar ends too early, each separately."""
         flight = self._flight
         alive = [slot for slot in slots if slot.run == flight.signals.run]
         for slot in slots:
@@ -101,7 +101,7 @@ class DecodedDelivery:
         try:
             read = self._fill(alive)
         except StreamvidError as error:
-            for slot in alive:  # the store failed, and would for each of them
+            for slot in alive:  # the store failed, and would fail for each of them
                 flight.fail(slot, error)
             return
         if read.problem is not None and len(alive) > 1:
@@ -131,7 +131,7 @@ class DecodedDelivery:
         submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
-        """Return the task for the clip, or for the first of the sample's media that is not decoded yet."""
+        """Return the task for the clip, or for the first medium of the sample that is not decoded yet."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
         part, num_frames = delivery.part, delivery.row.clip.num_frames
@@ -169,7 +169,7 @@ class DecodedDelivery:
         return _format(bucket.height, bucket.width, self._pixels, self._accuracy or ("exact" if is_scaled else "fast"))
 
     def _num_threads(self, part: ClipPart) -> int:
-        """Return the threads for one decoder: several where a large sample would leave other workers without work."""
+        """Return the threads for one decoder: several if a large sample would leave other workers without work."""
         if part.window is None or part.stream is None or len(part.window.packets) < _THREADED_FRAMES:
             return 1
         if part.stream.coded_width * part.stream.coded_height < _THREADED_PIXELS:
@@ -212,5 +212,5 @@ class DecodedDelivery:
 
 
 def _medium(slot: Slot) -> MediaPart | None:
-    """Return the conditioning input to decode next or now, None for the clip, which comes first."""
+    """Return the conditioning input to decode next or now; None for the clip, which comes first."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None

@@ -21,12 +21,12 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What is delivered of one sample, decided before anything of it is read (SAMPLE-1).
+    """Content of one sample's delivery, decided before any of it is read (SAMPLE-1).
 
-    - sample: which clip at which visit. row: what the index says about it.
+    - sample: the clip and the visit. row: its index row.
     - view: the frames and the crop. part: the bytes of the clip to read. Both are empty for a text.
     - media: the files of its conditioning inputs.
-    - fps: of the delivered frames, 0.0 where it is not known. caption: its text. seed: for the training step's noise.
+    - fps: of the delivered frames, 0.0 if unknown. caption: its text. seed: for the training step's noise.
     """
 
     sample: SampleRequest
@@ -40,7 +40,7 @@ class Delivery:
 
     @property
     def key(self) -> str:
-        """The sample's key."""
+        """Key of the sample."""
         return self.row.key
 
     @property
@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first byte in the tar that is read, and the end of the last one."""
+        """(first byte, end of the last byte) that is read in the tar."""
         first = self.row.clip.offset + self.part.first_byte
         end = first + self.part.num_bytes
         for one in self.media:
@@ -63,7 +63,7 @@ class Delivery:
         return first, end
 
     def wanted(self, block: memoryview) -> Iterator[tuple[int, ClipPart, memoryview]]:
-        """Yield (start of its file in the tar, part, memory) of everything that is read into a block."""
+        """Yield (start of its file in the tar, part, memory) for everything that is read into a block."""
         first = self.part.block_bytes
         yield self.row.clip.offset, self.part, block[:first]
         for one in self.media:
@@ -74,7 +74,7 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Decide what a delivery of this bucket shows and says. part_of: what to read for its frames.
+    """Decide the view and the text of a delivery for this bucket. part_of: returns what to read for its frames.
 
     Raises IntegrityError, ConfigError.
     """
@@ -94,7 +94,7 @@ def deliver(
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Decide what is delivered of a sample of this bucket. Raises SampleError."""
+    """Decide the delivery of a sample of this bucket. Raises SampleError."""
     key = None
     try:
         row = rows.row(sample, bucket)
@@ -105,12 +105,12 @@ def prepare(
 
 
 def sample_error(sample: SampleRequest, key: str | None, error: object) -> SampleError:
-    """Return the error that says which sample it is about."""
+    """Return an error that names its sample."""
     return SampleError(f"{name_sample(sample, key)} cannot be delivered: {error}")
 
 
 def name_sample(sample: SampleRequest, key: str | None) -> str:
-    """Name a sample for messages: dataset, key (None where it is not known), place, shard and bucket."""
+    """Name a sample for messages: dataset, key (None if unknown), place, shard and bucket."""
     known = "" if key is None else f"{key} "
     return (
         f"{sample.part.dataset.url}: sample {known}(number {sample.place} of {sample.shard_info.path}, "

@@ -1,4 +1,4 @@
-"""Bytes of samples, read into shared memory by threads of their own; neighbours of one shard with one request."""
+"""Bytes of samples, read into shared memory by dedicated threads; neighbors in one shard with one request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """One read: its duration, its bytes, and why what is stored is bad, None where it may be right."""
+    """One read: its duration, its bytes, and the problem with what is stored, None if it may be right."""
 
     seconds: float
     num_bytes: int
@@ -40,8 +40,8 @@ def read_parts(
 ) -> ClipRead:
     """Fill the block of each (start of its clip in the tar, part, block) with the packet table and the range.
 
-    All are of one shard. The bytes are not verified here (FETCH-1). is_again: what was read before was wrong.
-    Raises StorageError where the store cannot say what it holds: that does not prove the bytes to be bad.
+    All are from one shard. The bytes are not verified here (FETCH-1). is_again: the previous read was wrong.
+    Raises StorageError if the store cannot determine its content: that does not prove the bytes to be bad.
     """
     since = time.monotonic()
     ranges = []
@@ -55,7 +55,7 @@ def read_parts(
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield groups of places: deliveries whose bytes one request can read. In a local store each is a group alone."""
+    """Yield groups of places: deliveries whose bytes one request can read. For local stores, groups have one member."""
     shards: dict[tuple[int, str], list[int]] = {}
     for place, delivery in enumerate(deliveries):
         part = delivery.sample.part
@@ -69,9 +69,9 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
 
 
 class FetchThreads:
-    """Up to `num_threads` daemon threads, started as they are needed, that run reads in the order they are given.
+    """Up to `num_threads` daemon threads, started on demand, that run reads in the order in which they are submitted.
 
-    on_error: called in the thread with what a read raises.
+    on_error: called in the thread with the exception that a read raises.
     """
 
     def __init__(self, num_threads: int, on_error: Callable[[Exception], None]) -> None:
@@ -79,7 +79,7 @@ class FetchThreads:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._num_free = 0  # threads without a job, less jobs without a thread
+        self._num_free = 0  # threads without a job minus jobs without a thread
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run `job` on the next free thread."""
@@ -94,7 +94,7 @@ class FetchThreads:
         self._queue.put(job)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Finish what is queued and end the threads; those that a read still holds up after a while end later."""
+        """Finish queued jobs and end the threads; after the timeout, threads that are still reading end later."""
         for _ in range(self._max_threads):
             self._queue.put(None)
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -106,7 +106,7 @@ class FetchThreads:
         while (job := self._queue.get()) is not None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+            except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
                 self._on_error(error)
             del job
             with self._lock:

@@ -1,4 +1,4 @@
-"""Slots under way: what every kind of delivery does from the start of a batch to its last sample."""
+"""Slots in flight: the work that all kinds of delivery share, from the start of a batch to its last sample."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from streamvid.storage import UNPROVEN, while_wanted
 _log = logging.getLogger(__name__)
 
 Allocate: TypeAlias = Callable[[Arena, int], int | None]
-"""Waits for memory of an arena; None where the run is over."""
+"""Waits for memory in an arena; returns None if the run is over."""
 
 
 class Kind(Protocol):
     """A kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
 
-    reads_ahead: whether clips are read into the clip arena, ahead of the decoders.
+    reads_ahead: True if clips are read into the clip arena, ahead of the decoders.
     """
 
     reads_ahead: bool
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return what to read of a clip; is_whole: all of it. Raises IntegrityError, ConfigError."""
+        """Return the bytes of a clip to read; is_whole: all of it. Raises IntegrityError, ConfigError."""
         ...
 
     def room(self, request: BatchRequest) -> PictureRoom | None:
-        """Return where the pictures of a batch lie in its memory; None where none are decoded."""
+        """Return the layout of a batch's pictures in its memory; None if none are decoded."""
         ...
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
@@ -55,26 +55,26 @@ class Kind(Protocol):
         ...
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
-        """Start the samples of a batch; False where the run is over."""
+        """Start the samples of a batch. Return False if the run is over."""
         ...
 
     def read(self, slot: Slot) -> None:
-        """Read a slot's sample, again or in the place of another. Called in a fetch thread."""
+        """Read a slot's sample, again or as a replacement. Called in a fetch thread."""
         ...
 
     def hear(self, answer: Answer) -> None:
-        """Take note of an answer to a task."""
+        """Process an answer to a task."""
         ...
 
     def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
-        """Start over the memory of a flight that was opened; it is let go of when `resources` are closed."""
+        """Start on the memory of an opened flight, which is released when `resources` are closed."""
         ...
 
 
 class Flight:
-    """Slots under way, their threads and memory, and their substitutes.
+    """Slots in flight, their threads and memory, and their substitutes.
 
-    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, as it opens.
+    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, when it opens.
     """
 
     clips: Arena
@@ -87,11 +87,11 @@ class Flight:
         self.signals, self.slots = signals, dict[int, Slot]()
         self._rows, self._kind = rows, kind
         self._repairs = Repairs(partial(self.prepare, is_whole=True))
-        self._lock = threading.Lock()  # over the slots; only our own threads take it
+        self._lock = threading.Lock()  # protects the slots; only the loader's threads take it
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Decide what is delivered of a sample; is_whole: read its whole clip. Raises SampleError."""
+        """Decide the delivery of a sample; is_whole: read its whole clip. Raises SampleError."""
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_alive(self, run: int) -> bool:
@@ -103,7 +103,7 @@ class Flight:
         return while_wanted(partial(self.is_alive, run))
 
     def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
-        """Start a slot of a batch. clip: its own block of the clip arena."""
+        """Start a slot of a batch. clip: the slot's own block of the clip arena."""
         delivery = batch.deliveries[index]
         with self._lock:
             slot = Slot(self._next_number, run, batch, index, delivery.sample, delivery, clip)
@@ -112,7 +112,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a slot's sample if it is known to be bad; return whether it is. is_whole: see Repairs.reason."""
+        """Replace a slot's sample if it is known to be bad, and return True if so. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -120,11 +120,11 @@ class Flight:
         return True
 
     def block(self, slot: Slot) -> int:
-        """Return the offset of the memory that a slot's clip is read to."""
+        """Return the offset of the memory into which a slot's clip is read."""
         return self.repair_block if slot.clip is None else slot.clip
 
     def wrong(self, slot: Slot, problem: str) -> None:
-        """Handle bytes that the index does not mean: read them again until it is known what is wrong (FETCH-1)."""
+        """Handle bytes that do not match the index: read them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
             self.reject(slot, f"{problem}, twice; copy the shard again", is_corrupt=True)
@@ -132,11 +132,11 @@ class Flight:
             self.fail(slot, UNPROVEN)
         else:
             sample = slot.sample
-            _log.info("%s: %s of %s is read again: %s", sample.part.source.url, slot.key, sample.file.path, problem)
+            _log.info("%s: reading %s of %s again: %s", sample.part.source.url, slot.key, sample.file.path, problem)
             self.fetchers.submit(partial(self._kind.read, slot))
 
     def reject(self, slot: Slot, reason: str, *, is_corrupt: bool) -> None:
-        """Replace a slot's sample, which is proved bad (BAD-1)."""
+        """Replace a slot's sample, which was verified to be bad (BAD-1)."""
         if slot.clip is not None:
             self.clips.release(slot.clip)
             slot.clip = None
@@ -156,15 +156,15 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot whose sample cannot be delivered, for a reason that is not proved to be the sample's."""
+        """Finish a slot whose sample cannot be delivered, for a reason that may not be the sample's."""
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:
-        """Finish a slot: its sample is in its place, its run is over, or its batch has failed."""
+        """Finish a slot: its sample is in place, its run is over, or its batch has failed."""
         with self._lock:
             del self.slots[slot.number]
             batch = slot.batch
-            if error is not None:  # its batch stays incomplete, and is never handed over
+            if error is not None:  # its batch stays incomplete and is never handed over
                 batch.error = batch.error or error
             elif slot.run == self.signals.run:
                 slot.deliver()

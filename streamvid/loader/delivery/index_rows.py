@@ -1,4 +1,4 @@
-"""The rows of the samples index and the packet tables, shard by shard, out of a cache."""
+"""Rows of the samples index and packet tables, shard by shard, from a cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROW_COLUMNS = ("key", "fps", "clip_offset", "clip_bytes", "clip_sha256", "windo
 _PACKETS_COLUMNS = ("packets_offset", "packets_bytes", "packets_sha256")
 _CACHED_BYTES = 64 * 2**20
 _MAX_ASKED = 4096
-_LOOKAHEAD = 16  # batches whose shards' rows are read ahead from an object store
+_LOOKAHEAD = 16  # batches whose index rows are read ahead from an object store
 _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 
 
@@ -43,15 +43,15 @@ _NO_FEATURES = (0, 0, bytes(32))  # offset, bytes and SHA-256
 class _ShardRows:
     columns: dict[str, pa.Array]
     packets: PacketsPlace | None
-    numbers: npt.NDArray[np.int32] | None  # of the rows that pass the part's filter; None: all rows
+    numbers: npt.NDArray[np.int32] | None  # row numbers that pass the part's filter; None: all rows
     num_bytes: int
 
 
 class IndexRows:
-    """Index rows of the shards used last: 64 MiB of Arrow columns, or one shard where that is larger; the same of
+    """Index rows of the shards used last: 64 MiB of Arrow columns, or one shard if that is larger; and as much of
     packet tables.
 
-    Safe in several threads: one reads what is missing, the others that need it wait for it.
+    Safe in several threads: one reads missing rows, and the others that need them wait.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
@@ -67,14 +67,14 @@ class IndexRows:
     def row(self, sample: SampleRequest, bucket: Bucket) -> IndexRow:
         """Return the row of a sample of this bucket, validated (SAFE-1).
 
-        Where features are delivered, its clip is the file that holds them. Raises IntegrityError, StorageError or
+        If features are delivered, its clip is the file that holds them. Raises IntegrityError, StorageError or
         DatasetError.
         """
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
         if not isinstance(key, str):
-            raise IntegrityError(f"the index has {key!r} as a key, which is not a text; copy the dataset again")
+            raise IntegrityError(f"the index has {key!r} as a key, which is not text; copy the dataset again")
         try:
             return self._row(sample, bucket, key, number, rows)
         except IntegrityError as error:
@@ -116,7 +116,7 @@ class IndexRows:
         )
 
     def packets(self, sample: SampleRequest, row: IndexRow) -> ClipIndex | None:
-        """Return the packet index of a row's clip, None where it has none. Raises as `row` does."""
+        """Return the packet index of a row's clip; None if it has none. Raises as `row` does."""
         if row.packets is None:
             return None
         return self._tables.get(_shard_name(sample), partial(_read_packets, sample, row.packets)).clip(row.number)
@@ -127,9 +127,9 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests; the rows of those that follow are read from an object store meanwhile.
+        """Yield the requests; rows for the following ones are read from an object store in the meantime.
 
-        submit: runs a read in another thread. is_wanted: whether the run goes on.
+        submit: runs a read in another thread. is_wanted: returns True while the run continues.
         """
         coming: deque[BatchRequest] = deque()
         asked: set[Name] = set()
@@ -146,7 +146,7 @@ class IndexRows:
         yield from coming
 
     def _warm(self, sample: SampleRequest, is_wanted: Callable[[], bool]) -> None:
-        """Read what `row` and `packets` need of a sample's shard. Raises nothing: whoever needs it reads it again."""
+        """Read what `row` and `packets` need from a sample's shard. Raises nothing: the next reader reads it again."""
         with while_wanted(is_wanted), contextlib.suppress(StreamvidError):
             rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
             sidecar = sample.part.sidecar
@@ -191,10 +191,10 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
         counted = int(part.subset.counts[sample.bucket_id][sample.shard])
         if len(numbers) != counted:
             raise IntegrityError(
-                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, "
+                f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, but "
                 f"{counted} were counted; the dataset or the cache of counts has changed: open the loader again"
             )
-    # One array per column: a chunked one looks for the chunk of each row.
+    # One array per column: a chunked array would search the chunk for each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}
     num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
     return _ShardRows(columns, _packets_place(part.dataset, shard, table), numbers, num_bytes)

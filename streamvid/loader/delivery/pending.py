@@ -1,4 +1,4 @@
-"""What is under way: batches, and each slot of one from the plan's sample to its place in the ring."""
+"""Work in flight: batches, and each of their slots from the plan's sample to its place in the ring."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from streamvid.storage import WrongReads
 
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 VIDEO = ("", 0)
-"""(name, item) of a batch's video among its pictures; those of conditioning inputs have a name."""
+"""(name, item) of a batch's video among its pictures; conditioning inputs have a name."""
 
 TEXT_ROW_BYTES = 4096
-"""Ring memory of a sample without pictures. Its text is not there; this bounds how many are made ahead."""
+"""Ring memory of a sample without pictures. It does not hold the text, but limits how many are made ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlace:
-    """Where a clip lies that is not decoded: from `offset` in the batch on a packet table, and then its data.
+    """Place of a clip that is not decoded: from `offset` in the batch on a packet table, and then its data.
 
-    numbers: of the frames wanted; None: not known yet. own: the whole clip in memory of its own instead, of a sample
-    that took the place of another.
+    numbers: of the wanted frames; None: not known yet. own: instead, the whole clip in separate memory, for a sample
+    that replaces another.
     """
 
     numbers: Sequence[int] | None
@@ -45,17 +45,17 @@ class ClipPlace:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch under way: its deliveries, its place in the ring, and how many samples are still to come.
+    """A batch in flight: its deliveries, its place in the ring, and the number of samples that are still missing.
 
     A substitute takes the place of its bad sample in `deliveries`, not in `request` (BAD-1).
-    room: where pictures lie; None for samples that are not decoded. colors: by slot and (name, item) of the pictures.
-    clips: by slot, of samples that are not decoded. digest: of the batch, where processes that share it compare it.
+    room: layout of pictures; None for samples that are not decoded. colors: by slot and (name, item) of the pictures.
+    clips: by slot, for samples that are not decoded. digest: of the batch, if the processes that share it compare it.
     """
 
     request: BatchRequest
     deliveries: list[Delivery]
     memory: Any
-    block: Block  # an interrupt may lose the batch on its way to the caller: its place goes back all the same
+    block: Block  # an interrupt may lose the batch on its way to the caller: its place is returned even then
     num_missing: int
     room: PictureRoom | None = None
     error: StreamvidError | None = None
@@ -75,14 +75,14 @@ class PendingBatch:
 
 @dataclass(slots=True, eq=False)
 class BadSample:
-    """A sample of the plan that was proved bad, and what may still take its place."""
+    """A sample of the plan that was verified to be bad, and what may still replace it."""
 
     delivery: Delivery
     reason: str
     candidates: Iterator[SampleRequest]
 
     def substitution(self, substitute_key: str | None) -> Substitution:
-        """Return the record of it. substitute_key: None if nothing can take its place."""
+        """Return the record of the substitution. substitute_key: None if no sample can replace it."""
         sample = self.delivery.sample
         return Substitution(
             dataset=sample.part.dataset.url,
@@ -97,11 +97,11 @@ class BadSample:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a batch: the sample that is tried for it, and how far that has come.
+    """One slot of a batch: the sample that is tried for it, and its progress.
 
-    sample: the one that is tried; `delivery` follows once its index row is there.
-    clip: offset of this slot's own block of the clip arena, None where it has none.
-    at: stage and since when (time.monotonic), as one value, because the caller reads it without a lock.
+    sample: the sample that is tried; `delivery` follows once its index row is known.
+    clip: offset of this slot's own block of the clip arena, None if it has none.
+    at: stage and its start (time.monotonic), as one value, because the caller reads it without a lock.
     colors: by (name, item), of the pictures that are decoded.
     """
 
@@ -120,36 +120,36 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample that is tried, None where it is not known yet."""
+        """Key of the sample that is tried, None if it is not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property
     def name(self) -> str:
-        """The sample that is tried, for messages."""
+        """Name of the sample that is tried, for messages."""
         return name_sample(self.sample, self.key)
 
     @property
     def is_again(self) -> bool:
-        """Whether what was read before was wrong."""
+        """True if the previous read was wrong."""
         return len(self.wrong) > 0
 
     @property
     def is_substitute(self) -> bool:
-        """Whether it is another sample than the plan's."""
+        """True if it is not the plan's sample."""
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:
-        """Be at a stage from now on."""
+        """Enter a stage now."""
         self.at = (stage, time.monotonic())
 
     def add_read(self, read: ClipRead) -> None:
-        """Count a read among what the slot cost."""
+        """Add a read to the cost of the slot."""
         self.stats.fetch_seconds += read.seconds
         self.stats.num_bytes_fetched += read.num_bytes
         self.stats.num_retries += self.is_again
 
     def deliver(self) -> None:
-        """Put what was delivered, and what it cost, into the batch."""
+        """Put the delivery and its cost into the batch."""
         batch = self.batch
         for (name, item), color in self.colors.items():
             batch.colors[self.index, name, item] = color

@@ -1,16 +1,16 @@
 """From steps to decoded batches, ahead of the caller.
 
-    feeder thread    takes batches in plan order; for each, room in the ring, then for each sample room for its clip
+    feeder thread    takes batches in plan order; allocates room in the ring for each, then room for each sample's clip
     fetch threads    read and check clips, hand decode tasks to the workers; find what replaces bad samples (repair.py)
-    answer thread    hears from the workers (num_workers=0: decodes), gives clip memory back, completes batches
-    keeper thread    starts all that, and ends it
-    caller           `next_batch()`: the next complete batch, in plan order; watches the clock while it waits (clock.py)
+    answer thread    receives the workers' answers (num_workers=0: decodes), frees clip memory, completes batches
+    keeper thread    starts all of this, and ends it
+    caller           `next_batch()`: the next complete batch, in plan order; checks the clock while it waits (clock.py)
 
-Memory is bounded by the two arenas alone: a batch is begun when the ring has room, a clip read when the clip arena has.
+Memory is bounded by the two arenas alone: a batch is begun if the ring has room, a clip is read if the clip arena has.
 A batch that waits for a substitute needs neither: repairs have one block of the clip arena, taken at the start.
-The caller takes no lock that a thread takes too: a signal may end it anywhere, and a lock that it held would be the end
-of all. For the same reason, and because a destructor may run in any thread, the keeper opens and closes what is to
-be closed.
+The caller takes no lock that a thread takes too: a signal may end it anywhere, and a lock that it held would block
+everything. For the same reason, and because a destructor may run in any thread, the keeper opens and closes all
+resources.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from streamvid.video.picture import Accuracy, Pixels
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_CLOSE_SECONDS = 10.0  # decode workers are given half of it
-_STUCK_SECONDS = 1.0  # for threads that hang already
+_CLOSE_SECONDS = 10.0  # decode workers get half of it
+_STUCK_SECONDS = 1.0  # for threads that already hang
 _NUM_WARMERS = 8
 RING_WAIT_SECONDS = 10.0
 
@@ -61,7 +61,7 @@ RING_WAIT_SECONDS = 10.0
 class PipelineOptions:
     """Resources and output of one pipeline.
 
-    clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` besides.
+    clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` in addition.
     frame_bytes: size of the ring.
     pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch.
     decode: False delivers clips as they are stored.
@@ -79,10 +79,10 @@ class PipelineOptions:
 
 
 class Pipeline:
-    """Workers, threads and memory of one loader: none before `open`, none after `close`.
+    """Workers, threads and memory of one loader, which exist from `open` to `close`.
 
-    One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for options that cannot be, LoaderError where
-    workers or memory cannot be had.
+    One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for invalid options, LoaderError if
+    workers or memory are not available.
     """
 
     def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
@@ -108,14 +108,14 @@ class Pipeline:
 
     @property
     def substituted(self) -> list[Substitution]:
-        """The bad samples among those handed over, in their order, the last 10000 of them."""
+        """Bad samples among those handed over, in order, the last 10000 of them."""
         return list(self._quarantine.records)
 
     @property
     def queue_depth(self) -> int:
-        """Complete batches that wait for the caller."""
+        """Number of complete batches that wait for the caller."""
         depth = 0
-        with contextlib.suppress(IndexError):  # another thread may end the run meanwhile
+        with contextlib.suppress(IndexError):  # another thread may end the run in the meantime
             for place in range(len(self._ready)):
                 batch = self._ready[place]
                 depth += batch is not None and batch.num_missing == 0
@@ -123,25 +123,25 @@ class Pipeline:
 
     @property
     def num_in_ring(self) -> int:
-        """Batches that have memory in the ring, those that the caller holds among them."""
+        """Number of batches with memory in the ring, including those that the caller holds."""
         return self.ring.num_allocated if self.is_open else 0
 
     @property
     def _is_copy(self) -> bool:
-        # In a process forked from the loader's: threads are not here, workers and shared memory are the parent's.
+        # In a fork of the loader's process: threads do not exist here; workers and shared memory are the parent's.
         return os.getpid() != self._pid
 
-    # A run, as the caller sees it.
+    # A run, from the caller's side.
 
     def open(self) -> None:
-        """Start workers and threads and take the memory: once, and `close` even if it fails or is interrupted."""
+        """Start workers and threads and allocate memory. Call once, then `close`, even after an error or interrupt."""
         self._keeper.start()
         while not self.is_open:
             self._check(self._signals.run)
             self._signals.wait(_POLL_SECONDS)
 
     def start(self, requests: Iterator[BatchRequest]) -> int:
-        """End the run that is alive and begin one over `requests`; its number, for `next_batch` and `cancel`."""
+        """End the current run and begin one over `requests`. Return its number, for `next_batch` and `cancel`."""
         self.stop()
         self._check(self._signals.run)
         self._feeder = threading.Thread(
@@ -151,9 +151,9 @@ class Pipeline:
         return self._signals.run
 
     def next_batch(self, run: int) -> PendingBatch | None:
-        """The next batch, complete; None at the end of the run. Raises what made the run fail or end.
+        """Return the next complete batch; None at the end of the run. Raises what made the run fail or end.
 
-        Whoever hands it over calls `count` then: what was only taken ahead has not been delivered.
+        On handover, the caller of this method calls `count`: a batch that was only taken ahead was not delivered.
         """
         wait = Wait()
         while True:
@@ -162,7 +162,7 @@ class Pipeline:
                 batch = self._ready[0]
                 if batch is None or batch.num_missing == 0:
                     return self._ready.popleft()
-            except IndexError:  # nothing yet; or another thread has ended the run
+            except IndexError:  # nothing yet, or another thread has ended the run
                 self._check_ring(wait.since)
             else:
                 if batch.error is not None:
@@ -174,7 +174,7 @@ class Pipeline:
     def count(self, batch: PendingBatch) -> None:
         """Count, log and write the substitutions of a batch, once, as it is handed over or its error is raised.
 
-        Raises SampleError past max_bad_fraction, StorageError where the quarantine cannot be written; the run is over.
+        Raises SampleError above max_bad_fraction, StorageError if the quarantine is not writable; the run is over.
         """
         records = [record for _, record in sorted(batch.substituted.items())]
         batch.substituted.clear()
@@ -185,7 +185,7 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Whether `next_batch` has a batch, or the end of the run, at once; raises what made the run fail or end."""
+        """Return whether `next_batch` would return at once, at the end too. Raises what made the run fail or end."""
         self._check(run)
         try:
             batch = self._ready[0]
@@ -194,7 +194,7 @@ class Pipeline:
         return batch is None or batch.num_missing == 0
 
     def cancel(self, run: int) -> None:
-        """Let a run end, if it is still alive, without waiting for it: fit for destructors, in any thread."""
+        """Let a run end, if it is still alive, without waiting. Safe in destructors and in any thread."""
         if run != self._signals.run or not self.is_open or self._is_copy:
             return
         self._signals.run += 1
@@ -203,7 +203,7 @@ class Pipeline:
         self._signals.tell()
 
     def stop(self) -> None:
-        """End the run: nothing is under way any more, and memory of batches not handed over is free again."""
+        """End the run: nothing is in flight any more, and memory of batches not handed over is free again."""
         if not self.is_open or self._is_copy:
             return
         self.cancel(self._signals.run)
@@ -212,7 +212,7 @@ class Pipeline:
             self._watch(wait)
             self._wake_feeder()
             self._feeder.join(0.05)
-        # Once something has failed or all is closed, no run will use the memory that a task may still write to.
+        # After a failure or the close, no run will use the memory that a task may still write to.
         while self._flight.slots and self._signals.failure is None and not self._signals.is_closing:
             self._watch(wait)
             self._signals.wait(0.05)
@@ -222,27 +222,27 @@ class Pipeline:
                 batch.block.release()
 
     def close(self, wait: bool = True) -> None:
-        """End workers and threads and let go of the memory; batches that the caller holds stay valid. Idempotent.
+        """End workers and threads and release the memory; batches that the caller holds stay valid. Idempotent.
 
-        Without `wait` it is fit for destructors, in any thread.
+        Without `wait`, it is safe in destructors and in any thread.
         """
         if self._is_copy:
             return
         self._signals.is_closing = True
         self._end.put(None)
         self._signals.tell()
-        is_ours = threading.current_thread().name.startswith("streamvid-")  # as where one runs a caller's destructor
+        is_ours = threading.current_thread().name.startswith("streamvid-")  # one of them may run a caller's destructor
         is_exit = not threading.main_thread().is_alive()
         if ((wait and not is_ours) or is_exit) and self._keeper.is_alive():
             self._keeper.join(_CLOSE_SECONDS)
             if self._keeper.is_alive():
                 _log.warning(
-                    "a thread of a closed loader still runs after %.0f seconds: it waits for a read, or for "
-                    "a lock of the thread that closes",
+                    "a thread of a closed loader is still running after %.0f seconds: it waits for a read, or for "
+                    "a lock of the closing thread",
                     _CLOSE_SECONDS,
                 )
 
-    # Behind the caller's back.
+    # In the threads.
 
     def _keep(self) -> None:
         try:
@@ -254,22 +254,22 @@ class Pipeline:
             self.is_open = False
         except StreamvidError as error:
             self._signals.fail(error)
-        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+        except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)
 
     def _open(self, resources: contextlib.ExitStack) -> None:
         options, flight, fail = self._options, self._flight, self._signals.fail_unexpected
         self.ring = flight.ring = Arena("ring", options.frame_bytes)
         resources.callback(self.ring.close)
-        # Clips need some memory in any case: without any, the wait for it would never end.
+        # Clips always need some memory: without any, the wait for it would never end.
         ahead = max(options.clip_bytes if self._kind.reads_ahead else 0, self._repair_bytes)
         clips = flight.clips = Arena("clips", ahead + self._repair_bytes + ALIGN_BYTES)
         resources.callback(clips.close)
-        clips.allocate(GENERATION.size, 0.0)  # the first page holds the run that workers look at
+        clips.allocate(GENERATION.size, 0.0)  # the first page holds the run number that workers check
         flight.repair_block = clips.allocate(self._repair_bytes, 0.0) or 0
         flight.fetchers = FetchThreads(options.num_fetch_threads, fail)
         resources.callback(self._close_threads, flight.fetchers)
-        self._warmers = FetchThreads(_NUM_WARMERS, fail)  # clips that are needed wait for none
+        self._warmers = FetchThreads(_NUM_WARMERS, fail)  # separate, so that required clips do not wait
         resources.callback(self._close_threads, self._warmers)
         workers = options.num_workers
         flight.decoder = DecodePool(workers, clips, self.ring) if workers else InlineDecoder(clips, self.ring)
@@ -295,7 +295,7 @@ class Pipeline:
             slot = None if error.task_id is None else self._flight.slots.get(error.task_id)
             about = "" if slot is None else f". It was decoding {slot.name}"
             self._signals.fail(WorkerError(f"{error}{about}"))
-        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+        except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)
 
     def _hear(self, answer: Answer) -> None:
@@ -315,7 +315,7 @@ class Pipeline:
             self._signals.tell()
         except StreamvidError as error:
             self._signals.fail(error)
-        except Exception as error:  # noqa: BLE001 - the caller must hear of it, in its own thread
+        except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)
 
     def _begin(self, request: BatchRequest, run: int) -> bool:
@@ -345,7 +345,7 @@ class Pipeline:
         return None
 
     def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Decide what is delivered of a batch's samples; where one fails, return those before it and the error."""
+        """Decide the deliveries of a batch's samples; if one fails, return those before it and the error."""
         found: list[Delivery] = []
         for sample in request.samples:
             self._clock.index_read = (sample, time.monotonic())
@@ -360,12 +360,12 @@ class Pipeline:
     # Between the caller and the threads.
 
     def _wake_feeder(self) -> None:
-        """End the feeder's wait for memory, if its run is over."""
+        """End the feeder's wait for memory if its run is over."""
         self.ring.wake()
         self._flight.clips.wake()
 
     def _watch(self, wait: Wait) -> None:
-        """Fail if something has taken too long, and kill the worker that is stuck on it."""
+        """Fail if something has exceeded its time limit, and kill the worker that is stuck on it."""
         flight = self._flight
         overdue = None if self._signals.failure else self._clock.overdue(wait, list(flight.slots.values()))
         if overdue is None:
@@ -377,7 +377,7 @@ class Pipeline:
             flight.decoder.kill(overdue.task_id)
 
     def check_usable(self) -> None:
-        """Raise LoaderError for a loader that is closed, or that another process made."""
+        """Raise LoaderError if the loader is closed, or was made in another process."""
         if self._is_copy:
             raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
         if self._signals.is_closing:
@@ -394,18 +394,18 @@ class Pipeline:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """RingFullError if both sides have waited for long: the feeder for room, the caller, from `since`, for it."""
+        """Raise RingFullError if both sides wait for long: the feeder for room, the caller, from `since`, for it."""
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return
         seconds = time.monotonic() - max(since, feeder_since)
         if seconds > RING_WAIT_SECONDS:
             raise RingFullError(
-                f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Let go of "
+                f"the ring of {self.ring.num_bytes} bytes is full of batches that the caller still holds. Release "
                 "old batches, keep batch.clone() instead of batch, or raise prefetch_bytes"
             )
         if seconds > _POLL_SECONDS:
-            gc.collect()  # batches in reference cycles are the caller's no longer
+            gc.collect()  # the caller no longer uses batches in reference cycles
 
 
 def _kind(parts: Sequence[MixPart], rows: IndexRows, options: PipelineOptions) -> Kind:

@@ -1,4 +1,4 @@
-"""What is told of samples that were proved bad: a record each, a line each in the quarantine file, and a limit."""
+"""Reports of bad samples: one record and one line of the quarantine file for each, and a limit."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _KEPT_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """A delivery of a sample that was proved bad, and what took its place (BAD-1).
+    """A delivery of a sample that was verified to be bad, and its substitute (BAD-1).
 
     dataset: its URL, without credentials. shard: path of the tar. place: number of the sample in the shard, among those
-    that pass the filter. substitute_key: None where no sample of the bucket was good, which ends the run.
+    that pass the filter. substitute_key: None if no sample of the bucket was good, which ends the run.
     """
 
     dataset: str
@@ -40,14 +40,14 @@ class Substitution:
     substitute_key: str | None
 
     def to_json(self) -> str:
-        """One line of the quarantine file."""
+        """Return one line of the quarantine file."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False)
 
 
 class Quarantine:
-    """Counts substitutions as batches are handed over, so that the count is the same whatever was prefetched.
+    """Counts substitutions as batches are handed over, so that the count does not depend on prefetching.
 
-    With a quarantine folder, each is a line of `quarantine-rank00000.jsonl` in it, which is created when it is needed.
+    With a quarantine folder, each is a line of `quarantine-rank00000.jsonl` in it, which is created on demand.
     Raises ConfigError for a folder inside a dataset that is read.
     """
 
@@ -62,9 +62,9 @@ class Quarantine:
         self.num_substituted = self.num_delivered = 0
 
     def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
-        """Count a batch of `num_samples` that is handed over, log and write its substitutions.
+        """Count a batch of `num_samples` that is handed over, and log and write its substitutions.
 
-        Raises SampleError past the share, StorageError if the file cannot be written.
+        Raises SampleError above the share, StorageError if the file cannot be written.
         """
         self.num_delivered += num_samples
         for record in substitutions:
@@ -75,7 +75,7 @@ class Quarantine:
                 record.place,
                 record.shard,
                 record.reason,
-                f"{record.substitute_key} takes its place" if record.substitute_key else "nothing good",
+                f"{record.substitute_key} takes its place" if record.substitute_key else "no good sample found",
             )
             self.num_substituted += 1
             self.records.append(record)
@@ -99,7 +99,7 @@ class Quarantine:
         line = (record.to_json() + "\n").encode("utf-8", "backslashreplace")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened for each line: there are few, and nothing is left open wherever a run ends.
+            # Opened for each line: there are few, and the file is closed wherever a run ends.
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.write(file, line)

@@ -1,9 +1,9 @@
-"""What takes the place of samples that are proved bad (BAD-1), one at a time.
+"""Substitutes for samples that are verified to be bad (BAD-1), one at a time.
 
-A repair is a chain of jobs for the fetch threads: read a candidate, hand it to a decoder, and continue with the next
-one if that is bad too. The first candidate for a clip whose packets do not decode is the clip itself, through its
-container. Repairs read into one block of memory that is reserved for them: the thread that allocates may itself be
-waiting for the batch that waits for a repair.
+A repair is a chain of jobs for the fetch threads: read a candidate, pass it to a decoder, and continue with the next
+one if it is bad too. The first candidate for a clip whose packets do not decode is the clip itself, through its
+container. Repairs read into a reserved block of memory, because the allocating thread may itself be waiting for the
+batch that waits for a repair.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ from streamvid.loader.view.view import substitute_visit
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.storage import WrongReads
 
-_MISSING = "its sidecar has no tensors of this visit, which could not be made"
+_MISSING = "its sidecar has no tensors of this visit, because they could not be computed"
 
 _Name: TypeAlias = tuple[int, str, int, int]
 
 
 def repair_bytes(parts: Sequence[MixPart]) -> int:
-    """Return the size of the block that is reserved for repairs: the largest part of a clip that there may be."""
+    """Return the size of the block that is reserved for repairs: the largest possible part of a clip."""
     return max(1, *(part.max_clip_bytes for part in parts)) + TABLE_BYTES + ALIGN_BYTES
 
 
 class Repairs:
-    """Slots that wait for a substitute, and all samples that were proved bad, so that none is read again.
+    """Slots that wait for a substitute, and all samples that were verified to be bad, so that none is read again.
 
-    prepare: makes a delivery of a sample that reads the whole clip, so that there is no second way to try.
-    All of it runs on the loader's own threads.
+    prepare: returns a delivery of a sample that reads the whole clip, so that there is no second way to try.
+    Everything runs on the loader's own threads.
     """
 
     def __init__(self, prepare: Callable[[SampleRequest, Bucket], Delivery]) -> None:
         self._prepare = prepare
-        self._lock = threading.Lock()  # over the three that follow
+        self._lock = threading.Lock()  # protects the next three
         self._queue: deque[Slot] = deque()
         self._active: Slot | None = None
         self._known: dict[_Name, str] = {}
 
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
-        """Return why a delivery is known to be bad before it is read, None where it is not.
+        """Return why a delivery is known to be bad before it is read; None if it is not.
 
-        is_whole: whether it reads the whole clip. Nothing is known of a part: the rest of the clip may be bad. A clip
-        that does not decode is not remembered either, because another window of it may: whether a delivery is
-        substituted must not depend on what came before it.
+        is_whole: True if it reads the whole clip. A bad clip says nothing about a part: the bad bytes may lie outside.
+        A clip that does not decode is not remembered either, because another window of it may decode: a substitution
+        must not depend on what came before it.
         """
         if delivery.row.is_missing:
             return _MISSING
         return self._known.get(_name(delivery.sample)) if is_whole else None
 
     def add(self, slot: Slot, reason: str, *, is_corrupt: bool) -> bool:
-        """Note that what `slot` tries is bad: wrong bytes, or they do not decode. Return whether to call `find` now."""
+        """Note that the sample tried by `slot` is bad: wrong bytes, or undecodable. Return True to call `find` now."""
         with self._lock:
             sample, by_packets = slot.sample, slot.delivery.part.window is not None
             if slot.bad is None:
                 others = (replace(sample, shard=shard, place=place) for shard, place in substitutes(sample))
                 slot.bad = BadSample(slot.delivery, reason, chain([sample] if by_packets else [], others))
-            if is_corrupt and not by_packets:  # else the packet index may be what is wrong
+            if is_corrupt and not by_packets:  # else the packet index may be wrong
                 self._known[_name(sample)] = reason
             if self._active is not None and self._active is not slot:
                 self._queue.append(slot)
@@ -83,9 +83,9 @@ class Repairs:
             return self._active
 
     def find(self, slot: Slot, is_alive: Callable[[], bool]) -> bool:
-        """Make the next candidate that is not known to be bad what `slot` tries; False once its run is over.
+        """Let `slot` try the next candidate that is not known to be bad. Return False if its run is over.
 
-        Raises SampleError where there is none, or where its index row cannot be read.
+        Raises SampleError if there is none, or if its index row cannot be read.
         """
         bad = slot.bad
         assert bad is not None
@@ -107,11 +107,11 @@ class Repairs:
         raise sample_error(
             planned,
             bad.delivery.key,
-            f"{bad.reason}. No other sample of its bucket can take its place: all are bad. Copy the dataset again",
+            f"{bad.reason}. No other sample of its bucket can replace it: all are bad. Copy the dataset again",
         )
 
 
 def _name(sample: SampleRequest) -> _Name:
-    # The visits of features are stored one by one; of a clip, all visits read the same bytes.
+    # Each visit of features is stored separately; all visits of a clip read the same bytes.
     visit = 0 if sample.part.sidecar is None else sample.shown_visit
     return sample.part.number, sample.shard_info.path, sample.place, visit

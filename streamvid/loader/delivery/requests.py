@@ -1,4 +1,4 @@
-"""The plan's steps as the batches of this rank."""
+"""Steps of the plan as the batches of this rank."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIRST_SLICE, _SLICE = 16, 512  # steps; the first batch waits for the first sli
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One batch of this rank; `position` is the loader's own note of where in the run it stands.
+    """One batch of this rank. `position` is the loader's own record of its place in the run.
 
-    loss_weight: the batch's share of what the ranks take until the optimizer steps, times the number of batches.
+    loss_weight: the batch's share of all ranks' samples up to the optimizer step, times the number of batches.
     """
 
     bucket: Bucket
@@ -30,9 +30,9 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """What one rank plans over: datasets, batch sizes, options, costs by bucket, and the rank's position.
+    """Input of one rank's plan: datasets, batch sizes, options, costs by bucket, and the rank's position.
 
-    Holds nothing of the loader, so that a thread which works through `requests` keeps no loader alive.
+    Has no reference to the loader, so that a thread that iterates over `requests` keeps no loader alive.
     """
 
     mix: Mix
@@ -50,27 +50,27 @@ class Selection:
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
     def plan(self, cursor: Cursor) -> EpochPlan:
-        """The rest of the cursor's epoch. Raises StateError for a cursor of another dataset."""
+        """Return the remainder of the cursor's epoch. Raises StateError for a cursor of another dataset."""
         return self._plan.at(cursor)
 
     def check(self, cursor: Cursor) -> None:
-        """StateError for a position that no run leaves: past the end of the cursor's epoch there would be no step."""
+        """Raise StateError for an impossible position: past the end of the cursor's epoch there would be no step."""
         plan = self.plan(cursor)
         for bucket_id, position in cursor.positions.items():
             end = plan.end_of(bucket_id)
             if position > end:
                 raise StateError(
                     f"positions[{bucket_id!r}]={position} in the state: epoch {cursor.epoch} ends at {end}; "
-                    "it is damaged, or of another dataset. Take an older state, or start without one"
+                    "it is damaged, or of another dataset. Use an older state, or start without one"
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
-        """The place at which that share of the epoch's steps is done, to the nearest step."""
+        """Return the cursor at which that share of the epoch's steps is done, rounded to a step."""
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 
     def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
-        """Batches of this rank from `plan` on, through all epochs before `end_epoch`; None: endless.
+        """Yield this rank's batches from `plan` on, through all epochs before `end_epoch`; None: endless.
 
         A request's position is (its epoch's plan, steps done after it). A step in which the rank has no batch has no
         request.
@@ -91,7 +91,7 @@ class Selection:
             plan = self.plan(cursor)
 
     def _groups(self, plan: EpochPlan) -> Iterator[list[Step]]:
-        """The steps between two steps of the optimizer: `accumulate` of them, fewer where a run goes on within."""
+        """Yield the steps between two optimizer steps: `accumulate` of them, fewer if a run resumes within."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
         group: list[Step] = []

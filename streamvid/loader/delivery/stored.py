@@ -1,4 +1,4 @@
-"""Delivery of stored bytes: clips that the caller decodes, and features. Whoever is free reads a few at a time."""
+"""Delivery of stored bytes: clips that the caller decodes, and features. Free readers take a few at a time."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ALIGN = 64
 _PACKET_BYTES = 32
 _SLOT_BYTES = 1024  # of a clip and its place in a message, without the paths
 _NO_TIMES = (
-    "its frames are chosen by their times, which only its container has, as it has no packet index: decode it "
+    "its frames are chosen by their times, which only its container has, because it has no packet index: decode it "
     "(decode=True), or use another temporal, or a dataset whose fps_rule needs no times"
 )
 
 
 class StoredDelivery:
-    """Reads clips into the ring as they are stored. The slots of a message go by the number of the first."""
+    """Reads clips into the ring as they are stored. The number of its first slot identifies a message's slots."""
 
     reads_ahead = False
 
@@ -50,14 +50,14 @@ class StoredDelivery:
         resources.callback(self._let_go)
 
     def _let_go(self) -> None:
-        # Whoever still holds the loader must not hold its memory.
+        # A reference to the loader must not keep its memory.
         self._together.clear()
         del self._reader
 
-    # In the feeder.
+    # In the feeder thread.
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the whole clip: whoever reads it chooses the part."""
+        """Return the whole clip: its reader chooses the part."""
         part = clip_part(row.clip, None, pick)
         if part.numbers is not None or (row.packets is not None and not is_whole):
             return part
@@ -75,7 +75,7 @@ class StoredDelivery:
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
         offset, slots = 0, list[Slot]()
         for index, delivery in enumerate(batch.deliveries):
-            # With packets the reader chooses a part.
+            # With packets, the reader chooses a part.
             if not self._flight.reject_known(run, batch, index, is_whole=delivery.row.packets is None):
                 slot = self._flight.begin(run, batch, index)
                 batch.clips[index] = ClipPlace(delivery.part.numbers, offset)
@@ -86,7 +86,7 @@ class StoredDelivery:
             self._together[task.task_id] = together
             for slot in together:
                 slot.enter(QUEUED)
-            # Object stores are read here: many requests at a time take threads, and no CPU.
+            # Object stores are read here: many concurrent requests need threads, but no CPU.
             if self._flight.decoder.is_ready and not self._is_remote:
                 self._flight.decoder.submit(task)
             else:
@@ -94,7 +94,7 @@ class StoredDelivery:
         return True
 
     def _groups(self, slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-        """Yield what one thread reads: from object stores what one request gets, so that no clip waits for another."""
+        """Yield what one thread reads: from object stores what one request gets, so that clips do not wait."""
         if self._is_remote:
             for near in near_each_other([slot.delivery for slot in slots]):
                 yield [slots[place] for place in near]
@@ -112,7 +112,7 @@ class StoredDelivery:
         self.hear(answer)
 
     def read(self, slot: Slot) -> None:
-        """Read what takes the place of a bad clip: whole, into memory of its own."""
+        """Read the substitute of a bad clip: whole, into separate memory."""
         flight, sample, part = self._flight, slot.sample, slot.delivery.part
         if slot.run != flight.signals.run:
             flight.finish(slot)
@@ -134,7 +134,7 @@ class StoredDelivery:
         else:
             flight.wrong(slot, problem)
 
-    # In whichever thread has read the clips or hears of it.
+    # In the thread that has read the clips or receives the answer.
 
     def hear(self, answer: Answer) -> None:
         if answer.kind != "read":
@@ -146,7 +146,7 @@ class StoredDelivery:
             for slot in slots:
                 self._flight.finish(slot)
             return
-        if len(results) < len(slots):  # others come in messages of their own
+        if len(results) < len(slots):  # others come in separate messages
             self._together[answer.task_id] = slots[len(results) :]
         for slot, result in zip(slots, results, strict=False):
             slot.stats.fetch_seconds += answer.seconds / len(results)
@@ -175,14 +175,14 @@ class FeatureDelivery(StoredDelivery):
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the memory of a clip and, where it has an index, of about as many packets as it has frames."""
+    """Return the memory for a clip and, if it has an index, for about as many packets as it has frames."""
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN
 
 
 def _clips_at_once(slots: Iterable[Slot]) -> int:
-    """Return how many clips one message may name. A character of a path takes at most twelve in JSON."""
+    """Return how many clips one message may name. A path character takes at most twelve bytes in JSON."""
     longest = max((len(one.sample.part.source.url) + len(one.sample.shard_info.path) for one in slots), default=0)
     return max(1, min(_CLIPS_PER_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 

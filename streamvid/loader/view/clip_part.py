@@ -1,4 +1,4 @@
-"""Which bytes of a clip a delivery needs, and what verifies them: the same in the loader and in its workers."""
+"""Bytes of a clip that a delivery needs, and their checksums: the same in the loader and in its workers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TABLE_BYTES = 64 * 2**10
 class ClipPart:
     """Bytes of a clip to read for one delivery, with their checksums.
 
-    - pick: the frames to deliver. numbers: their numbers in the clip; None where only the timestamps in its container
-      tell.
+    - pick: the frames to deliver. numbers: their numbers in the clip; None if only the timestamps in its container
+      determine them.
     - first_byte, num_bytes: the range, counted from the start of the clip.
     - checks: (start, end, checksum) of its pieces, counted from the start of the range. A checksum is the first bytes
       of a SHA-256.
@@ -58,16 +58,16 @@ class ClipPart:
 def clip_part(
     clip: SampleFile, packets: ClipIndex | None, pick: Pick, *, room: int | None = None, max_pieces: int | None = None
 ) -> ClipPart:
-    """Return the bytes that the frames of `pick` need of a clip. Raises IntegrityError, ConfigError.
+    """Return the bytes of a clip that the frames of `pick` need. Raises IntegrityError, ConfigError.
 
-    packets: the clip's packet index. The whole clip is read where it has none, where a part has more than `max_pieces`,
-    and where a part does not fit into `room`, which by default is the clip's size and TABLE_BYTES.
+    packets: the clip's packet index. The whole clip is read if it has none, if a part has more than `max_pieces`, or
+    if a part does not fit into `room`, which by default is the clip's size and TABLE_BYTES.
     """
     if packets is None:
         return whole_clip(clip, pick, None if pick.needs_times else pick.numbers(clip.num_frames))
     if packets.num_frames != clip.num_frames or packets.num_bytes > clip.num_bytes:
         raise IntegrityError(
-            f"the index has {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, its packets are "
+            f"the index has {clip.num_frames} frames in {clip.num_bytes} bytes for the clip, but its packets have "
             f"{packets.num_frames} in {packets.num_bytes}; copy the dataset again"
         )
     try:
@@ -91,20 +91,20 @@ def whole_clip(clip: SampleFile, pick: Pick, numbers: Sequence[int] | None) -> C
 
 
 def read_ranges(store: Store, path: str, content: tuple[str, int], ranges: Ranges, *, is_again: bool) -> str | None:
-    """Fill buffers as `storage.read_content`. Return a problem where the stored file is too short for one, else None.
+    """Fill buffers as `storage.read_content`. Return a problem if the stored file is too short for one, else None.
 
-    Raises StorageError where the store cannot say what it holds: that does not prove the bytes to be bad.
+    Raises StorageError if the store cannot determine its content: that does not prove the bytes to be bad.
     """
     try:
         read_content(store, path, content, ranges, is_again=is_again)
     except StorageError as error:
-        # Asking a store that does not answer for the size of the file would take as long again.
+        # Requesting the file size from a store that does not answer would take as long again.
         if not (store.is_local or isinstance(error, ShortFileError)):
             raise
         size = store.size(path)
         if size is None or all(size >= offset + len(data) for offset, data in ranges):
             raise
-        return f"its tar ends at byte {size}, before the clip does"
+        return f"its tar ends at byte {size}, before the end of the clip"
     return None
 
 
@@ -112,6 +112,6 @@ def wrong_bytes(data: memoryview, checks: Sequence[tuple[int, int, bytes]]) -> s
     """Return the problem with the bytes of a part, None if each piece has its checksum."""
     for start, end, checksum in checks:
         if hashlib.sha256(data[start:end]).digest()[: len(checksum)] != checksum:
-            # The checksum makes two reads comparable: equal texts mean equal bytes.
+            # The checksum makes two reads comparable: equal messages mean equal bytes.
             return f"{WRONG_BYTES} (read as {hashlib.sha256(data).hexdigest()[:16]})"
     return None

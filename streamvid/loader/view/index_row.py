@@ -1,4 +1,4 @@
-"""The samples index as the loader reads it: one typed row per sample, validated where it is made (SAFE-1)."""
+"""The samples index as the loader reads it: one typed row per sample, validated on construction (SAFE-1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHA256_BYTES = 32
 
 
 class PacketsPlace(NamedTuple):
-    """Location of a shard's packet table: file, first byte, size, SHA-256 as hex, and the number of clips in it."""
+    """Location of a shard's packet table: file, first byte, size, SHA-256 as hex, and its number of clips."""
 
     path: str
     offset: int
@@ -28,7 +28,7 @@ class PacketsPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """Location of one file of a sample in its tar, with what verifies it: a clip, a conditioning input, features."""
+    """Location and checksum of one file of a sample in its tar: a clip, a conditioning input, features."""
 
     offset: int
     num_bytes: int
@@ -38,13 +38,13 @@ class SampleFile:
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """What the index says about one sample.
+    """Index row of one sample.
 
-    - number: of the sample in its shard. packets: the shard's packet table, None where it has none.
-    - fps, duration_seconds: of the clip; 0.0 where they are not known.
-    - texts: index column → value, of those that captions are made of. columns: the same of those that the caller asked
-      for, under the caller's names. media: name → files of a conditioning input.
-    - is_missing: the features of this visit could not be made.
+    - number: of the sample in its shard. packets: the shard's packet table, None if it has none.
+    - fps, duration_seconds: of the clip; 0.0 if unknown.
+    - texts: index column → value, for columns that captions are made of. columns: the same for columns that the caller
+      requested, under the caller's names. media: name → files of a conditioning input.
+    - is_missing: True if the features of this visit could not be computed.
     """
 
     key: str
@@ -67,9 +67,9 @@ def sample_file(
     num_frames: tuple[int, int],
     least_bytes: int = 1,
 ) -> SampleFile:
-    """Return a file of which the index has (offset, bytes, SHA-256, frames). Raises IntegrityError.
+    """Return a file from (offset, bytes, SHA-256, frames) in the index. Raises IntegrityError.
 
-    name: for messages. num_frames: the least and the most that are allowed.
+    name: for messages. num_frames: allowed minimum and maximum.
     """
     offset, num_bytes, sha256, count = values
     end = tar.num_bytes - (num_bytes if isinstance(num_bytes, int) else 0)

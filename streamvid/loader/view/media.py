@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from streamvid.video.picture import PictureFormat
 
 ABSENT_COLORS = ("bt709", "full", "left")
-"""Colours of the pictures that `PictureRoom.blank` makes."""
+"""Colors of the pictures that `PictureRoom.blank` makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a loader. num_items: of a list the most that a sample has, 1 where it is none."""
+    """One medium of a loader. num_items: the most items of a list that a sample has, 1 if it is not a list."""
 
     name: str
     is_list: bool = False
@@ -40,20 +40,20 @@ class Medium:
 
     @property
     def column(self) -> str:
-        """Of the samples index."""
+        """Column of the samples index."""
         return MEDIA_PREFIX + self.name
 
     def num_pictures(self, bucket: Bucket) -> int:
-        """Of each item."""
+        """Return the number of pictures of each item."""
         return 1 if self.is_still else bucket.num_frames
 
 
 def find_media(names: Sequence[str], datasets: Sequence[Dataset]) -> tuple[Medium, ...]:
-    """The media of these names, as all datasets have them. ConfigError where one has them not, or otherwise."""
+    """Return the media of these names, equal in all datasets. Raises ConfigError if one lacks or redefines a medium."""
     if isinstance(names, str):
         raise ConfigError(f"media={names!r} is a string; give a list of names: [{names!r}]")
     if len(set(names)) < len(names):
-        raise ConfigError(f"media={list(names)!r} names one twice; leave one out")
+        raise ConfigError(f"media={list(names)!r} contains a duplicate; list each name once")
     return tuple(_find(name, datasets) for name in names)
 
 
@@ -64,7 +64,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
         if (other.is_still, other.is_mask) != (first.is_still, first.is_mask):
             raise ConfigError(
                 f"media: {name!r} is {_described(first)} in {datasets[0].url} and {_described(other)} in "
-                f"{dataset.url}; say which it is when both are sharded (image:{name}, video:{name}, mask:{name})"
+                f"{dataset.url}; name its kind when sharding both (image:{name}, video:{name}, mask:{name})"
             )
     return replace(
         first,
@@ -77,7 +77,7 @@ def _find(name: str, datasets: Sequence[Dataset]) -> Medium:
 def _medium(name: str, dataset: Dataset) -> Medium:
     known = dataset.manifest.media
     if name not in known:
-        there = f"it has {', '.join(known)}" if known else "it has none: shard it with --media NAME=COLUMN"
+        there = f"it has {', '.join(known)}" if known else "it has no media: shard it with --media NAME=COLUMN"
         raise ConfigError(f"media: {name!r} is not in the dataset at {dataset.url}; {there}")
     info = known[name]
     return Medium(name, info.is_list, info.is_mask, info.is_optional, info.is_still, info.max_items)
@@ -89,7 +89,7 @@ def _described(medium: Medium) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One file of a conditioning input that a delivery reads: item `item` of `medium`, and what is read of it."""
+    """One file of a conditioning input that a delivery reads: item `item` of `medium`, and the bytes to read."""
 
     medium: Medium
     item: int
@@ -98,7 +98,7 @@ class MediaPart:
 
     @property
     def label(self) -> str:
-        """A prefix for messages."""
+        """Prefix for messages."""
         return f"its {self.medium.name}, number {self.item}: " if self.medium.is_list else f"its {self.medium.name}: "
 
 
@@ -108,7 +108,7 @@ def media_files(
     """Return the files that the index lists for a conditioning input of one sample. Raises IntegrityError (SAFE-1)."""
     if len(items) > medium.num_items or not (items or medium.is_optional):
         raise IntegrityError(
-            f"the index lists {len(items)} of {medium.name} for the sample, the manifest "
+            f"the index lists {len(items)} of {medium.name} for the sample; the manifest allows "
             f"{'up to' if medium.is_optional else '1 to'} {medium.num_items}; copy the dataset again"
         )
     count = 1 if medium.is_still else num_clip_frames
@@ -124,7 +124,7 @@ def media_files(
 
 
 def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: ClipPart) -> tuple[MediaPart, ...]:
-    """Return what to read of a sample's conditioning inputs: the same frames as `clip` reads of its clip.
+    """Return what to read of a sample's conditioning inputs: the same frames as `clip` reads from its clip.
 
     Raises IntegrityError (SAFE-1).
     """
@@ -136,7 +136,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
     total = sum(one.file.num_bytes for one in found) + row.clip.num_bytes
     if found and total > shard.max_clip_bytes:
         raise IntegrityError(
-            f"the index lists {total} bytes for the clip and its conditioning inputs, the shard's max_clip_bytes is "
+            f"the index lists {total} bytes for the clip and its conditioning inputs; the shard's max_clip_bytes is "
             f"{shard.max_clip_bytes}; copy the dataset again"
         )
     return tuple(found)
@@ -144,7 +144,7 @@ def media_parts(row: IndexRow, media: Sequence[Medium], shard: ShardInfo, clip: 
 
 @dataclass(frozen=True, slots=True)
 class PictureRoom:
-    """Where the pictures of a batch lie in its memory, in bytes from its start."""
+    """Layout of a batch's pictures in its memory, in bytes from its start."""
 
     picture: PictureFormat
     bucket: Bucket
@@ -171,7 +171,7 @@ class PictureRoom:
         return self.start(self.media.index(medium)) + index * self._sample_bytes(medium) + item * size
 
     def blank(self, memory: Any, first: int, index: int, present: Collection[tuple[str, int]]) -> None:
-        """Make black what a sample does not have. first: the batch's place in `memory`; present: (medium, item)."""
+        """Fill with black what a sample lacks. first: the batch's place in `memory`; present: (medium, item)."""
         import numpy as np
 
         size = self.picture.num_bytes

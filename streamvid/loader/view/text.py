@@ -1,15 +1,15 @@
 """The text of a delivery: which of a sample's captions, in which template, or none (SAMPLE-1).
 
-A template is a text with the values of columns in it. Nothing of a template is ever run (SAFE-1).
+A template is a text that contains values of columns. No part of a template is ever executed (SAFE-1).
 
     "{text} {fps:.0f} FPS{?, {motion:.0f} motion score}."
 
-    {name}        the value of a column; a number as Python writes it, or as a format says
+    {name}        the value of a column; a number as Python writes it, or by a format
     {name:.1f}    [+ or space][0][width][,][.digits][d f e g %]; d rounds down. Width and digits are 0 to 99
-    {? ...}       a part of its own, which may hold further ones
-    {{  }}        a brace; within a part only the first
+    {? ...}       an optional part, which may contain further parts
+    {{  }}        a brace; within a part only the first form
 
-A part that names a missing value vanishes: null, NaN or an empty text. The whole template is a part too.
+A part that names a missing value (null, NaN or an empty text) is left out. The whole template is a part too.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _NAME = re.compile(r"[^{}:!.\[\]?]+")
 CaptionChoice: TypeAlias = Literal["draw", "first"]
 
 _CAPTIONS = "captions"  # all captions of a sample, of which `text` is the first
-_TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the frames that are delivered
+_TEXT, _FPS = "text", "fps"  # in a template: the caption, and the rate of the delivered frames
 
 Node: TypeAlias = "str | TemplateField | TemplatePart"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateField:
-    """A column's value: its name, and how a number is written; "" as it is."""
+    """Value of a column: its name, and the format of a number; "" for no format."""
 
     name: str
     format: str = ""
 
     def written(self, value: object) -> str | None:
-        """None where the value is missing."""
+        """Return the formatted value; None if it is missing."""
         if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             return None
         if not self.format or not isinstance(value, int | float):
@@ -60,20 +60,20 @@ class TemplateField:
         if self.format.endswith("d"):
             return format(math.floor(value), self.format) if math.isfinite(value) else None
         if "." in self.format:
-            value = float(value)  # of an integer without a letter Python writes no digits
+            value = float(value)  # without a letter, Python writes an integer without digits
         return format(value, self.format)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatePart:
-    """Texts, fields and parts one after the other. number: of the parts of a template in the order they begin, from 0;
-    the template itself is 0."""
+    """Texts, fields and parts in sequence. number: among the parts of a template in the order in which they begin, from
+    0; the template itself is 0."""
 
     number: int
     nodes: tuple[Node, ...]
 
     def written(self, values: Mapping[str, object], is_kept: Callable[[int], bool]) -> str | None:
-        """None where a value that it names is missing. is_kept: asked for the number of each part within it."""
+        """Return the formatted part; None if a value that it names is missing. is_kept: decides by number of part."""
         texts: list[str] = []
         for node in self.nodes:
             if isinstance(node, TemplatePart):
@@ -86,7 +86,7 @@ class TemplatePart:
         return "".join(texts)
 
     def fields(self) -> Iterator[TemplateField]:
-        """All fields, those of parts within it among them."""
+        """Yield all fields, including those of nested parts."""
         for node in self.nodes:
             if isinstance(node, TemplateField):
                 yield node
@@ -96,12 +96,12 @@ class TemplatePart:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """Text that is delivered with a sample."""
+    """Texts that are delivered with samples."""
 
     column: str | Mapping[str, float] = option(
         "text",
-        help="Column that `batch.text` comes from; or several with weights, {'short': 1, 'long': 3}, of which one that "
-        "the sample has is drawn for each delivery.",
+        help="Column for `batch.text`; or several with weights, {'short': 1, 'long': 3}, one of which is drawn for "
+        "each delivery, out of those that the sample has.",
     )
     choice: CaptionChoice = option(
         "draw", help="Draw one of several captions of a sample by weight, or take the first."
@@ -131,7 +131,7 @@ class TextOptions:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """How often each column is taken, by its name."""
+        """Weight of each column, by its name."""
         if isinstance(self.column, Mapping):
             return {name: weight for name, weight in self.column.items() if isinstance(name, str)}
         return {self.column: 1.0} if isinstance(self.column, str) else {}
@@ -139,10 +139,10 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextRule:
-    """The texts of one dataset's deliveries.
+    """Texts of one dataset's deliveries.
 
     columns: index columns of captions with their weights; samples may have several captions in place of `text`.
-    template: None for none; template_columns: its names → index columns, except {text} and {fps}, which are no columns.
+    template: or None; template_columns: its names → index columns, except {text} and {fps}, which are not columns.
     """
 
     options: TextOptions = field(default_factory=TextOptions)
@@ -152,15 +152,15 @@ class TextRule:
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
-        """The index columns that a row needs in `texts`."""
+        """Index columns that a row needs in `texts`."""
         names = [name for name, _ in self.columns] + [name for _, name in self.template_columns]
         return tuple(dict.fromkeys([*names, _CAPTIONS] if _TEXT in dict(self.columns) else names))
 
     def text(self, row: IndexRow, fps: float, choices: RandomChoices, dropout: RandomChoices | None = None) -> str:
         """Return the text of a delivery. Raises IntegrityError.
 
-        fps: of what is delivered, 0.0 where it is not known. dropout: decides whether the text is dropped, in place of
-        `choices`: the other choices of a visit may have been encoded once, the dropout never is.
+        fps: of the delivered frames, 0.0 if unknown. dropout: decides if the text is dropped, instead of `choices`: the
+        other choices of a visit may have been encoded once, the dropout never is.
         """
         options = self.options
         if options.dropout > 0.0 and (dropout or choices).share(CAPTION_DROPOUT) < options.dropout:
@@ -195,15 +195,15 @@ class TextRule:
 
 
 def text_rule(options: TextOptions, dataset: Dataset) -> TextRule:
-    """What the options mean for a dataset. Raises ConfigError for columns that it does not have, or of another type."""
+    """Return the rule of the options for a dataset. Raises ConfigError for missing columns, or for other types."""
     columns = []
     for name, weight in options.weights.items():
-        # A column of the user's by that name, beside the one that was given for captions, is `user.text`.
+        # If the user has a column of that name as well as one for captions, it is `user.text`.
         column = _TEXT if name == _TEXT else dataset.column(name, "captions.column")
         if not _is_text(dataset, column):
             raise ConfigError(
                 f"captions.column: {name!r} of {dataset.url} holds {_kind(dataset, column)}, not text"
-                f"{_nearest(dataset)}; numbers come in by a template: captions.template='{{{name}}}'"
+                f"{_nearest(dataset)}; to include numbers, use a template: captions.template='{{{name}}}'"
             )
         columns.append((column, float(weight)))
     template = None if options.template is None else parse_template(options.template)
@@ -220,7 +220,7 @@ def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str
             column = dataset.column(one.name, "captions.template")
             is_text, kind = _is_text(dataset, column), _kind(dataset, column)
             if not is_text and not dataset.is_numeric(column):
-                raise ConfigError(f"captions.template: {one.name!r} holds {kind}; texts and numbers can be written")
+                raise ConfigError(f"captions.template: {one.name!r} holds {kind}; only texts and numbers are allowed")
             _check_format(one, not is_text, kind)
             found[one.name] = column
     return found
@@ -229,7 +229,7 @@ def _template_columns(template: TemplatePart, dataset: Dataset) -> dict[str, str
 def _check_format(one: TemplateField, is_number: bool, kind: str) -> None:
     if one.format and not is_number:
         raise ConfigError(
-            f"captions.template: {{{one.name}:{one.format}}} writes a number, and {one.name!r} is {kind}; "
+            f"captions.template: {{{one.name}:{one.format}}} formats a number, but {one.name!r} is {kind}; "
             f"write {{{one.name}}}"
         )
 
@@ -252,21 +252,21 @@ def _is_weight(weight: object) -> bool:
 
 
 def _drawn(options: Sequence[tuple[str, float]], share: float) -> str:
-    """The one within whose part of all weights, laid end to end, `share` lies; share is in [0, 1)."""
+    """Return the option at `share` of all weights, laid end to end; share is in [0, 1)."""
     there = [(text, weight) for text, weight in options if weight > 0]
     ends = list(accumulate(weight for _, weight in there))
     place = bisect_right(ends, share * sum(weight for _, weight in there))
-    return there[min(place, len(there) - 1)][0]  # the last where rounding has left nothing
+    return there[min(place, len(there) - 1)][0]  # the last one if rounding leaves nothing
 
 
 def parse_template(text: object) -> TemplatePart:
-    """The template that `text` states. Raises ConfigError, which names the place."""
+    """Parse a template. Raises ConfigError, which names the position."""
     if not isinstance(text, str) or len(text) > MAX_TEMPLATE_CHARS:
         shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
-        raise ConfigError(f"template={shown}: expected a text of at most {MAX_TEMPLATE_CHARS} characters")
+        raise ConfigError(f"template={shown}: must be a text of at most {MAX_TEMPLATE_CHARS} characters")
     template = _TemplateParser(text).part(0)
     if not any(template.fields()):
-        raise ConfigError(f"template={text!r} names no column: write the caption as {{text}}, as '{{text}} 4K'")
+        raise ConfigError(f"template={text!r} names no column; write the caption as {{text}}, such as '{{text}} 4K'")
     return template
 
 
@@ -275,7 +275,7 @@ class _TemplateParser:
         self._text, self._at, self._num_parts = text, 0, 0
 
     def part(self, depth: int) -> TemplatePart:
-        """Up to the brace that ends it, or the end of the text."""
+        """Parse up to the brace that ends the part, or the end of the text."""
         number, begin = self._num_parts, self._at
         self._num_parts += 1
         nodes: list[Node] = []
@@ -286,7 +286,7 @@ class _TemplateParser:
                 self._at += 2
             elif character == "}":
                 if not depth:
-                    self._fail("a brace that closes nothing; write '}}' for the character")
+                    self._fail("a brace closes nothing; write '}}' for the character")
                 self._at += 1
                 return TemplatePart(number, tuple(nodes))
             elif character == "{":
@@ -298,26 +298,26 @@ class _TemplateParser:
                 self._at = end
         if depth:
             self._at = begin
-            self._fail("a part that is never closed; end it with '}'")
+            self._fail("a part is never closed; end it with '}'")
         return TemplatePart(number, tuple(nodes))
 
     def _braced(self, depth: int) -> Node:
         if self._text.startswith("{?", self._at):
             if depth >= _MAX_DEPTH:
-                self._fail(f"parts lie more than {_MAX_DEPTH} deep")
+                self._fail(f"parts are nested more than {_MAX_DEPTH} deep")
             self._at += 2
             part = self.part(depth + 1)
             if not any(part.fields()):
-                self._fail("the part that ends here names no column, so that nothing decides whether it stands")
+                self._fail("the part that ends here names no column, which would decide if it is kept")
             return part
         end = self._text.find("}", self._at)
         if end < 0:
-            self._fail("a brace that is never closed; write '{{' for the character")
+            self._fail("a brace is never closed; write '{{' for the character")
         name, colon, form = self._text[self._at + 1 : end].partition(":")
         if not _NAME.fullmatch(name):
-            self._fail(f"{name!r} is no name of a column; nothing of a value can be taken out, as by '.', '[' or '!'")
+            self._fail(f"{name!r} is not a column name; '.', '[' and '!' are not supported")
         if (colon and not form) or not _FORMAT.fullmatch(form) or (form.endswith("d") and "." in form):
-            self._fail(f"the format {form!r} is not allowed; numbers are written as {{{name}:.1f}} or {{{name}:d}}")
+            self._fail(f"the format {form!r} is not allowed; write numbers as {{{name}:.1f}} or {{{name}:d}}")
         self._at = end + 1
         return TemplateField(name, form)
 

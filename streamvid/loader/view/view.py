@@ -21,7 +21,7 @@ Spatial: TypeAlias = Literal["resize_crop", "center", "random_crop", "rand_size_
 
 MAX_INTERVAL = 1 << 16
 
-# Each kind of choice has a number of its own, so that adding one changes no other.
+# Each kind of choice has its own number, so that adding one changes no other.
 _TEMPORAL_CROP = 1
 CAPTION_DROPOUT = 2
 _SUBSTITUTE = 3
@@ -44,19 +44,19 @@ class ViewOptions:
 
     temporal: Temporal = option(
         "random",
-        help="Which frames: a random window, the head, the middle, uniform (spread over the clip), chunk (windows side "
-        "by side, one per visit), full, or opensora.",
+        help="Frames: a random window, the head, the middle, uniform (spread over the clip), chunk (windows side by "
+        "side, one per visit), full, or opensora.",
     )
     max_interval: int = option(
-        1, help="Largest distance of frames, drawn for each delivery.", minimum=1, maximum=MAX_INTERVAL
+        1, help="Maximum distance between frames, drawn for each delivery.", minimum=1, maximum=MAX_INTERVAL
     )
     spatial: Spatial = option(
         "resize_crop",
-        help="Which part of the pictures, scaled to cover the bucket: the middle (resize_crop; center for squares), a "
-        "drawn place (random_crop), or a drawn place and size (rand_size_crop).",
+        help="Part of the pictures, scaled to cover the bucket: the middle (resize_crop; center for squares), a random "
+        "place (random_crop), or a random place and size (rand_size_crop).",
     )
     spatial_scale: tuple[float, float] | None = option(
-        None, help="Range of the sides that spatial=rand_size_crop draws, as shares of the largest crop: (0.5, 1.0)."
+        None, help="Range of the sides for spatial=rand_size_crop, as shares of the largest crop: (0.5, 1.0)."
     )
 
     def __post_init__(self) -> None:
@@ -70,18 +70,18 @@ class ViewOptions:
         if (self.spatial_scale is not None) != (self.spatial == "rand_size_crop"):
             raise ConfigError(
                 f"spatial_scale={self.spatial_scale!r}: cannot be combined with spatial={self.spatial!r}; "
-                "spatial='rand_size_crop' needs a range such as (0.5, 1.0), the others take none"
+                "spatial='rand_size_crop' needs a range such as (0.5, 1.0), the others allow none"
             )
         if self.spatial_scale is not None:
             _check_range(self.spatial_scale)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a random window of consecutive frames, in whole pictures."""
+        """True for a random window of consecutive frames, in whole pictures."""
         return self.temporal == "random" and self.max_interval == 1 and self.spatial in _WHOLE
 
     def check(self, clips: str, buckets: list[Bucket], where: str) -> None:
-        """ConfigError where a dataset's clips, "copy" or "native", or a bucket of it leave no choice of that kind."""
+        """Raise ConfigError if a dataset's clips, "copy" or "native", or one of its buckets disallow this choice."""
         if clips == "native" and self.spatial != "resize_crop":
             raise ConfigError(
                 f"spatial={self.spatial!r}: {where} holds native clips, whose pictures were scaled and cropped when "
@@ -90,14 +90,14 @@ class ViewOptions:
         for bucket in buckets if self.spatial == "center" else []:
             if bucket.height != bucket.width:
                 raise ConfigError(
-                    f"spatial='center' scales the short side and cuts a square, bucket {bucket.id} is "
-                    f"{bucket.width}x{bucket.height}; take spatial='resize_crop', or buckets of ratio 1:1"
+                    f"spatial='center' scales the short side and cuts a square, but bucket {bucket.id} is "
+                    f"{bucket.width}x{bucket.height}; use spatial='resize_crop', or buckets of ratio 1:1"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class RandomChoices:
-    """Random choices for one delivery of a sample (SAMPLE-1): functions of seed, key and visit, and of nothing else.
+    """Random choices for one delivery of a sample (SAMPLE-1): functions of seed, key and visit only.
 
     name: hash of the sample's key.
     """
@@ -116,7 +116,7 @@ class RandomChoices:
         return hash_below(limit, self.seed, kind, self.name, self.visit)
 
     def share(self, kind: int, *part: int) -> float:
-        """Draw a number from 0 to 1, 1 excluded."""
+        """Draw a number from 0 to 1, excluding 1."""
         return uniform(self.seed, kind, self.name, self.visit, *part)
 
     def window_start(self, num_frames: int, wanted: int) -> int:
@@ -124,17 +124,17 @@ class RandomChoices:
         return self.below(num_frames - wanted + 1, _TEMPORAL_CROP)
 
     def interval(self, most: int) -> int:
-        """Draw the distance between two frames, 1 … `most`."""
+        """Draw the distance between two frames, from 1 to `most`."""
         return 1 + self.below(most, _INTERVAL)
 
     def chunk(self, num_chunks: int) -> int:
-        """Return the chunk that this visit shows: every `num_chunks` visits show each chunk once, in a drawn order."""
+        """Return the chunk for this visit: every `num_chunks` visits show each chunk once, in a random order."""
         round_, place = divmod(self.visit, num_chunks)
         order = hash64(self.seed, _CHUNK, self.name, round_)
         return int(permute(np.array([place]), np.array([num_chunks]), np.array([order], np.uint64))[0])
 
     def crop(self, least: int, most: int) -> Crop:
-        """Draw where a crop lies and its scale, `least` … `most` in 1 / 65536 of the largest crop's."""
+        """Draw the place of a crop and its scale, `least` … `most` in 1 / 65536 of the largest crop's."""
         left, top = self.below(1 << 32, _PLACE_LEFT), self.below(1 << 32, _PLACE_TOP)
         return Crop(left, top, least if least == most else least + self.below(most - least + 1, _SCALE))
 
@@ -144,16 +144,16 @@ class RandomChoices:
 
 
 def substitute_visit(key: str, visit: int) -> int:
-    """Return the visit of any sample that takes the place of this bad one (BAD-1).
+    """Return the visit of any sample that replaces this bad one (BAD-1).
 
-    Negative and below -2**62, where neither a pass nor a repeat of tail="pad" has its visits (plan/step.py).
+    Negative and below -2**62, a range that neither passes nor repeats of tail="pad" use for visits (plan/step.py).
     """
     return -((1 << 63) - 1 - hash_below(1 << 61, _SUBSTITUTE, hash_text(key), visit))
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """pick: the frames. crop: the part of each picture; None: the largest one, from the middle."""
+    """pick: the frames. crop: the part of each picture; None: the largest one, centered."""
 
     pick: Pick
     crop: Crop | None = None
@@ -162,14 +162,14 @@ class View:
 def view_of(options: ViewOptions, rate: FrameRate, row: IndexRow, count: int, choices: RandomChoices) -> View:
     """Return what a delivery of `count` frames shows.
 
-    Raises ConfigError where the clip has too few frames, and under temporal="full" where it has too many.
+    Raises ConfigError if the clip has too few frames or, with temporal="full", too many.
     """
     num_frames, there = row.clip.num_frames, row.clip.num_frames
     if rate.fps is not None:
         there = num_places(rate, num_frames, row.fps, row.duration_seconds)
     if there < count or (options.temporal == "full" and there != count):
         raise ConfigError(_wrong_length(options, rate, num_frames, there, count))
-    if rate.fps is None and options.is_plain:  # nearly every delivery is one of these: this takes half the work
+    if rate.fps is None and options.is_plain:  # nearly all deliveries are of this kind, and this takes half the work
         return View(Pick(count, choices.window_start(num_frames, count), 1, "step", None, row.fps))
     return View(_pick(options, rate, row, there, count, choices), _crop(options, choices))
 
@@ -192,7 +192,7 @@ def _pick(options: ViewOptions, rate: FrameRate, row: IndexRow, there: int, coun
 
 
 def _first_place(temporal: Temporal, length: int, there: int, count: int, stride: int, choices: RandomChoices) -> int:
-    """Return where the frames begin on a grid of `length` places."""
+    """Return the place of the first frame on a grid of `length` places."""
     room = length - ((count - 1) * stride + 1)
     match temporal:
         case "random":
@@ -209,7 +209,7 @@ def _first_place(temporal: Temporal, length: int, there: int, count: int, stride
 
 
 def _spread_fps(num_frames: int, count: int, fps: float) -> float:
-    """Return the rate of frames at even distances: there is one distance fewer than frames."""
+    """Return the rate of evenly spaced frames: there is one distance fewer than frames."""
     return fps * (count - 1) / (num_frames - 1) if min(num_frames, count) > 1 else fps
 
 
@@ -225,10 +225,10 @@ def _crop(options: ViewOptions, choices: RandomChoices) -> Crop | None:
 def _wrong_length(options: ViewOptions, rate: FrameRate, num_frames: int, there: int, count: int) -> str:
     at = "" if rate.fps is None else f" ({there} by the rule {rate.rule} with fps={rate.fps})"
     if there < count:
-        return f"the clip has {num_frames} frames{at}, its bucket takes {count}; shard again"
+        return f"the clip has {num_frames} frames{at}, but its bucket takes {count}; shard again"
     return (
-        f"temporal='full' takes whole clips, and this one has {num_frames} frames{at} where its bucket takes {count}; "
-        "take temporal='uniform' or 'head', or shard with a bucket of that length"
+        f"temporal='full' takes whole clips, but this clip has {num_frames} frames{at} and its bucket takes {count}; "
+        "use temporal='uniform' or 'head', or shard with a bucket of that length"
     )
 
 
@@ -239,4 +239,4 @@ def _check_range(scale: tuple[float, float]) -> None:
     except (TypeError, ValueError):
         is_right = False
     if not is_right:
-        raise ConfigError(f"spatial_scale={scale!r}: allowed are two shares of the largest crop's sides, as (0.5, 1.0)")
+        raise ConfigError(f"spatial_scale={scale!r}: must be two shares of the largest crop's sides, as (0.5, 1.0)")

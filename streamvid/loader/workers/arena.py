@@ -1,8 +1,8 @@
-"""Anonymous memory that decode workers share, and who may use which part of it.
+"""Anonymous memory shared with decode workers, and the allocation of its parts.
 
-One thread allocates; anybody releases, from any thread and even out of a garbage collection, because a release
-only puts a block on a queue. Memory comes from memfd, so that the size of /dev/shm is no limit, it has no name to
-leave behind, and the kernel takes it back when the last process lets go.
+One thread allocates; any thread may release, even during a garbage collection, because a release only puts a block
+on a queue. Memory comes from memfd, so that it is not limited by the size of /dev/shm, has no name to leave behind, and
+returns to the kernel when the last process releases it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def align(num_bytes: int) -> int:
 
 
 class Block:
-    """A part of an arena that goes back once: when it is told to, or else when it dies, whoever lost it."""
+    """A part of an arena that is returned once: on request, or else when it dies."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
-        self.offset = offset  # and not its memory: a destructor that an interrupt ends would hold that for ever
+        self.offset = offset  # not its memory, which a destructor that is interrupted would hold forever
         self._release = [arena.release]
 
     def release(self, when: Callable[[], None] | None = None) -> None:
-        """Give it back; see Arena.release. Idempotent."""
+        """Release the block; see Arena.release. Idempotent."""
         try:
             release = self._release.pop()
         except IndexError:
@@ -46,7 +46,7 @@ class Block:
 class Arena:
     """`num_bytes` of zeroed shared memory with a first-fit allocator of page-aligned blocks.
 
-    `fd` is a file descriptor for child processes, -1 where the platform has no memfd.
+    `fd` is a file descriptor for child processes, -1 if the platform has no memfd.
     """
 
     def __init__(self, name: str, num_bytes: int) -> None:
@@ -54,8 +54,8 @@ class Arena:
         self.fd = -1
         try:
             usable = usable_bytes()
-            if self.num_bytes > usable:  # the kernel gives the addresses, and ends processes as they are filled
-                raise OSError(f"this machine, or the container or job that this process is in, has {usable}")
+            if self.num_bytes > usable:  # the kernel grants the addresses, but kills processes as they fill them
+                raise OSError(f"this machine, or the container or job of this process, has only {usable}")
             if sys.platform == "linux":
                 self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
                 os.ftruncate(self.fd, self.num_bytes)
@@ -70,7 +70,7 @@ class Arena:
         self.view = memoryview(self.map)
         self._free: list[tuple[int, int]] = [(0, self.num_bytes)]  # (offset, size), by offset, never adjacent
         self._sizes: dict[int, int] = {}
-        self._held: set[int] = set()  # offsets; changed in single steps, as a destructor may release in any thread
+        self._held: set[int] = set()  # offsets; changed in single steps, because a destructor may release in any thread
         self._released: SimpleQueue[tuple[int, Callable[[], None] | None] | None] = SimpleQueue()
 
     @property
@@ -79,7 +79,7 @@ class Arena:
         return len(self._held)
 
     def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
-        """Offset of a block, waiting for releases while there is no room; None when the time is over or at a `wake`."""
+        """Return the offset of a block, waiting for releases while there is no room; None on timeout or at a `wake`."""
         while (offset := self._try_allocate(num_bytes)) is None:
             try:
                 item = self._released.get(timeout=timeout_seconds)
@@ -91,8 +91,8 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Give a block back; `when` is called, and waited for, before it is used again."""
-        self._held.discard(offset)  # first: once it is in the queue, the block may be allocated again
+        """Release a block; `when` is called, and may wait, before the block is used again."""
+        self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
     def wake(self) -> None:
@@ -100,9 +100,9 @@ class Arena:
         self._released.put(None)
 
     def close(self) -> None:
-        """Let go of the memory; it stays mapped until the last array over it dies.
+        """Release the memory; it stays mapped until the last array over it dies.
 
-        Another thread may be about to write its first page through `view`: what is written after the close is lost.
+        Another thread may be about to write its first page through `view`; such writes after the close are lost.
         """
         if self.fd >= 0:
             os.close(self.fd)

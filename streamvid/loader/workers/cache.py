@@ -1,4 +1,4 @@
-"""Cache of what was made last, limited in bytes; what several threads need at once is made by one of them."""
+"""Cache of the last values, limited in bytes. A value that several threads need at once is made by one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Making:
 
 
 class SharedCache(Generic[_Value]):
-    """The values used last, `max_bytes` of them but at least one, by name. Safe in several threads."""
+    """The last values used, by name, up to `max_bytes` but at least one. Safe in several threads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,14 +38,14 @@ class SharedCache(Generic[_Value]):
         self._lock = threading.Lock()
 
     def has(self, name: Name) -> bool:
-        """Return whether the value is there or being made."""
+        """Return whether the value is present or being made."""
         return name in self._values or name in self._making
 
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
         """Return the value, made by the first thread that asks for it.
 
-        All threads that ask meanwhile get the same value or error, unless the read of the first was cancelled: then
-        another one tries.
+        All threads that ask in the meantime get the same value or error, unless the first thread's read was cancelled:
+        then another thread tries.
         """
         while True:
             with self._lock:
@@ -68,7 +68,7 @@ class SharedCache(Generic[_Value]):
                     self.num_bytes -= self._values.popitem(last=False)[1].num_bytes
             return value
         except StreamvidError as error:
-            # Else each thread in turn would wait as long for a store that does not answer.
+            # Otherwise each thread in turn would wait as long for a store that does not answer.
             if is_wanted():
                 making.error = fresh(error)
             raise

@@ -1,7 +1,7 @@
 """Messages between the loader and its decode workers: small JSON datagrams; pixels never travel in them.
 
-A worker that decodes hostile clips may be led to say anything in the text of an answer, and of any length (SAFE-1):
-`short_text` cuts it, and `Answer.messages` splits what would not fit into one datagram.
+A worker that decodes hostile clips may be made to send any text of any length in an answer (SAFE-1): `short_text` cuts
+it, and `Answer.messages` splits what does not fit into one datagram.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from streamvid.video.transform import Crop
 
 MAX_MESSAGE_BYTES = 65536
-# The first bytes of the clip arena: which run of the loader is alive (an unsigned 64-bit count).
+# The first bytes of the clip arena: number of the loader's current run (an unsigned 64-bit count).
 GENERATION = struct.Struct("<Q")
 
-# Of a worker: it is up. Of a task: it was begun; its frames are there; its clips were read; its bytes are not those
-# that the index means; they are, and do not decode, wherever that is tried; it went wrong here.
+# About a worker: it has started. About a task: it was begun; its frames are in place; its clips were read; its bytes
+# are not those of the index; its bytes are right but do not decode anywhere; it failed here.
 Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
 
 PictureColors: TypeAlias = tuple[str, str, str] | None
@@ -31,7 +31,7 @@ PictureColors: TypeAlias = tuple[str, str, str] | None
 
 
 class ClipBlock(NamedTuple):
-    """The bytes of a clip in the clip arena: from `offset` on a packet table of `table_bytes`, then `num_bytes`.
+    """Bytes of a clip in the clip arena: from `offset` on a packet table of `table_bytes`, then `num_bytes`.
 
     - checks: (start, end, checksum) of pieces of the bytes. num_frames: of the whole clip.
     - stream: StreamInfo as JSON, key_time: a PacketWindow's; "" for a whole clip with its container.
@@ -47,9 +47,9 @@ class ClipBlock(NamedTuple):
 
 
 class DecodeTask(NamedTuple):
-    """One sample to decode: its bytes, the frames to take, and where their pictures go.
+    """One sample to decode: its bytes, the frames to decode, and the place for their pictures.
 
-    numbers: of the frames, where those of another clip are meant, whose times the pick goes by.
+    numbers: of the frames, if the pick goes by the times of another clip.
     out_offset: in the frame ring.
     """
 
@@ -88,7 +88,7 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """A tar in a store. sha256, num_bytes: what a cache knows it by, where there may be one."""
+    """A tar in a store. sha256, num_bytes: identify it in a cache, if there may be one."""
 
     url: str
     path: str
@@ -97,10 +97,10 @@ class TarFile(NamedTuple):
 
 
 class ReadSlot(NamedTuple):
-    """One clip to read: where it is, which frames are wanted, and where its bytes go.
+    """One clip to read: its location, the wanted frames, and the place for its bytes.
 
-    table: number of its shard's packet table among the task's, -1 for none. row: the clip's row in it.
-    out_offset, room: the place in the ring, and the bytes there.
+    table: number of its shard's packet table in the task, -1 for none. row: the clip's row in it.
+    out_offset, room: the place in the ring, and its size in bytes.
     """
 
     tar: TarFile
@@ -113,7 +113,7 @@ class ReadSlot(NamedTuple):
 
 
 class ReadTask(NamedTuple):
-    """Clips to read; task_id is that of the first."""
+    """Clips to read; task_id is that of the first clip."""
 
     task_id: int
     generation: int
@@ -140,21 +140,21 @@ Task: TypeAlias = DecodeTask | ReadTask
 
 
 def open_message(message: bytes) -> tuple[str, list[Any]]:
-    """Return the kind of a task in a message, "decode" or "read", and its values, of which the first is its id."""
+    """Return the kind of the task in a message, "decode" or "read", and its values, of which the first is its id."""
     kind, *value = json.loads(message)
     return kind, value
 
 
 def parse_task(kind: str, value: list[Any]) -> Task:
-    """Return the task of an opened message."""
+    """Return the task in an opened message."""
     return ReadTask.from_json(value) if kind == "read" else DecodeTask.from_json(value)
 
 
 class ReadResult(NamedTuple):
-    """What came of one clip of a ReadTask.
+    """Result of a ReadTask for one clip.
 
-    table_bytes, num_bytes: of its packet table and its data in the ring. stream: StreamInfo as JSON.
-    numbers: of the frames, where they follow from timestamps.
+    table_bytes, num_bytes: sizes of its packet table and its data in the ring. stream: StreamInfo as JSON.
+    numbers: of the frames, if they follow from timestamps.
     """
 
     kind: Literal["done", "bad", "error"]
@@ -167,9 +167,9 @@ class ReadResult(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is heard about a task: `text` says what went wrong, `seconds` is how long the work took.
+    """Message about a task: `text` describes a problem, `seconds` is the duration of the work.
 
-    color: of yuv420p pictures. results: of the clips of a ReadTask; none where its run is over.
+    color: of yuv420p pictures. results: of the clips of a ReadTask; empty if its run is over.
     """
 
     pid: int
@@ -181,7 +181,7 @@ class Answer(NamedTuple):
     results: tuple[ReadResult, ...] = ()
 
     def messages(self) -> Iterator[bytes]:
-        """Yield it as JSON; results that are too long for one message come in several."""
+        """Yield the answer as JSON. Results that are too long for one message are split."""
         data, results = _encode(self), self.results
         if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
             yield data
@@ -197,7 +197,7 @@ class Answer(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """Return for JSON what no message type is: a checksum, the choice of frames, a file, a crop, a picture format."""
+    """Return JSON for values that are not messages: a checksum, a frame choice, a file, a crop, a picture format."""
     if isinstance(value, bytes):
         return value.hex()
     return value.to_json() if hasattr(value, "to_json") else [getattr(value, name) for name in value.__slots__]
@@ -211,5 +211,5 @@ def _encode(message: tuple[Any, ...]) -> bytes:
 
 
 def short_text(error: BaseException | str) -> str:
-    """Return the text of an error, cut to what a message has room for."""
+    """Return the text of an error, cut to fit into a message."""
     return str(error)[: MAX_MESSAGE_BYTES // 8]

@@ -1,8 +1,8 @@
-"""The decode workers of one loader, seen from the loader's process.
+"""The decode workers of one loader, as seen from the loader's process.
 
-All workers take tasks from one socket and answer on another: the kernel hands each task to whoever is free. A worker
-is a fresh interpreter with nothing of the caller's in it; it ends when the loader closes its ends of the sockets,
-which the loader's own death does too.
+All workers take tasks from one socket and answer on another: the kernel hands each task to a free worker. A worker is
+a fresh interpreter without anything of the caller's; it ends when the loader closes its ends of the sockets, which
+also happens when the loader dies.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task
 from streamvid.loader.workers.worker import TaskRunner
 
-# Called for each task that is begun or finished, from whichever thread serves answers.
+# Called for each task that is begun or finished, by the thread that serves answers.
 Heard = Callable[[Answer], None]
 
 _ENTRY = "streamvid.loader.workers.worker:main"
 _END_SECONDS = 5.0
-_SHOW_SECONDS = 0.1  # for a worker to say where it hangs
-# glibc would keep the pictures of a decoder that was let go of among what it may use again, full of holes.
+_SHOW_SECONDS = 0.1  # for a worker to print where it hangs
+# Otherwise glibc would keep the pictures of a closed decoder for reuse, as fragmented memory.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
 
 class DecodePool:
     """`num_workers` decode processes over two shared arenas: clips in, frames out.
 
-    is_ready: whether a worker is up. Raises LoaderError where they cannot be started.
+    is_ready: True if a worker has started. Raises LoaderError if workers cannot be started.
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
         self._closed = self.is_ready = False
-        self._current: dict[int, int] = {}  # worker's process id → the task it is on
+        self._current: dict[int, int] = {}  # worker's process id → its current task
         self._workers: list[subprocess.Popen[bytes]] = []
         self._pidfds: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: list[socket.socket] = []
-        self._left: deque[bytes] = deque()  # tasks of the thread that serves, which the socket had no room for
+        self._left: deque[bytes] = deque()  # tasks of the serving thread for which the socket had no room
         self._poller = select.poll()
         try:
             self._start(num_workers, clips, ring)
@@ -57,7 +57,7 @@ class DecodePool:
             if not isinstance(error, OSError):
                 raise
             raise LoaderError(
-                f"cannot start {num_workers} decode workers: {error}; take fewer, or num_workers=0 to decode in a "
+                f"cannot start {num_workers} decode workers: {error}; use fewer, or num_workers=0 to decode in a "
                 "thread of this process"
             ) from error
 
@@ -83,23 +83,23 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Hand a task to the next free worker, in order; waits while very many are queued."""
-        # Without a worker left the socket is broken: `serve` says of what they died.
+        """Hand a task to the next free worker, in order. Waits while very many are queued."""
+        # If no worker is left, the socket is broken; `serve` reports how they died.
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def submit_heard(self, task: Task) -> None:
-        """`submit` for the thread that serves, which must not wait: the workers wait until they are heard."""
+        """Submit a task from the serving thread, which must not wait, because workers wait until it hears them."""
         self._left.append(task.to_json())
 
     def _send_left(self) -> None:
-        with contextlib.suppress(OSError):  # no room; or no worker is left
+        with contextlib.suppress(OSError):  # no room, or no worker left
             while self._left:
                 self._tasks.send(self._left[0], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
                 self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Report what is heard, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
+        """Report messages, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
@@ -128,12 +128,12 @@ class DecodePool:
             heard(answer)
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that is on a task, or all where none is: they are stuck. Takes no lock, raises nothing.
+        """Kill the worker that is on a task, or all if there is none: they are stuck. Takes no lock, raises nothing.
 
-        Where it hangs it says on the error stream.
+        The worker prints where it hangs to the error stream.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
-        # One that is not up yet knows no such signal, and would leave a core file.
+        # A worker that has not started yet does not handle this signal, and would leave a core file.
         self._signal(SHOW_STACK, [pid for pid in stuck if pid in self._current])
         time.sleep(_SHOW_SECONDS)
         self._signal(signal.SIGKILL, stuck)
@@ -147,19 +147,18 @@ class DecodePool:
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
             f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL mostly means that the machine ran "
-            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, of which the error stream "
-            "may say more. This loader "
-            "cannot go on: make a new one, and load the last state"
+            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, which the error stream may "
+            "explain. This loader cannot continue: make a new one, and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them, and a `serve` that waits; idempotent."""
+        """End all workers and wait for them; also ends a waiting `serve`. Idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # reaches workers even where a forked child holds a copy of this end
+                end.shutdown(socket.SHUT_RDWR)  # reaches workers even if a forked child holds a copy of this end
         end_workers(self._workers, _END_SECONDS)
         for end in self._sockets:
             end.close()
@@ -168,14 +167,14 @@ class DecodePool:
 
 
 class InlineDecoder:
-    """num_workers=0: tasks are decoded by the thread that serves. Its methods are those of DecodePool."""
+    """Decoder for num_workers=0: the thread that serves decodes tasks itself. Its methods are those of DecodePool."""
 
     is_ready = False
     pids: tuple[int, ...] = ()
 
     def __init__(self, clips: Arena, ring: Arena) -> None:
         self._runner: TaskRunner | None = TaskRunner(clips.view, ring.map)
-        self._queue: SimpleQueue[Task | None] = SimpleQueue()  # None: the end
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()  # None: end
 
     def submit(self, task: Task) -> None:
         self._queue.put(task)
@@ -193,10 +192,10 @@ class InlineDecoder:
             heard(runner.run(task))
 
     def kill(self, task_id: int) -> None:
-        """A thread cannot be killed: it goes on until its decoder comes back."""
+        """Do nothing: a thread cannot be killed, and continues until its decoder returns."""
 
     def close(self) -> None:
-        self._runner = None  # whoever still holds the loader must not hold its memory
+        self._runner = None  # a reference to the loader must not keep its memory
         self._queue.put(None)
 
 

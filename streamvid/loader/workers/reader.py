@@ -1,7 +1,7 @@
-"""Clips read as they are stored, into the ring: for a caller that decodes on its own, or that takes features.
+"""Reading of clips as they are stored, into the ring: for callers that decode on their own, or use features.
 
-A batch's clips are read by whoever is free, all of one message: until the workers are up by the loader's own threads,
-so that the first batch waits for no process to start; then by the workers, so that the caller's process does not.
+All clips of one message are read by one thread or process: by the loader's own threads until the workers have started,
+so that the first batch does not wait for a process; then by the workers, which relieve the caller's process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from streamvid.loader.view.index_row import PacketsPlace
     from streamvid.storage import Store
 
-_TABLES_BYTES = 64 * 2**20  # of packet tables in the cache
+_TABLES_BYTES = 64 * 2**20  # size of cached packet tables
 
 
 @dataclass(slots=True)
 class _Reading:
-    """A clip on its way: where its data goes, and what was read of it so far."""
+    """A clip in progress: the place for its data, and what has been read so far."""
 
     number: int
     slot: ReadSlot
@@ -44,7 +44,7 @@ class _Reading:
 class ClipReader:
     """Reads tasks into the ring. Safe in several threads.
 
-    stores: those that are open already, by URL.
+    stores: already open stores, by URL.
     """
 
     def __init__(self, clips: memoryview, ring: Any, stores: Mapping[str, Store] | None = None) -> None:
@@ -53,7 +53,7 @@ class ClipReader:
         self._tables: SharedCache[PacketTables] = SharedCache(_TABLES_BYTES)
 
     def run(self, task: ReadTask) -> Answer:
-        """Do a task."""
+        """Run a task."""
         since = time.monotonic()
         results: tuple[ReadResult, ...] = ()
         # The tasks of a run that is over are skipped.
@@ -67,7 +67,7 @@ class ClipReader:
         for number, slot in enumerate(task.slots):
             try:
                 shards.setdefault((slot.tar.url, slot.tar.path), []).append(self._begin(number, slot, task.tables))
-            except Exception as error:  # noqa: BLE001 - the caller must hear of it, and the worker lives on
+            except Exception as error:  # noqa: BLE001 - the caller must receive it, and the worker continues
                 results[number] = _failed(error)
         for several in shards.values():
             for one, result in zip(several, self._read(several), strict=True):
@@ -83,11 +83,11 @@ class ClipReader:
         return _Reading(number, slot, part, room[part.table_bytes : part.block_bytes])
 
     def _read(self, several: Sequence[_Reading]) -> list[ReadResult]:
-        """Read clips of one shard together; where their tar ends too early, each alone."""
+        """Read clips of one shard together; if their tar ends too early, each separately."""
         try:
             problem = self._fill(several)
         except Exception as error:  # noqa: BLE001 - as above
-            return [_failed(error)] * len(several)  # the store failed, and would for each of them
+            return [_failed(error)] * len(several)  # the store failed, and would fail for each of them
         if problem is not None and len(several) > 1:
             return [self._read([one])[0] for one in several]
         return [self._verify(one, problem) for one in several]
@@ -98,7 +98,7 @@ class ClipReader:
         return read_ranges(self._store(tar.url), tar.path, content, ranges, is_again=is_again)
 
     def _verify(self, one: _Reading, problem: str | None) -> ReadResult:
-        """Return the result of a clip that was read; wrong bytes are read again."""
+        """Return the result of a clip that was read. Wrong bytes are read again."""
         while (problem := problem or wrong_bytes(one.data, one.part.checks)) is not None:
             num_retries, verdict = len(one.wrong), one.wrong.judge(problem)
             if verdict == "stored":

@@ -1,7 +1,7 @@
-"""A decode worker: one process that turns clips in shared memory into frames in shared memory.
+"""A decode worker: one process that decodes clips in shared memory to frames in shared memory.
 
-It is started as a fresh interpreter (see pool.py), never forked and never importing the caller's main module, so
-torch and CUDA are never in it.
+It is started as a fresh interpreter (see pool.py). It is never forked and never imports the caller's main module, so
+torch and CUDA are never loaded in it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamvid.loader.workers.reader import ClipReader
 if TYPE_CHECKING:
     from streamvid.video.decode.convert import PictureColor
 
-_SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder keeps about as much in pictures
+_SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder holds about as much in pictures
 
 
 class TaskRunner:
@@ -46,7 +46,7 @@ class TaskRunner:
         self._decoder, self._reader = StoredDecoder(), ClipReader(clips, ring)
 
     def run(self, task: Task) -> Answer:
-        """Do a task."""
+        """Run a task."""
         if not isinstance(task, DecodeTask):
             return self._reader.run(task)
         since = time.monotonic()
@@ -66,7 +66,7 @@ class TaskRunner:
             color = self._decode(task, data)
         except Exception as error:  # noqa: BLE001 - a hostile clip may raise anything; the loader decides what it means
             if _is_out_of_memory(error) or _is_short_of_memory():
-                return "error", "its decoder ran out of memory; use fewer workers or less prefetch_bytes", None
+                return "error", "its decoder ran out of memory; use fewer workers or lower prefetch_bytes", None
             is_bad = isinstance(error, DecodeError | ProbeError)
             return "bad" if is_bad else "error", f"{type(error).__name__}: {error}", None
         return "done", "", (color.matrix, color.color_range, color.siting)
@@ -108,7 +108,7 @@ class TaskRunner:
 
 
 def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
-    """Serve tasks until the loader closes its end of the socket, which its death does too."""
+    """Serve tasks until the loader closes its end of the socket, or dies."""
     show_stacks()
     answers, tasks = socket.socket(fileno=int(answers_fd)), socket.socket(fileno=int(tasks_fd))
     clips = memoryview(_map(int(clips_fd), mmap.PROT_READ))
@@ -122,8 +122,8 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
         send(Answer(os.getpid(), -1, "ready"))
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             kind, value = open_message(message)
-            # Said before it is parsed, as parsing the first task imports what decoding needs.
-            if kind == "decode":  # others are over as soon as anybody could make use of knowing
+            # Reported before parsing, because parsing the first task imports what decoding needs.
+            if kind == "decode":  # other tasks end as soon as a report would be of use
                 send(Answer(os.getpid(), value[0], "start"))
             send(runner.run(parse_task(kind, value)))
     except (BrokenPipeError, ConnectionResetError):
@@ -133,7 +133,7 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    # FFmpeg's own is an error code like those of bad bytes, and comes as the cause of the same DecodeError.
+    # FFmpeg's memory error is an error code like those for bad bytes, and is the cause of the same DecodeError.
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -142,7 +142,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _is_short_of_memory() -> bool:
-    # FFmpeg also calls a picture that it has no memory for "invalid data": where memory is short, nothing is proved.
+    # FFmpeg also reports "invalid data" for a picture without memory: while memory is short, that proves nothing.
     try:
         mmap.mmap(-1, _SPARE_BYTES).close()
     except OSError:

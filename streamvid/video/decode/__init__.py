@@ -1,1 +1,1 @@
-"""Decoding of chosen frames: from files, and from clips with a packet index."""
+"""Decoding of selected frames: from files, and from clips with a packet index."""

@@ -1,6 +1,6 @@
 """Conversion of decoded frames to pictures in the caller's memory: one filter graph and one copy, or only a copy.
 
-PyAV's own reformatter can neither crop nor write into memory that exists already.
+PyAV's own reformatter can neither crop nor write into existing memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from av.video.plane import VideoPlane
 
 _YUV420P = ("yuv420p", "yuvj420p")
-#: (of gbrp's planes, of rgb24) the places of red, green and blue.
+#: Places of red, green and blue in (gbrp's planes, rgb24).
 _PLANAR_RGB = ((2, 0), (0, 1), (1, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class PictureColor:
-    """Colour of yuv420p pictures: VideoInfo's color_space and color_range, and the place of colour samples.
+    """Color of yuv420p pictures: VideoInfo's color_space and color_range, and the siting of color samples.
 
-    siting: "left": level with every other column, between two rows; "center": between columns and rows.
+    siting: "left": level with every other column, between two rows; "center": between columns and between rows.
     """
 
     matrix: str
@@ -38,9 +38,9 @@ class PictureColor:
 
 
 class FrameConverter:
-    """Turns frames like `frame` into pictures, by a Transform. Alpha is dropped, as FFmpeg does.
+    """Converts frames like `frame` to pictures, by a Transform. Alpha is dropped, as in FFmpeg.
 
-    color: of yuv420p pictures, whose colours stay those of the source.
+    color: of yuv420p pictures, which keep the colors of the source.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FrameConverter:
         self.color = PictureColor(
             "bt709" if is_rgb else frame_format.color_space,
             "limited" if is_rgb else frame_format.color_range,
-            # A turn would take samples that lie left to another side.
+            # A rotation would move samples sited at the left to another side.
             "center" if self._turns or frame_format.has_centered_chroma else "left",
         )
         self._chain = None
@@ -70,15 +70,15 @@ class FrameConverter:
     def _filters(self) -> Filters:
         transform, color, fast = self._transform, self.color, self._transform.scale_options("fast")
         filters = transform.crop_filters
-        if self._is_planar:  # straight to rgb24 takes longer
+        if self._is_planar:  # direct conversion to rgb24 takes longer
             return [*filters, ("scale", transform.scale_options("exact")), ("format", "gbrp")]
         kept = f"{fast}:out_color_matrix={color.matrix}:out_range={color.color_range}"
         if self._picture.pixels == "yuv420p":
-            # Nothing is summed up over channels, so that the fast way is right to a tenth of a level.
+            # Nothing is summed over channels, so the fast way is accurate to a tenth of a level.
             sitings = f"in_chroma_loc={transform.chroma_siting}:out_chroma_loc={color.siting}"
             return [*filters, ("scale", f"{kept}:{sitings}"), ("format", "yuv420p")]
         if self._is_scaled and "420" in self._format.pixel_format and not self._has_odd_size:
-            # First one, then the other takes half the time of both at once, and is less dark.
+            # One after the other takes half the time of both at once, and is less dark.
             filters += [("scale", kept), ("format", "yuv420p")]
         return [*filters, ("scale", fast), ("format", "rgb24")]
 
@@ -92,12 +92,12 @@ class FrameConverter:
         return bool(self._transform.scale_width % 2 or self._transform.scale_height % 2)
 
     def convert(self, frame: VideoFrame, memory: NDArray[np.uint8]) -> None:
-        """Write `frame` into `memory`, one picture's bytes. DecodeError if its size or pixel format changed."""
+        """Write `frame` into `memory`, one picture's bytes. Raises DecodeError if its size or pixel format changed."""
         self._format.check(frame)
         if self._chain is not None:
             frame = self._chain.run(frame)
         height, width = self._picture.height, self._picture.width
-        planes = frame.planes  # a call that makes objects for all of them
+        planes = frame.planes  # this call creates objects for all planes
         if self._picture.pixels == "yuv420p":
             luma = height * width
             np.copyto(memory[:luma].reshape(height, width), self._pixels(planes[0], 1))
@@ -112,12 +112,12 @@ class FrameConverter:
             np.copyto(memory.reshape(height, width, 3), self._pixels(planes[0], 3))
 
     def _pixels(self, plane: VideoPlane, depth: int, step: int = 1) -> NDArray[np.uint8]:
-        """Return a plane as it is to be seen: upright, (h, w), or (h, w, depth) for more than one byte a pixel."""
+        """Return a plane as it is displayed: upright, (h, w), or (h, w, depth) for more than one byte per pixel."""
         height, width = self._transform.scale_height // step, self._transform.scale_width // step
         is_flat = depth == 1
         shape = (height, width) if is_flat else (height, width, depth)
         strides = (plane.line_size, 1) if is_flat else (plane.line_size, depth, 1)
-        # One call, where frombuffer, reshape and slicing are three; it refuses what is beyond the plane.
+        # One call, where frombuffer, reshape and slicing are three; it rejects memory beyond the plane.
         pixels: NDArray[np.uint8] = np.ndarray(shape, np.uint8, memoryview(plane), 0, strides)
         if self._transform.flip:
             pixels = pixels[:, ::-1]

@@ -1,7 +1,7 @@
-"""Chosen frames of a video file, by their timestamps, into the caller's memory.
+"""Selected frames of a video file, by their timestamps, in the caller's memory.
 
-The way for every file: its container is opened and its packets are read through once. Clips whose packets are in a
-dataset's index take the shorter way of stored.py, with equal frames.
+This works for every file: its container is opened and its packets are read through once. Clips whose packets are in a
+dataset's index are decoded by stored.py, which is faster and gives equal frames.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def decode_into(
     """Decode len(out) frames, in presentation order from frame number `start`, every stride-th, into `out`.
 
     source: bytes or a buffer (read in place), a path, or a seekable binary file. An image is a video of one frame.
-    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1; frames are scaled to cover (H, W) and centre-cropped
-    (`Transform.cover`), turned upright, RGB. accuracy: as in PictureFormat.
-    num_frames: how many frames the video is known to have, None to not check it.
+    out: (T, H, W, 3), uint8, C-contiguous and writeable, T >= 1; frames are scaled to cover (H, W) and center-cropped
+    (`Transform.cover`), rotated upright, RGB. accuracy: as in PictureFormat.
+    num_frames: the known number of frames of the video; None: do not check it.
 
-    Raises DecodeError if the source has other frames than promised or one does not decode (then what `out` holds is
-    undefined), ConfigError if `start`, `stride` or `out` cannot be. Damage that a codec has no means to notice (VP9,
-    AV1 and HEVC have few) comes out as damaged pixels: checksums are the guard against that. One thread; nothing is
-    kept between calls.
+    Raises DecodeError if the source has other frames than promised or one does not decode (then the contents of `out`
+    are undefined), ConfigError for invalid `start`, `stride` or `out`. Damage that a codec cannot detect (VP9, AV1 and
+    HEVC detect little) becomes damaged pixels; checksums guard against that. Uses one thread, and keeps nothing
+    between calls.
     """
     _check_arguments(start, stride, out)
     picture = PictureFormat(out.shape[1], out.shape[2], accuracy=accuracy)
@@ -73,10 +73,10 @@ def decode_pictures(
     choose: Choose | None = None,
     crop: Crop | None = None,
 ) -> PictureColor:
-    """Decode as `decode_into` does, for any picture format, into `out` (T, picture.num_bytes); return their colours.
+    """Decode as `decode_into` does, for any picture format, into `out` (T, picture.num_bytes); return their colors.
 
-    choose: says of the packets which frames are wanted, in place of start and stride: ascending numbers, len(out) of
-    them, that may repeat. crop: None: the largest, from the middle.
+    choose: returns the wanted frames of the packets, in place of start and stride: len(out) ascending numbers, which
+    may repeat. crop: None: the largest, centered.
     """
     try:
         with open_video(source, limits) as video:
@@ -90,18 +90,18 @@ def decode_pictures(
 
 def _check_arguments(start: int, stride: int, out: NDArray[np.uint8]) -> None:
     if out.dtype != np.uint8 or out.ndim != 4 or out.shape[3] != 3 or not out.size:
-        raise ConfigError(f"out is {out.dtype} of shape {out.shape}, it must be uint8 of shape (T, H, W, 3), not empty")
+        raise ConfigError(f"out is {out.dtype} of shape {out.shape}; it must be uint8 of shape (T, H, W, 3), not empty")
     if not (out.flags.c_contiguous and out.flags.writeable):
         raise ConfigError("out must be C-contiguous and writeable")
     if start < 0:
-        raise ConfigError(f"start is {start}, it must be 0 or more")
+        raise ConfigError(f"start is {start}; it must be 0 or more")
     if stride < 1:
-        raise ConfigError(f"stride is {stride}, it must be 1 or more: every stride-th frame is taken")
+        raise ConfigError(f"stride is {stride}; it must be 1 or more: every stride-th frame is decoded")
 
 
 def _check_length(table: PacketTable, num_frames: int | None) -> None:
     if num_frames is not None and num_frames != len(table.timestamps):
-        raise DecodeError(f"the video has {len(table.timestamps)} frames, {num_frames} were promised")
+        raise DecodeError(f"the video has {len(table.timestamps)} frames, but {num_frames} were expected")
 
 
 def _decode_window(
@@ -131,10 +131,10 @@ def _decode_window(
 def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[[tuple[int, int]], _Result]) -> _Result:
     """Call `decode` with the key packet (timestamp, ordinal) to decode these frames from, and return its result.
 
-    Where it raises, that was no true entry point, and the key packet before it is tried. Raises the first error.
+    If it raises, the packet was not a true entry point, and the previous one is tried. Raises the first error.
     """
     if numbers[-1] >= len(table.timestamps):
-        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} are wanted, the video has {len(table.timestamps)}")
+        raise DecodeError(f"frames {numbers[0]} to {numbers[-1]} were requested; the video has {len(table.timestamps)}")
     problem: DecodeError | ProbeError | None = None
     try:
         for key in table.decode_starts(numbers[0], numbers[-1]):
@@ -142,16 +142,16 @@ def from_key_frame(table: PacketTable, numbers: Sequence[int], decode: Callable[
                 return decode(key)
             except (DecodeError, ProbeError) as error:
                 problem = problem or error
-        raise problem or DecodeError(f"no key frame comes before frame {numbers[0]}: it cannot be decoded")
+        raise problem or DecodeError(f"no key frame precedes frame {numbers[0]}: it cannot be decoded")
     finally:
-        # An error and the variable that names it hold each other, and with them the decoder and all its pictures.
+        # An error and the variable that holds it reference each other, and so keep the decoder and all its pictures.
         del problem
 
 
 def decode_from(video: VideoFile, table: PacketTable, key: tuple[int, int], numbers: Sequence[int], take: Take) -> None:
-    """Decode these frames from a key packet on; `take` gets each with the first place of its number in `numbers`.
+    """Decode these frames from a key packet on. `take` gets each with the first place of its number in `numbers`.
 
-    Raises DecodeError where one of them does not decode or a packet changed, ProbeError where the file cannot be read.
+    Raises DecodeError if one of them does not decode or a packet changed, ProbeError if the file cannot be read.
     """
     packets = _packets_from(video, table, key[1])
     decoder = video.decoder
@@ -174,9 +174,9 @@ def _first_places(numbers: Sequence[int]) -> dict[int, int]:
 
 
 def _packets_from(video: VideoFile, table: PacketTable, ordinal: int) -> Iterator[tuple[int, Packet[VideoStream]]]:
-    """Yield (ordinal, packet) from the given one on; seek to it if that is trusted and verified, else read up to it."""
+    """Yield (ordinal, packet) from this one on; seek to it if that is reliable and verified, else read up to it."""
     if video.is_exact:
-        with ffmpeg_errors("the file cannot be sought in"):
+        with ffmpeg_errors("the file is not seekable"):
             video.container.seek(table.rows[ordinal][0] or 0, stream=video.stream)
         packets = each_packet(video)
         first = next(packets, None)
@@ -191,7 +191,7 @@ def _recognised(
 ) -> Iterator[tuple[int, Packet[VideoStream]]]:
     for number, (packet, row) in enumerate(zip(packets, table.rows[first:], strict=False), start=first):
         if _row(packet) != row:
-            raise DecodeError(f"packet {number} of the video is another one when read again: the source changed")
+            raise DecodeError(f"packet {number} of the video differs when read again: the source changed")
         yield number, packet
 
 

@@ -1,7 +1,7 @@
-"""Chosen frames of an indexed clip out of its packets, with decoders that stay open from clip to clip.
+"""Selected frames of an indexed clip from its packets, with decoders that stay open between clips.
 
-Nothing is opened and nothing is looked for: what the container says is in the index. Decoders, scalers and their
-pictures are kept by stream, so that in steady state no memory is taken anew.
+Nothing is opened or searched for, because the index has what the container states. Decoders, scalers and their
+pictures are kept by stream, so that in steady state no new memory is allocated.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-# Of one frame of each kept decoder, together: one decoder of 1080p has some 40 MiB of pictures, and to open it anew
-# takes a hundredth of what a window costs.
+# Pixels of one frame of each kept decoder, summed: one 1080p decoder has some 40 MiB of pictures, and opening it again
+# takes a hundredth of the cost of a window.
 _KEPT_PIXELS = 1920 * 1088
 _KEPT_DECODERS = 32
 
 
 class StoredDecoder:
-    """Decodes windows of indexed clips; keeps the decoders used last. One thread at a time."""
+    """Decodes windows of indexed clips, and keeps the decoders that were used last. One thread at a time."""
 
     def __init__(self, limits: Limits = STORED_LIMITS) -> None:
         self._limits = limits
@@ -53,22 +53,22 @@ class StoredDecoder:
         crop: Crop | None = None,
         num_threads: int = 1,
     ) -> PictureColor:
-        """Decode the frames of a PacketWindow, one a row of `out` (T, picture.num_bytes); the colours they have.
+        """Decode a PacketWindow's frames, one per row of `out` (T, picture.num_bytes); return their colors.
 
-        packets, key_time: of the window; data: its byte range. A row that no packet is for shows the frame before it.
-        numbers: of the frames in the clip, for messages. crop: None: the largest, from the middle.
-        Raises DecodeError where a frame does not decode.
+        packets, key_time: of the window; data: its byte range. A row without a packet shows the frame before it.
+        numbers: of the frames in the clip, for messages. crop: None: the largest, centered.
+        Raises DecodeError if a frame does not decode.
         """
         decoder = self._open.pop((info, num_threads), None)
         if decoder is None:
             num_pixels = info.coded_width * info.coded_height * num_threads
-            self._make_room(num_pixels)  # before it takes memory of its own
+            self._make_room(num_pixels)  # before it allocates its own memory
             decoder = _OpenDecoder(info, num_threads, num_pixels, self._limits)
         try:
             color = decoder.decode(packets, data, key_time, out, picture, numbers, crop)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
-        # After an error nothing is known of its state, so that one is not kept.
+        # After an error its state is unknown, so it is not kept.
         self._open[info, num_threads] = decoder
         return color
 
@@ -122,7 +122,7 @@ class _OpenDecoder:
 
     def _converter(self, frame: VideoFrame, picture: PictureFormat, crop: Crop | None) -> FrameConverter:
         found = frame_format_of(self._info, frame)
-        if crop is not None:  # hardly ever the same again
+        if crop is not None:  # rarely used again
             return FrameConverter(frame, found, Transform.cover(found, picture.height, picture.width, crop), picture)
         converter = self._converters.get((found, picture))
         if converter is None:
@@ -137,8 +137,8 @@ def _packets(packets: NDArray[np.int64], data: memoryview) -> Iterator[tuple[Pac
     from av.packet import Packet
 
     for time, offset, size, slot in packets.tolist():
-        # A copy: decoders read a little beyond a packet's end, and threads of theirs may hold it for longer.
-        # Packet(data) would be none.
+        # A copy: decoders read a little beyond a packet's end, and their threads may hold it for longer.
+        # Packet(data) would not copy.
         packet: Packet[Any] = Packet(size)
         packet.update(cast("bytes", data[offset : offset + size]))
         packet.pts = time

@@ -1,7 +1,7 @@
-"""The decode engine's loop: from packets to the wanted frames, by their timestamps.
+"""The main loop of decoding: from packets to the wanted frames, by their timestamps.
 
-A frame is the right one only if its timestamp equals the one that the packets promise: "the first at or after" would
-silently hand on shifted frames where some do not decode. Pictures that nothing refers to are skipped, and reading
+A frame is accepted only if its timestamp equals the one that the packets promise: "the first at or after" would
+silently deliver shifted frames if some do not decode. Pictures that no picture refers to are skipped, and reading
 stops at the packet of the last frame wanted.
 """
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from numpy.typing import NDArray
 
-#: Codecs where "refers to nothing" is said by each picture itself. HEVC says it within a temporal layer only; AV1's
+#: Codecs in which each picture states that no other refers to it. HEVC states it only within a temporal layer; AV1's
 #: decoder loses frames when told to skip.
 _SKIPPING_CODECS = frozenset({"h264", "mpeg4", "mpeg2video", "mpeg1video", "vp8"})
 
 Take = Callable[["VideoFrame", int], None]
-"""Called with each wanted frame and its slot, in the order of decoding out."""
+"""Called with each wanted frame and its slot, in the order in which frames are decoded."""
 
 
 def can_skip(codec: str, extradata: bytes) -> bool:
-    """Return whether a decoder may skip pictures that nothing refers to."""
+    """Return whether a decoder may skip pictures that no other picture refers to."""
     if codec == "hevc":
-        # The hvcC header counts temporal layers; with one, "refers to nothing within the layer" is all there is.
+        # The hvcC header counts temporal layers; with a single one, "not referred to in the layer" covers everything.
         return len(extradata) > 21 and extradata[0] == 1 and extradata[21] >> 3 & 0b111 == 1
     return codec in _SKIPPING_CODECS
 
@@ -46,11 +46,11 @@ def decode_window(
     numbers: Sequence[int] | None,
     may_skip: bool,
 ) -> None:
-    """Feed packets, each with whether its picture is wanted, until all of `wanted` (timestamp → slot) has come out.
+    """Feed packets, each with a flag for a wanted picture, until all of `wanted` (timestamp → slot) have come out.
 
-    key_time: of the key frame that decoding starts at; numbers: of each slot's frame in the clip, for messages, None
-    where they are not known.
-    Raises DecodeError where a wanted frame does not come, or comes damaged.
+    key_time: timestamp of the key frame that decoding starts at; numbers: of each slot's frame in the clip, for
+    messages; None if unknown.
+    Raises DecodeError if a wanted frame does not come out, or is damaged.
     """
     missing, to_feed = dict(wanted), len(wanted)
     skips: bool | None = None
@@ -67,12 +67,12 @@ def decode_window(
     if missing:
         slots = sorted(missing.values())
         names = _brief(slots if numbers is None else [numbers[slot] for slot in slots])
-        which = f"frames {names}" if numbers is not None else f"of the frames wanted those at places {names}"
-        raise DecodeError(f"{which} do not decode: damaged data, or timestamps that lie")
+        which = f"frames {names}" if numbers is not None else f"of the requested frames, those at places {names}"
+        raise DecodeError(f"{which} do not decode: damaged data or wrong timestamps")
 
 
 def repeat_frames(out: NDArray[np.uint8], slots: Sequence[int]) -> None:
-    """Slots of `out` between these, ascending from 0, show the same frame as the one of these before them."""
+    """Fill the slots of `out` between these, which ascend from 0, with the frame of the given slot before them."""
     for slot, following in pairwise([*slots, len(out)]):
         out[slot + 1 : following] = out[slot]
 
@@ -85,7 +85,7 @@ def _take(
     try:
         for frame in decoder.decode(packet):
             time = frame.pts
-            # Frames shown before the key frame may lean on pictures before it: broken, but not ours.
+            # Frames shown before the key frame may refer to pictures before it: broken, but not wanted here.
             if frame.is_corrupt and (time is None or time >= key_time):
                 raise DecodeError(f"the video is damaged: the frame at timestamp {time} does not decode cleanly")
             if time in missing:

@@ -1,8 +1,8 @@
-"""Proof of a written clip: what decodes of it, how far it is from what was encoded, and whether its file says so.
+"""Verification of a written clip: what decodes from it, its distance from what was encoded, and its file's claims.
 
-Quality is measured while packets come out of the encoder, so that only the pictures under way are held. The finished
-file is then read as any reader would, and must give the same pictures, at the exact times, with the promised key
-frames and colours.
+Quality is measured while packets come out of the encoder, so that only the pictures in progress are held. The finished
+file is then read as by any reader, and must give the same pictures, at the exact times, with the promised key frames
+and colors.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-#: What a clip without any error is said to have.
+#: Reported for a clip without any error.
 LOSSLESS_PSNR = 100.0
 
 
 def psnr(square_error: int, num_values: int) -> float:
-    """Decibels of a sum of square errors over so many 8-bit values; LOSSLESS_PSNR at most."""
+    """Return the PSNR in decibels for a sum of square errors over 8-bit values; at most LOSSLESS_PSNR."""
     if not square_error:
         return LOSSLESS_PSNR
     return min(LOSSLESS_PSNR, 10 * math.log10(255**2 * num_values / square_error))
 
 
 class QualityMeter:
-    """Decodes packets as they come and compares each picture's luma with the one that was encoded."""
+    """Decodes packets as they arrive and compares each picture's luma with the encoded picture."""
 
     def __init__(self, decoder_name: str, header: bytes, height: int, width: int) -> None:
         self._decoder = _make_decoder(decoder_name, header, height, width)
@@ -50,11 +50,11 @@ class QualityMeter:
         self.checksums: list[int] = []
 
     def expect(self, number: int, picture: VideoFrame) -> None:
-        """The picture that frame `number` is to be."""
+        """Register the picture that frame `number` must show."""
         self._pending[number] = _rows(picture, 0).copy()
 
     def take(self, number: int, packet: bytes) -> None:
-        """A packet, which shows frame `number`. DecodeError if it decodes to another, or to damage."""
+        """Check a packet that shows frame `number`. Raises DecodeError if it decodes to another frame, or to damage."""
         import av
 
         data = cast("Packet[VideoStream]", av.Packet(packet))
@@ -62,22 +62,22 @@ class QualityMeter:
         self._compare(data)
 
     def finish(self) -> float:
-        """PSNR of all luma in decibels, once no packet is left."""
+        """Return the PSNR of all luma in decibels, once no packet is left."""
         self._compare(None)
         if self._pending:
-            raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip: report this")
+            raise DecodeError(f"the encoder lost frames {sorted(self._pending)[:8]} of the clip; report this as a bug")
         return psnr(self._square_error, self._num_values)
 
     def _compare(self, packet: Packet[VideoStream] | None) -> None:
         try:
-            with ffmpeg_errors("the clip that was encoded does not decode"):
+            with ffmpeg_errors("the encoded clip does not decode"):
                 frames = self._decoder.decode(packet)
         except ProbeError as error:
             raise DecodeError(str(error)) from error
         for frame in frames:
             wanted = self._pending.pop(len(self.checksums), None)
             if frame.is_corrupt or frame.pts != len(self.checksums) or wanted is None:
-                raise DecodeError(f"frame {len(self.checksums)} of the clip that was encoded does not decode")
+                raise DecodeError(f"frame {len(self.checksums)} of the encoded clip does not decode")
             differences = np.subtract(_rows(frame, 0), wanted, dtype=np.int16)
             self._square_error += int(np.square(differences, dtype=np.int32).sum(dtype=np.int64))
             self._num_values += differences.size
@@ -87,7 +87,7 @@ class QualityMeter:
 def check_clip(
     data: bytes, encoding: Encoding, timeline: Timeline, tags: ColorTags, checksums: list[int], limits: Limits
 ) -> None:
-    """Raise DecodeError unless the file `data` holds exactly these pictures, times, key frames and colours."""
+    """Raise DecodeError unless the file `data` holds exactly these pictures, times, key frames and colors."""
     try:
         with open_video(data, limits) as video:
             table = read_packets(video)
@@ -99,11 +99,11 @@ def check_clip(
             if number != len(checksums):
                 raise DecodeError(f"{number} of its {len(checksums)} frames decode")
     except (DecodeError, ProbeError) as error:
-        raise DecodeError(f"the clip that was written is not what was encoded: {error}") from error
+        raise DecodeError(f"the written clip differs from what was encoded: {error}") from error
 
 
 def picture_checksum(frame: VideoFrame) -> int:
-    """CRC-32 of a picture's planes, without the padding of their rows."""
+    """Return the CRC-32 of a picture's planes, without the padding of their rows."""
     checksum = 0
     for number in range(len(frame.planes)):
         checksum = zlib.crc32(_rows(frame, number).tobytes(), checksum)
@@ -116,17 +116,17 @@ def _check_table(table: PacketTable, encoding: Encoding, timeline: Timeline) -> 
         raise DecodeError(f"its {len(times)} frames do not have the times of the source's {len(timeline.ticks)}")
     wanted = tuple(range(0, len(times), encoding.gop))
     if table.keyframes != wanted:
-        raise DecodeError(f"its key frames are {table.keyframes[:8]}, they must be every {encoding.gop} frames")
+        raise DecodeError(f"its key frames are {table.keyframes[:8]}; there must be one every {encoding.gop} frames")
 
 
 def _check_frame(frame: VideoFrame, number: int, table: PacketTable, tags: ColorTags, checksums: list[int]) -> None:
     if number >= len(checksums) or frame.is_corrupt or picture_checksum(frame) != checksums[number]:
-        raise DecodeError(f"frame {number} is another picture")
+        raise DecodeError(f"frame {number} is a different picture")
     if frame.pts != table.timestamps[number]:
-        raise DecodeError(f"frame {number} comes out at {frame.pts}, its packet says {table.timestamps[number]}")
+        raise DecodeError(f"frame {number} decodes at {frame.pts}, but its packet says {table.timestamps[number]}")
     found = ColorTags(frame.colorspace, frame.color_primaries, frame.color_trc, frame.color_range)
     if found != tags:
-        raise DecodeError(f"frame {number} has the colours {found}, they must be {tags}")
+        raise DecodeError(f"frame {number} has the colors {found}; they must be {tags}")
 
 
 def _make_decoder(name: str, header: bytes, height: int, width: int) -> VideoCodecContext:

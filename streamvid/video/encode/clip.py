@@ -1,10 +1,10 @@
 """A source ─► a bucket-native clip or image: scaled and cropped once, cheap to decode, verified before it is returned.
 
-The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing:
-clips of one size have equal headers, and one open decoder serves them all. True times are written with the packets.
+The encoder sees frames at one constant rate, so that neither its choices nor its header depend on the source's timing.
+Clips of one size have equal headers, and one open decoder serves them all. True times are written with the packets.
 
-A JPEG keeps all its colour samples (4:4:4). An image is one picture, so a third more work to decode costs nothing
-beside a clip's sixteen or more, and coloured letters and edges are what images are added to a video dataset for.
+A JPEG keeps all its color samples (4:4:4). An image is one picture, so a third more decoding work is negligible next
+to a clip's sixteen or more frames, and colored letters and edges are why images are added to a video dataset.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class EncodedClip:
     """An encoded clip and its properties.
 
     - data: the file.   extension: "mp4", or "jpg" or "png" for images.   codec: FFmpeg's name.
-    - fps: average, 0.0 for an image.   duration_seconds: to the end of the last frame, 0.0 for an image.
-    - psnr_y: of all luma against the pictures that were encoded (the direct resize of the source), in decibels; 100.0
-      if nothing was lost.   encode_seconds: CPU time for everything, including decoding and verification.
+    - fps: average, 0.0 for an image.   duration_seconds: until the end of the last frame, 0.0 for an image.
+    - psnr_y: of all luma compared with the pictures that were encoded (the direct resize of the source), in decibels;
+      100.0 if lossless.   encode_seconds: CPU time for everything, including decoding and verification.
     """
 
     data: bytes
@@ -77,18 +77,18 @@ def encode_clip(
     """Encode frames `start` to `start + num_frames` (None: to the end) of `source` at (height, width) pixels.
 
     source: as for `decode_into`. Each frame is scaled and cropped by `Transform.cover`, upright, and keeps its exact
-    time relative to the first; with `fps`, frames are 1/fps apart, each the source's nearest in time.
-    timeline: replaces start, num_frames and fps, for a source that follows another one frame by frame.
+    time relative to the first; with `fps`, frames are 1/fps apart, each the source frame nearest in time.
+    timeline: replaces start, num_frames and fps, for a source that follows another source frame by frame.
 
-    Colours keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
+    Colors keep the source's matrix and range and are always tagged, in the bitstream and in the container. JPEG
     pictures (codec mjpeg, and still images) can only be BT.601 of full range. Still images stay images: JPEG of high
     quality, or PNG if the encoding is ffv1.
 
-    The clip is decoded before it is returned: every frame must be there, at its time, with the promised key frames.
-    The same arguments give the same bytes. It takes one thread, and memory for a few frames only.
+    The clip is decoded before it is returned: every frame must be present, at its time, with the promised key frames.
+    The same arguments give the same bytes. It uses one thread, and memory for a few frames only.
 
-    Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), DecodeError if
-    one of the frames does not decode.
+    Raises ConfigError for invalid arguments, ProbeError if the source is not supported (see `probe`), DecodeError if a
+    frame does not decode.
     """
     _check_size(height, width)
     begin = time.process_time()
@@ -140,7 +140,7 @@ def _encode_from(
     encoding: Encoding,
     limits: Limits,
 ) -> tuple[bytes, float]:
-    """Return the clip and its PSNR, decoded from a key packet of the source."""
+    """Return the clip and its PSNR, decoded from a key packet of the source on."""
     numbers, written = timeline.numbers, 0
     made: list[tuple[Cover, ClipWriter]] = []
 
@@ -151,7 +151,7 @@ def _encode_from(
             made.append((cover, ClipWriter(encoding, timeline, *size, cover.tags)))
         cover, writer = made[0]
         if place != written:
-            raise DecodeError(f"frame {numbers[place]} comes out before frame {numbers[written]}: timestamps that lie")
+            raise DecodeError(f"frame {numbers[place]} decodes before frame {numbers[written]}: wrong timestamps")
         while written < len(numbers) and numbers[written] == numbers[place]:
             writer.write(cover.picture(frame), written)
             written += 1
@@ -167,7 +167,7 @@ def _encode_from(
     return writer.data, psnr_y
 
 
-# The MP4 of a clip.
+# MP4 of a clip.
 
 
 class ClipWriter:
@@ -181,7 +181,7 @@ class ClipWriter:
         # SVT-AV1 writes to standard error whatever FFmpeg's log level is.
         os.environ.setdefault("SVT_LOG", "0")
         self._timeline, self._sink = timeline, io.BytesIO()
-        # bitexact: no clock and no versions. Time begins at 0, nothing is reordered: no edit list is needed.
+        # bitexact: no clock and no versions. Time begins at 0 and nothing is reordered, so no edit list is needed.
         self._container = av.open(self._sink, "w", format="mp4", options={"fflags": "+bitexact", "use_editlist": "0"})
         self._stream = cast(
             "VideoStream",
@@ -201,7 +201,7 @@ class ClipWriter:
         encoder.flags |= Flags.bitexact
         self._stream.time_base = timeline.time_base
         self._container.start_encoding()
-        # It drops SEI units, where x264 puts its version and settings, some 700 bytes per clip.
+        # This drops SEI units, in which x264 stores its version and settings, some 700 bytes per clip.
         is_h264 = encoding.codec == "h264"
         self._filter = BitStreamFilterContext("filter_units=remove_types=6", self._stream) if is_h264 else None
         self.meter = QualityMeter(encoding.profile.decoder, bytes(encoder.extradata or b""), height, width)
@@ -242,7 +242,7 @@ class ClipWriter:
 def _encode_image(
     video: VideoFile, table: PacketTable, size: tuple[int, int], encoding: Encoding, limits: Limits
 ) -> tuple[bytes, str, str, float]:
-    """Encode a still image: a lossless PNG if `encoding` is ffv1, else a JPEG of quantiser 2 (BT.601, full range).
+    """Encode a still image: a lossless PNG if `encoding` is ffv1, else a JPEG of quantizer 2 (BT.601, full range).
 
     Returns the file, its usual extension, FFmpeg's name of the codec, and the PSNR of luma.
     """
@@ -276,12 +276,12 @@ def _encode_image(
 
 
 def _check_image(data: bytes, codec: str, checksum: int, limits: Limits) -> None:
-    """Raise DecodeError unless `data` is one image of this codec that decodes to this picture."""
+    """Raise DecodeError unless `data` is one image with this codec that decodes to this picture."""
     try:
         with open_video(data, limits) as video:
             is_right = video.is_image and video.codec_name == codec and len(read_packets(video).timestamps) == 1
             checksums = [picture_checksum(frame) for frame in decoded(video, "it does not decode")]
             if not is_right or checksums != [checksum]:
-                raise DecodeError("it is another picture")
+                raise DecodeError("it is a different picture")
     except (DecodeError, ProbeError) as error:
-        raise DecodeError(f"the written image is not what was encoded: {error}") from error
+        raise DecodeError(f"the written image differs from what was encoded: {error}") from error

@@ -1,8 +1,8 @@
-"""A decoded frame ─► the small upright picture that an encoder gets: one filter graph, without a detour through RGB.
+"""A decoded frame ─► the small upright picture for an encoder: one filter graph, without a detour through RGB.
 
-What the source's tags mean (or what is guessed where they are missing) is carried over and written down: matrix, range,
-primaries and transfer. A colour sample of 4:2:0 lies at the left of its four pixels, as video has it, in JPEG, WebP and
-MPEG-1 in their middle; a clip has it at the left, JPEG's kind in the middle.
+The meaning of the source's tags (guessed if they are missing) is kept and written: matrix, range, primaries and
+transfer. A color sample of 4:2:0 is sited at the left of its four pixels, as in video, or in JPEG, WebP and MPEG-1 at
+their center; a clip has it at the left, JPEG pixel formats at the center.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from streamvid.video.container import VideoFile
 
-#: Name → (matrix, primaries, transfer), numbers of ITU-T H.273, where the source does not say. RGB becomes BT.709.
+#: Name → (matrix, primaries, transfer), numbers of ITU-T H.273, if the source does not state them. RGB becomes BT.709.
 _TAGS = {
     "rgb": (1, 1, 1),
     "bt709": (1, 1, 1),
@@ -29,14 +29,14 @@ _TAGS = {
     "bt2020": (9, 9, 14),
 }
 _FILTER_NAMES = {"bt709": "bt709", "bt601": "smpte170m", "fcc": "fcc", "smpte240m": "smpte240m", "bt2020": "bt2020ncl"}
-#: bitexact: the same on every processor. accurate_rnd: without, all is darker by a twentieth of a level. The last two:
-#: all colour samples of RGB are used, and interpolated.
+#: bitexact: the same on every processor. accurate_rnd: without it, pictures are darker by a twentieth of a level. The
+#: last two: all color samples of RGB are used, and interpolated.
 _SCALING = "area+accurate_rnd+bitexact+full_chroma_inp+full_chroma_int"
 _LIMITED, _FULL = 1, 2
 _UNSAID, _LAST_PRIMARIES = 2, 12
 
-#: (flip, rotation) → (horizontal, vertical) place of the colour sample, in 256ths of two pixels, before the turn that
-#: puts it at the left.
+#: (flip, rotation) → (horizontal, vertical) place of the color sample, in 256ths of two pixels, before the rotation
+#: that puts it at the left.
 _LEFT_BEFORE_TURN = {
     (False, 0): (0, 128),
     (False, 90): (128, 256),
@@ -51,7 +51,7 @@ _LEFT_BEFORE_TURN = {
 
 @dataclass(frozen=True, slots=True)
 class ColorTags:
-    """Colour tags of a picture, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
+    """Color tags of a picture, numbers of ITU-T H.273; color_range is FFmpeg's: 1 limited, 2 full."""
 
     matrix: int
     primaries: int
@@ -60,11 +60,11 @@ class ColorTags:
 
 
 class Cover:
-    """Frames like `frame`, of `video`, made to cover (height, width) as `Transform.cover` says.
+    """Converter of frames like `frame`, of `video`, to pictures that cover (height, width) as in `Transform.cover`.
 
     pixel_format: "yuv420p" keeps the source's matrix and range (RGB becomes BT.709, limited); "yuvj420p" and "yuvj444p"
-    are JPEG's, BT.601 and full range; or "rgb24". `tags` says what comes out. Raises ProbeError where the source's
-    colours or orientation are not supported.
+    are for JPEG, BT.601 and full range; or "rgb24". `tags` describes the output. Raises ProbeError if the source's
+    colors or orientation are not supported.
     """
 
     def __init__(self, video: VideoFile, frame: VideoFrame, height: int, width: int, pixel_format: str) -> None:
@@ -79,7 +79,7 @@ class Cover:
         )
 
     def picture(self, frame: VideoFrame) -> VideoFrame:
-        """Return the small picture. DecodeError if the frame's size or pixel format is not the first one's."""
+        """Return the small picture. Raises DecodeError if the frame's size or pixel format has changed."""
         from av.video.frame import PictureType
 
         self.format.check(frame)
@@ -87,15 +87,15 @@ class Cover:
         tags = self.tags
         picture.colorspace, picture.color_range = tags.matrix, tags.color_range
         picture.color_primaries, picture.color_trc = tags.primaries, tags.transfer
-        # The kind that it had in the source would be forced on it.
+        # The picture type that it had in the source would be forced on it.
         picture.pict_type = PictureType.NONE
         return picture
 
     def _tags(self, frame: VideoFrame, pixel_format: str) -> ColorTags:
         matrix, primaries, transfer = _TAGS[self.format.color_space]
         if self.format.color_space == "bt601" and frame.colorspace == 5:
-            matrix, primaries = 5, 5  # the same numbers, and the primaries of PAL
-        # Encoders know no primaries beyond 12, and say none at all of them.
+            matrix, primaries = 5, 5  # the same numbers, with the primaries of PAL
+        # Encoders know no primaries beyond 12, and write none for them.
         is_known = frame.color_primaries != _UNSAID and frame.color_primaries <= _LAST_PRIMARIES
         primaries = frame.color_primaries if is_known else primaries
         transfer = transfer if frame.color_trc == _UNSAID else frame.color_trc
@@ -115,7 +115,7 @@ class Cover:
             if space in ("rgb", "bt601"):
                 wanted, color_range = "bt601", "full"
             else:
-                # swscale goes from matrix to matrix over RGB; this filter does not. Equal primaries: nothing else.
+                # swscale converts matrices through RGB; this filter does not. Equal primaries: nothing else changes.
                 own = f"iall=bt709:ispace={_FILTER_NAMES[space]}:irange={'pc' if self._range == _FULL else 'tv'}"
                 after = [("colorspace", f"all=bt709:space=bt470bg:range=pc:fast=1:{own}")]
         options = f"{transform.scale_width}:{transform.scale_height}:flags={_SCALING}"

@@ -1,4 +1,4 @@
-"""Frames of a source that a native clip has, and the time of each: exact fractions, nothing is decoded."""
+"""Source frames of a native clip and the time of each, as exact fractions. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamvid.errors import ConfigError, DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A clip's frames: numbers[i] is the source's frame that frame i shows, ticks[i] its time in ticks of time_base.
+    """A clip's frames: numbers[i] is the source frame that frame i shows, ticks[i] its time in ticks of time_base.
 
-    ticks begin at 0 and ascend; last_ticks is how long the last frame is shown. numbers ascend, and repeat where a
-    frame rate was asked for that is above the source's.
+    ticks begin at 0 and ascend; last_ticks is the duration of the last frame. numbers ascend, and repeat if the
+    requested frame rate is above the source's.
     """
 
     numbers: tuple[int, ...]
@@ -29,7 +29,7 @@ class Timeline:
 
     @property
     def fps(self) -> float:
-        """The average, as VideoInfo has it: (frames - 1) over the time between the first and the last."""
+        """Mean frame rate, as in VideoInfo: (frames - 1) over the time between the first and the last."""
         span = self.ticks[-1] * self.time_base
         return float((len(self.ticks) - 1) / span) if span else float(1 / (self.last_ticks * self.time_base))
 
@@ -50,18 +50,18 @@ def make_timeline(
 ) -> Timeline:
     """Return frames `start` to `start + num_frames` (None: to the end) of a source with these timestamps, ascending.
 
-    last_duration: of the source's last frame, in ticks; 0 where unknown: then it is as long as the frame before, or a
-    frame at `usual_rate`. fps: None keeps each frame and its time; a rate takes for each time 0, 1/fps, 2/fps ... of
-    the duration the frame that is nearest in time, the earlier of two. Raises ConfigError for arguments that cannot
-    be, DecodeError where the source has fewer frames.
+    last_duration: of the source's last frame, in ticks; 0 if unknown: then it is as long as the frame before, or as a
+    frame at `usual_rate`. fps: None keeps each frame and its time; a rate takes, for each time 0, 1/fps, 2/fps ... of
+    the duration, the frame that is nearest in time, the earlier of two. Raises ConfigError for invalid arguments,
+    DecodeError if the source has fewer frames.
     """
     if start < 0 or (num_frames is not None and num_frames < 1):
         raise ConfigError(
-            f"start is {start} and num_frames {num_frames}; start must be 0 or more, num_frames 1 or more"
+            f"start is {start} and num_frames is {num_frames}; start must be 0 or more, num_frames 1 or more"
         )
     stop = len(timestamps) if num_frames is None else start + num_frames
     if stop > len(timestamps) or start >= stop:
-        raise DecodeError(f"frames {start} to {stop - 1} are wanted, the video has {len(timestamps)}")
+        raise DecodeError(f"frames {start} to {stop - 1} were requested; the video has {len(timestamps)}")
     ticks = tuple(time - timestamps[start] for time in timestamps[start:stop])
     last = end_ticks(timestamps, time_base, last_duration, stop, usual_rate) - timestamps[stop - 1]
     kept = Timeline(tuple(range(start, stop)), ticks, time_base, last)
@@ -69,18 +69,18 @@ def make_timeline(
 
 
 def num_frames_at(seconds: Fraction, fps: Fraction) -> int:
-    """Return the number of frames at `fps` in a source of this duration: the nearest, at least 1."""
+    """Return the number of frames at `fps` in a source of this duration: rounded, at least 1."""
     return max(1, int(seconds * fps + Fraction(1, 2)))
 
 
 def exact_rate(fps: float | Fraction) -> Fraction:
-    """Return a frame rate as a fraction; ConfigError unless it is a number above 0 and at most 1000."""
+    """Return a frame rate as a fraction. Raises ConfigError unless it is above 0 and at most 1000."""
     try:
         rate = Fraction(fps).limit_denominator(1001)
     except (TypeError, ValueError, OverflowError):
         rate = Fraction(0)
     if isinstance(fps, bool) or not 0 < rate <= 1000:
-        raise ConfigError(f"fps is {fps!s}, it must be a number above 0 and at most 1000, as 24 or 30000/1001")
+        raise ConfigError(f"fps is {fps!s}; it must be a number above 0 and at most 1000, such as 24 or 30000/1001")
     return rate
 
 
