@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 DEMO   ?= demo
 
-.PHONY: demo test test-slow zero check bench-smoke install peers clean
+.PHONY: demo docs test test-slow zero check bench-smoke install peers clean
 
 # Most modules of what is installed are never imported; those that are get their bytecode then.
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
@@ -45,6 +45,10 @@ zero: $(VENV)/.installed-deepspeed ## DeepSpeed's ZeRO-2 and ZeRO-3 on two ranks
 	PYTHONPATH=$(abspath $(VENV)/deepspeed) DS_ACCELERATOR=cpu $(BIN)/python -m pytest -m slow -W ignore \
 	  tests/test_accelerate_configs.py tests/trainer/test_at_scale.py
 
+# NO_MKDOCS_2_WARNING: the theme's notice of its successor, which docs/README.md speaks of.
+docs: $(VENV)/.installed-dev      ## the documentation site, into site/: open site/index.html
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=docs $(BIN)/python -m mkdocs build --strict --quiet -f docs/mkdocs.yml
+
 bench-smoke: $(VENV)/.installed-dev ## has it become slower? CPU ratios against tools/bench_reference.json; minutes
 	$(BIN)/python -m tools.bench_smoke
 
@@ -52,4 +56,4 @@ peers:                            ## what the benchmarks compare with, into an e
 	$(PYTHON) tools/peers/install.py --dir .peers
 
 clean:
-	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) $(DEMO) site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
