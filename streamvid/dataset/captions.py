@@ -26,7 +26,7 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sent
 def parse_captions(value: object, weights: object = None) -> Captions:
     """Parse a user's value: a text, or a list of texts and `{"text": ..., "weight": ...}`.
 
-    weights: a list of one number per caption, or None for equal ones. Entries without text are left out. Raise Rejected.
+    weights: one number per caption, or None for equal ones. Entries without text are left out. Raise Rejected.
     """
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:

@@ -77,7 +77,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
-    assert "--fps-rule 'cap': give the rate too" in refused.stderr
+    assert "--fps-rule 'cap': set the rate too" in refused.stderr
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])
@@ -170,7 +170,7 @@ def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> Non
     [
         (lambda root: None, "neither a folder nor a metadata file"),
         (lambda root: root.mkdir(), "no file named like a video or an image"),
-        (lambda root: (root.mkdir(), (root / "a.mp4").write_bytes(b"text")), "all 1 records are rejected"),
+        (lambda root: (root.mkdir(), (root / "a.mp4").write_bytes(b"text")), "all 1 records were rejected"),
         (lambda root: root.write_text("path\n"), "the name must be one of *.csv"),
     ],
     ids=["missing", "empty", "all rejected", "no metadata"],
