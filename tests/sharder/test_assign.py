@@ -83,7 +83,7 @@ def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: P
     """Its checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the sizes that the form gives."""
     report = sharded(source, tmp_path / "ds", "--bucket-config", form, "--seed", 1)
     config, rows = load_bucket_config(form), rows_of(tmp_path / "ds")
-    drawn_out = [row for row in report["rejections"] if "drawn to be left out" in row["reason"]]
+    drawn_out = [row for row in report["rejections"] if "left out by a draw" in row["reason"]]
     assert report["num_samples"] + report["num_rejected"] == report["num_records"] == 19
     assert len(rows) + len(drawn_out) == CLIP_ROWS
     there = {bucket.id for bucket in open_dataset(tmp_path / "ds").manifest.buckets}
@@ -273,7 +273,7 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
         (
             {"resolution": ("256px",), "num_frames": (18,), "frame_rule": "4k+1"},
-            r"18 frames do not keep the rule 4k\+1",
+            r"18 frames do not follow the rule 4k\+1",
         ),
         ({"resolution": ("256px",), "num_frames": (17,), "assign": "some"}, "assign='some'"),
         ({"resolution": ("256px",), "num_frames": (17,), "policy": {"crop": 1}}, "policy has no field 'crop'"),
