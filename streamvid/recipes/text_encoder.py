@@ -101,7 +101,7 @@ def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class BytesEncoder(nn.Module):
-    """Fixed random features of each byte and its neighbours: no weights, no tokenizer, the same on every machine.
+    """Fixed random features of each byte and its neighbors: no weights, no tokenizer, the same on every machine.
 
     The model that reads them learns what they mean.
     """
@@ -125,7 +125,7 @@ class BytesEncoder(nn.Module):
         middle = _NEIGHBOURS // 2
         around = functional.pad(rows, (0, 0, 0, 0, middle, middle))
         joined = torch.stack([around[at : at + len(encoded), at] for at in range(_NEIGHBOURS)]).sum(dim=0)
-        # Without it, five neighbours would carry no more information than each of them alone.
+        # Without it, five neighbors would carry no more information than each of them alone.
         return functional.relu(joined / _NEIGHBOURS**0.5)
 
 

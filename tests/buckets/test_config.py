@@ -172,7 +172,7 @@ def test_frame_rules_and_models_are_kept() -> None:
         ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not follow the rule 4k\+1"),
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
-        ("{bucket: [832x480@81]}", "bucket is no field; did you mean 'buckets'"),
+        ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
         ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None: allowed are opensora-v2"),
         ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images take one probability"),

@@ -110,7 +110,7 @@ def test_a_configuration_that_its_model_does_not_take_is_refused(tmp_path: Path)
     (tmp_path / "mine.yaml").write_text(presets.preset_text("wan2.1-480p").replace("624x624@81]", "640x640@81]"))
     with pytest.raises(ConfigError, match="no bucket matches '640x640@81'"):
         presets.load_preset(tmp_path / "mine.yaml")
-    with pytest.raises(ConfigError, match="'wan' is no file and no preset; presets: cogvideox, cogvideox1.5"):
+    with pytest.raises(ConfigError, match="'wan' is neither a file nor a preset; presets: cogvideox, cogvideox1.5"):
         presets.load_preset("wan")
 
 

@@ -99,7 +99,7 @@ def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
 def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
-    assert "sealed there before, left as it is" in done.stdout
+    assert "already sealed, unchanged" in done.stdout
     state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
     assert state == tiny.report | {"state": "already sealed"}
     assert tree_of(tiny.dataset) == before
@@ -266,7 +266,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert not output and "Traceback" not in errors
-    remedy = "run the same command again (copy, encode, shard, train and verify go on where they were)"
+    remedy = "run the same command again (copy, encode, shard, train and verify resume)"
     assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1

@@ -277,7 +277,7 @@ def test_the_command(source: Source, tmp_path: Path) -> None:
             assert set(next(_batches(loader)).media) == set(names)
     for wrong in (["--media", "control"], ["--data-file-keys", "path,refs", "--media", "a=matte"]):
         done = run_streamvid("shard", metadata, tmp_path / "three", *wrong, check=False)
-        assert done.returncode == 2 or "leave one out" in done.stderr
+        assert done.returncode == 2 or "omit one" in done.stderr
 
 
 def _batches(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:
