@@ -37,8 +37,8 @@ def build_module(
     """Build the module that `model.factory` makes, on the CPU, with its weights, adapters and precision.
 
     Trainable parts are float32 and in train mode; others are frozen and in eval mode. Frozen linear and convolution
-    layers and embeddings get `dtype_of_frozen` (None: unchanged). The same seed gives the same module; global random state
-    does not change. Task "sft:train" needs none of the module's `encoders`; "sft:data_process" trains nothing.
+    layers and embeddings get `dtype_of_frozen` (None: unchanged). The same seed gives the same module; global random
+    state does not change. Task "sft:train" needs none of the module's `encoders`; "sft:data_process" trains nothing.
     checkpoint_function: see `activation_checkpointing.wrap`.
     Raises ConfigError: for files before anything is built, then for the factory, keys and names.
     """
