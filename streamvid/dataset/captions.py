@@ -33,7 +33,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
         raise Rejected(f"has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
     if weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(items)):
         said = f"{len(weights)} weights" if isinstance(weights, list | tuple) else f"{weights!r} as weights"
-        raise Rejected(f"has {len(items)} captions and {said}; give a list with one number per caption")
+        raise Rejected(f"has {len(items)} captions and {said}; use a list with one number per caption")
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
@@ -42,7 +42,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all its captions have weight 0; give one a higher weight")
+        raise Rejected("all its captions have weight 0; raise one of the weights")
     return found
 
 

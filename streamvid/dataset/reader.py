@@ -135,7 +135,7 @@ class Dataset:
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the later values of these index columns, or None if there are none."""
+        """Return a digest of the later values of these index columns, or None without such values."""
         return self._groups.digest(columns)
 
     def check_place(

@@ -41,7 +41,7 @@ class FsspecTransport(Transport):
         try:
             return getattr(self._filesystem(), method)(*arguments, **named)
         except FileNotFoundError:
-            raise RequestError("there is no such object", "absent") from None
+            raise RequestError("no such object", "absent") from None
         except (PermissionError, NotImplementedError) as error:
             raise RequestError(f"access was refused ({type(error).__name__})") from None
         except RequestError:
@@ -52,7 +52,7 @@ class FsspecTransport(Transport):
     def state(self, key: str) -> FileState:
         found = self._call("info", key)
         if found.get("type") == "directory":
-            raise RequestError("there is no such object", "absent")
+            raise RequestError("no such object", "absent")
         return FileState(key, int(found["size"]), _version(found))
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:

@@ -93,7 +93,7 @@ class RemoteStore(Store):
         for is_last in (False, False, True):
             state = self.state(path)
             if state is None:
-                raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
+                raise StorageError(f"{self.url}: cannot read {path}: no such object")
             try:
                 return self._read_version(path, state)
             except _ConflictError:  # its size may have changed too

@@ -34,7 +34,7 @@ class DataConfig(Options):
     dataset: DatasetValue = option(help="URL of a sealed dataset, or fields of a DatasetConfig, or a list of either.")
     batch_size: int | dict[str, int] | None = option(None, help="Samples per rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(None, minimum=1, help="Video tokens per batch, instead of batch_size.")
-    accumulate: int = option(1, minimum=1, help="Batches of a rank per optimizer step.")
+    accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
     )

@@ -352,7 +352,7 @@ def test_a_tar_that_is_gone_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, de
     s3_env(rgw)
     path = "shards/96x64-5f/96x64-5f-000001.tar"
     rgw.remove(source.bucket, f"{source.prefix}/{path}")
-    with pytest.raises(SampleError, match=f"{source.url}: cannot read {path}: there is no such object"):
+    with pytest.raises(SampleError, match=f"{source.url}: cannot read {path}: no such object"):
         s3_run.run(source.url, batch_size=2, output={"decode": decode})
 
 

@@ -147,7 +147,7 @@ def _row_captions(value: Any, path: Path, row: int) -> tuple[str | None, str | N
     except UnicodeEncodeError:
         raise SourceError(f"annotation {path}, row {row}: a caption {NOT_UTF8}; fix the row") from None
     except Rejected as error:
-        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or leave its caption empty") from None
+        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or empty its caption") from None
     if not found:
         return None, None
     return found[0][0], captions_to_json(found) if len(found) > 1 else None

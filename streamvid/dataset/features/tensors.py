@@ -132,7 +132,7 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
-    # There are no gaps or overlaps in files that we write.
+    # Files that we write have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
         raise ValueError("tensors that are not stored end to end")
     return tensors

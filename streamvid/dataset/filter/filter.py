@@ -73,8 +73,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
       Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
     - `< <= > >= == !=`, also chained; `in` and `not in` a list; `is None`, `is not None`; `and`, `or`, `not`;
       `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True, False.
-    - A value that is null or NaN is missing. A condition on it is neither true nor false, so the row is left out:
-      by `fps < 24` and by `not (fps < 24)` as well. Only `is None` finds missing values.
+    - A value that is null or NaN is missing. A condition on it is neither true nor false, so both `fps < 24` and
+      `not (fps < 24)` leave the row out. Only `is None` finds missing values.
 
     Raise ConfigError with the text, the place and a remedy for unknown columns, wrong types and anything else.
     """

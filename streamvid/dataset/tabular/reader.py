@@ -192,7 +192,7 @@ def _bucket(url: str, storage: StorageOptions) -> Store:
 def _download(store: Store, key: str, local: Path, where: str) -> None:
     state = store.state(key)
     if state is None:
-        raise SourceError(f"cannot read the metadata {where}: there is no such object")
+        raise SourceError(f"cannot read the metadata {where}: no such object")
     _check_size(where, state.num_bytes)
     with local.open("wb") as file:
         for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):

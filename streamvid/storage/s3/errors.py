@@ -69,7 +69,7 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
             hint="Check profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
         )
     if isinstance(error, FileNotFoundError):
-        return RequestError("there is no such object", "absent")
+        return RequestError("no such object", "absent")
     if isinstance(error, ImportError):
         return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
     return connection_error(error, "")
@@ -118,7 +118,7 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _REGION or status in (301, 307):
         return RequestError(shown, hint=f"{_REGION_HINT} to {region}" if region else _REGION_HINT)
     if kinds & _ABSENT:
-        return RequestError("there is no such object", "absent")
+        return RequestError("no such object", "absent")
     if status == 412 or code == "PreconditionFailed":
         return RequestError("it was replaced by another version", "conflict")
     if status in (401, 403):

@@ -62,7 +62,7 @@ class S3Transport(Transport):
         finally:
             _let_go(response, is_whole)
         if refused.kind == "denied" and not self._is_listed(key, refused):
-            raise RequestError("there is no such object", "absent")
+            raise RequestError("no such object", "absent")
         raise refused
 
     def _is_listed(self, key: str, refused: RequestError) -> bool:
