@@ -55,7 +55,7 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(f"member name {name!r} has {len(name)} bytes; a tar header holds up to {MAX_NAME_BYTES}")
     if num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar header allows up to {MAX_MEMBER_BYTES}")
+        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar header holds up to {MAX_MEMBER_BYTES}")
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:

@@ -59,9 +59,7 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     has_none = not torch.accelerator.is_available()
     needs_gloo = has_none and backend == "DEEPSPEED"
     if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(
-            f"trackers has {min(missing)}, whose package is not installed; install it, or omit the tracker"
-        )
+        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or omit it")
     accelerator = Accelerator(
         mixed_precision=config.accelerate.mixed_precision,
         cpu=(config.accelerate.cpu or has_none) and not needs_gloo,

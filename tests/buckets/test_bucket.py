@@ -53,8 +53,8 @@ def test_ids_and_json_read_back(num_frames: int, multiple: int, name: str, draw:
         ({"resolution": "256px"}, "give both"),
         ({"aspect_ratio": "16:9"}, "give both"),
         ({"resolution": "../x", "aspect_ratio": "16:9"}, "not a resolution name"),
-        ({"resolution": "256px", "aspect_ratio": "16-9"}, "no ratio"),
-        ({"resolution": "256px", "aspect_ratio": "0:9"}, "no ratio"),
+        ({"resolution": "256px", "aspect_ratio": "16-9"}, "not a ratio"),
+        ({"resolution": "256px", "aspect_ratio": "0:9"}, "not a ratio"),
         ({"resolution": 7, "aspect_ratio": "1:1"}, "expected text"),
     ],
 )

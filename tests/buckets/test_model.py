@@ -74,7 +74,7 @@ def test_the_rate_must_be_the_models() -> None:
         ({"patch_space": True}, "patch_space=True"),
         ({"max_num_frames": 0}, "max_num_frames=0"),
         ({"fps": Fraction(0)}, "fps=0: must be above 0"),
-        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: give one"),
+        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: set only one"),
     ],
 )
 def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message: str) -> None:

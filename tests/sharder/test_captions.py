@@ -108,7 +108,7 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 
 
 REJECTED: list[tuple[Any, str]] = [
-    (["x"] * 257, "has 257 captions, 256 are allowed"),
+    (["x"] * 257, "has 257 captions; at most 256 are allowed"),
     ([["x"]], "the caption is a list; it must be text"),
     ([{"text": "x", "score": 1}], "the caption is a dict; it must be text"),
     ([{"text": "x", "weight": -1}], "the weight -1 of a caption is not a number from 0"),

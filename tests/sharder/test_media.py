@@ -72,8 +72,8 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
     rows = source.rows
     wrong = {
         "control1.mkv": "'control': control1.mkv has 25 frames, the clip 24 frames",
-        "slow.mp4": "'control': a frame of slow.mp4 lies 0.042 s from the clip's, 0.021 s are allowed (half a frame)",
-        "late.mkv": "'control': a frame of late.mkv lies 1.042 s from the clip's",
+        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s from the clip's, 0.021 s are allowed (half a frame)",
+        "late.mkv": "'control': a frame of late.mkv is 1.042 s from the clip's",
         "square.mp4": "'control': square.mp4 is 64x64, the clip 192x128",
         "text.mp4": "'control': ",
         "empty.mp4": "'control' is empty",
@@ -104,7 +104,7 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
         ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, the clip 26 frames"),
         ("control", [picture, clip], "a list holds images"),
-        ("control", [picture] * 9, "has 9 files, 8 are allowed"),
+        ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path is a int"),
         ("control", {"a": 1}, "the path is a dict"),
         ("control", [], "is missing"),

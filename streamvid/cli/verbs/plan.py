@@ -61,9 +61,7 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
 @click.option("--costs", type=click.Path(), help="Measured step costs (JSON of a CostTable), for --sync and time.")
 @click.option("--cost-table", type=click.Path(), help="Performance of machine and store (YAML), for estimates of time.")
 @click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
-@click.option(
-    "--keys", type=click.Path(dir_okay=False), help="Dataset: write the keys of every batch to this JSONL file."
-)
+@click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write each batch's keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
 @click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; see --fps-rule.")
 @click.option(
