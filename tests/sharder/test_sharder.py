@@ -291,7 +291,7 @@ def test_destinations_that_are_refused(built: Built, tmp_path: Path) -> None:
         ({"clips": "native", "crf": 99}, "crf is 99"),
         ({"clips": "native", "gop": -1}, "gop=-1: must be an integer from 1"),
         ({"clips": "native", "fps": 0}, "fps=0: must"),
-        ({"clips": "native", "fps": "many"}, "fps=many: allowed"),
+        ({"clips": "native", "fps": "many"}, "fps=many: must"),
         ({"clips": "native", "max_clip_seconds": 0}, "max_clip_seconds=0"),
         ({"clips": "native", "min_psnr": 101}, "min_psnr=101"),
         ({"clips": "native", "encode_timeout_seconds": 0}, "encode_timeout_seconds=0"),
