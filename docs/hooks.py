@@ -23,6 +23,7 @@ from streamvid.cli.main import cli
 from streamvid.config import nested_options, option_info, option_types
 
 ROOT = Path(__file__).resolve().parent.parent
+_PAGE_OF = {"README.md": "index.md", "streamvid/dataset/README.md": "reference/dataset-format.md"}
 _PLACEHOLDER = re.compile(r"^<!-- (?P<kind>options|command|errors|presets|file)(?:: (?P<name>\S+))? -->$", re.MULTILINE)
 
 
@@ -107,7 +108,14 @@ def _presets(_: str | None) -> str:
 
 
 def _file(name: str) -> str:
-    return (ROOT / name).read_text()
+    """Return a Markdown file of the checkout; links to files that are not pages of the site become names."""
+
+    def relinked(match: re.Match[str]) -> str:
+        path = (Path(name).parent / match["path"]).as_posix()
+        page = _PAGE_OF.get(path)
+        return f"[{match['text']}]({page})" if page else f"{match['text']} (`{path}`)"
+
+    return re.sub(r"\[(?P<text>[^\]]*)\]\((?P<path>(?![a-z]+:|#)[^)]*)\)", relinked, (ROOT / name).read_text())
 
 
 def _named(name: str) -> Any:

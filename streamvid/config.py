@@ -4,7 +4,7 @@
           │                              │
           └──── one plain tree ◄─────────┘ ──► names checked ──► types checked (pydantic) ──► a frozen dataclass
 
-The YAML is read by the 1.2 rules, because those of 1.1 bend what people write about video: `16:9` would be the number
+YAML is read by the 1.2 rules, because those of 1.1 misread what people write about video: `16:9` would be the number
 969, `no` false, and `1e-4` a string.
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Location = tuple[str | int, ...]
 
 MAX_FILE_BYTES = 1 << 20
-# An alias may repeat a whole branch, so a small file can unfold into a huge tree.
+# An alias may repeat a whole branch, so a small file can expand to a huge tree.
 MAX_VALUES = 20_000
 MAX_DEPTH = 20
 _MAX_DIGITS = 40
@@ -53,7 +53,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
 
     path: a YAML file of at most 1 MiB; None starts from the defaults.
     overrides: `a.b=c` each, the value in YAML, or a pair of `a.b` and its value; a later one wins.
-    Raises ConfigError with every unknown key (and the nearest known one), wrong type and refused value at once.
+    Raises one ConfigError with every unknown key (and the nearest known one), wrong type and invalid value.
     """
     source = "overrides" if path is None else str(path)
     tree: dict[str, Any] = {} if path is None else read_yaml(Path(path))
@@ -62,7 +62,7 @@ def load_config(cls: type[T], path: str | Path | None, overrides: Sequence[str |
     _check_size(tree, source)
     problems = list(_unknown_keys(cls, tree, ()))
     try:
-        # As JSON, where pydantic's strict rules fit YAML: a list is a tuple, a string a path, but "3" is no number.
+        # As JSON, where pydantic's strict rules fit YAML: a list is a tuple, a string a path, but "3" is not a number.
         instance: T = _adapter(cls).validate_json(json.dumps(tree), strict=True)
     except ValueError as error:
         problems += _problems(error, tree)
@@ -115,7 +115,7 @@ def _loader() -> Any:
                 if not isinstance(key, yaml.ScalarNode):
                     raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=key.start_mark)
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} stands here twice", problem_mark=key.start_mark)
+                    raise yaml.MarkedYAMLError(problem=f"{key.value!r} appears here twice", problem_mark=key.start_mark)
                 seen.add(key.value)
             return {str(k.value): self.construct_object(v, deep=True) for k, v in node.value}
 
@@ -123,14 +123,14 @@ def _loader() -> Any:
             return int(node.value, 16 if node.value.startswith("0x") else 10)
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    # JSON's types and no others: an explicit `!!binary` or `!!set` is an unknown tag.
+    # Only JSON types: an explicit `!!binary` or `!!set` is an unknown tag.
     plain = {f"tag:yaml.org,2002:{name}" for name in (*_SCALARS, "str", "map", "seq")}
     Loader.yaml_constructors = {tag: f for tag, f in Loader.yaml_constructors.items() if tag is None or tag in plain}
     return _use_yaml_1_2(Loader)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the value that a YAML text holds; ConfigError, which says `where` it is, for anything else."""
+    """Return the value of a YAML text. Raise ConfigError, naming `where` it is, if it is not valid."""
     import yaml
 
     try:
@@ -140,22 +140,22 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file of at most 1 MiB holds; ConfigError for anything else."""
+    """Return the mapping in a YAML file of at most 1 MiB. Raise ConfigError for anything else."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}; give the path of a YAML file") from None
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}; use the path of a YAML file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"the config {path} is not UTF-8 text; give the path of a YAML file") from None
+        raise ConfigError(f"the config {path} is not UTF-8 text; use the path of a YAML file") from None
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes, which no config needs")
+        raise ConfigError(f"the config {path} is larger than {MAX_FILE_BYTES} bytes; use a smaller file")
     tree = parse_yaml(text, str(path))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__} at its top; allowed is a mapping of fields")
+        raise ConfigError(f"{path} contains a {type(tree).__name__}; it must contain a mapping of fields")
     return tree
 
 
@@ -174,7 +174,7 @@ def _apply_override(tree: dict[str, Any], override: str | tuple[str, object]) ->
         if child is not None and not isinstance(child, dict):
             section = ".".join(parts[: depth + 1])
             raise ConfigError(f"override {override!r}: {section} is {child!r}, which has no fields of its own to set")
-        # A fresh copy: the same branch may stand elsewhere too, by a YAML alias.
+        # A fresh copy, because a YAML alias may use the same branch elsewhere too.
         node[part] = {} if child is None else dict(child)
         node = node[part]
     node[parts[-1]] = value
@@ -187,13 +187,13 @@ def _check_size(tree: Any, source: str) -> None:
         value, depth = pending.pop()
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise ConfigError(f"{source} unfolds to more than {MAX_VALUES} values or {MAX_DEPTH} levels")
+            raise ConfigError(f"{source} expands to more than {MAX_VALUES} values or {MAX_DEPTH} levels; shorten it")
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         pending.extend((child, depth + 1) for child in children)
 
 
 def _unknown_keys(annotation: Any, value: Any, location: Location) -> Iterator[str]:
-    """Every key below `value` that no dataclass in `annotation` has, as a sentence that names the nearest known one."""
+    """Yield a message for every key below `value` that no dataclass in `annotation` has, with the nearest known key."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type) and isinstance(value, dict):
         hints = typing.get_type_hints(annotation)
@@ -202,7 +202,7 @@ def _unknown_keys(annotation: Any, value: Any, location: Location) -> Iterator[s
             if key in names:
                 yield from _unknown_keys(hints[key], child, (*location, key))
                 continue
-            yield f"{_dotted((*location, key))} is no field; {_known(key, names)}"
+            yield f"{_dotted((*location, key))} is not a field; {_known(key, names)}"
     elif origin in (typing.Union, types.UnionType):
         options = [a for a in arguments if dataclasses.is_dataclass(a)] or arguments
         found = [list(_unknown_keys(option, value, location)) for option in options]
@@ -228,13 +228,13 @@ def _problems(error: ValueError, tree: dict[str, Any]) -> list[str]:
     by_field: dict[Location, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):
         by_field.setdefault(_field_location(details, tree), []).append(details)
-    # Of a union, the member that got deepest into the value is the one that was meant.
+    # In a union, the intended member is the one that matched the value most deeply.
     outer = {location[:depth] for location in by_field for depth in range(len(location))}
     return [_sentence(location, found) for location, found in by_field.items() if location not in outer]
 
 
 def _field_location(details: ErrorDetails, tree: Any) -> Location:
-    """Pydantic's location less the names of the union's members, which are no place in the file."""
+    """Return pydantic's location without the names of union members, which do not exist in the file."""
     kept: list[str | int] = []
     missing = details["type"] == "missing"
     for index, part in enumerate(details["loc"]):
@@ -285,9 +285,9 @@ def _config_error(source: str, problems: list[str]) -> ConfigError:
 class OptionInfo:
     """Documentation of one option, as `option` declares it.
 
-    shown_default: text in place of the default, for defaults that depend on something.
-    flag: name of the command-line flag; None: that of the field; "": no flag.
-    minimum, maximum: bounds of a number, both allowed.   above: lower bound that is not allowed itself.
+    shown_default: text instead of the default, for defaults that depend on something.
+    flag: name of the command-line flag; None: the field's name; "": no flag.
+    minimum, maximum: inclusive bounds of a number.   above: exclusive lower bound.
     """
 
     help: str = ""
@@ -308,7 +308,7 @@ def option(default: Any = dataclasses.MISSING, *, default_factory: Any = datacla
 
 
 def option_info(field: dataclasses.Field[Any]) -> OptionInfo | None:
-    """Return what `option` declared of a field; None for a plain field."""
+    """Return what `option` declared for a field; None for a plain field."""
     info = field.metadata.get("option")
     return info if isinstance(info, OptionInfo) else None
 
@@ -343,9 +343,9 @@ def allowed_choices(field: dataclasses.Field[Any], members: Sequence[Any]) -> tu
 
 
 def options_of(cls: type[T], value: Any, name: str) -> T:
-    """Build options from what a caller gives: an instance, a mapping with the names of its fields, or None.
+    """Build options from a caller's value: an instance, a mapping of its fields, or None.
 
-    name: how the caller wrote the value. Errors about a field of a mapping name it `name.field`.
+    name: the caller's name of the value. Errors about a field of a mapping call it `name.field`.
     """
     if isinstance(value, cls):
         return value
@@ -367,7 +367,7 @@ def options_of(cls: type[T], value: Any, name: str) -> T:
 def from_fields(cls: type[T], value: object, name: str) -> T:
     """Build a dataclass from an object of a JSON file, and ignore its unknown fields: a later version may have more.
 
-    Raises ConfigError, which calls the object `name`, for anything else.
+    Raises ConfigError, with `name` for the object, for anything else.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={value!r}: expected an object with the fields of {cls.__name__}")
@@ -383,8 +383,8 @@ def _refuse_missing(cls: type, value: Mapping[Any, Any], name: str) -> None:
 
 
 def exact(name: str, value: object) -> Fraction:
-    """Return the number as it is written: 0.33 is 33/100. ConfigError names the field for anything else."""
-    # Text has no exponent, which would make a number of any size.
+    """Return a number exactly as written: 0.33 is 33/100. Raise ConfigError, naming the field, for anything else."""
+    # Exponents are not allowed in text, because they would allow numbers of any size.
     is_number = isinstance(value, int | float | Fraction) and not isinstance(value, bool)
     if is_number or (isinstance(value, str) and len(value) <= _MAX_DIGITS and "e" not in value.lower()):
         try:
@@ -397,8 +397,8 @@ def exact(name: str, value: object) -> Fraction:
 def check_options(instance: Any) -> None:
     """Check every field that `option` declares: its type, its choices and its bounds.
 
-    Nested options may be given as mappings and are built from them, and a Fraction as any number or as text. Call it
-    first in `__post_init__`. Raises ConfigError that names the field, the value and what is allowed.
+    Nested options may be mappings, from which they are built, and a Fraction may be any number or text. Call it first
+    in `__post_init__`. Raises a ConfigError that names the field, the value and what is allowed.
     """
     members_of = option_types(type(instance))
     for field in dataclasses.fields(instance):
@@ -439,7 +439,7 @@ _SIMPLE: dict[Any, str] = {
 
 
 def _is_of_type(value: Any, members: Sequence[Any]) -> bool:
-    """Check a value of plain types; others check themselves."""
+    """Return whether a value has one of the plain types; other types check themselves."""
     if not set(members) <= _SIMPLE.keys():
         return True
     if isinstance(value, bool) or value is None:
@@ -467,7 +467,7 @@ def _allowed(info: OptionInfo, members: Sequence[Any], choices: Sequence[str]) -
 
 
 def require(holds: bool, name: str, value: Any, allowed: str) -> None:
-    """ConfigError unless it holds."""
+    """Raise ConfigError unless it holds."""
     if not holds:
         raise ConfigError(f"{name} is {value}; allowed: {allowed}")
 

@@ -13,15 +13,15 @@ class StreamvidError(Exception):
 
 
 class ConfigError(StreamvidError, ValueError):
-    """An option or a configuration that cannot be."""
+    """An invalid option or configuration."""
 
 
 class SourceError(StreamvidError):
-    """The user's metadata or folder cannot be read as asked."""
+    """The user's metadata or folder cannot be read as requested."""
 
 
 class Rejected(StreamvidError):
-    """A record that cannot become a sample; the message is the reason that is kept, `kind` the same in a word."""
+    """A record that cannot become a sample; the message is the recorded reason, `kind` the reason in a word."""
 
     kind: str = ""
 
@@ -32,7 +32,7 @@ class Rejected(StreamvidError):
 
 
 class ProbeError(Rejected):
-    """The file is no usable video or image, or breaks a limit."""
+    """The file is not a usable video or image, or exceeds a limit."""
 
 
 class NoBucketError(Rejected):
@@ -40,7 +40,7 @@ class NoBucketError(Rejected):
 
 
 class DecodeError(StreamvidError):
-    """Right bytes that do not decode to the frames that were promised."""
+    """Intact bytes that do not decode to the expected frames."""
 
 
 class StorageError(StreamvidError):
@@ -48,15 +48,15 @@ class StorageError(StreamvidError):
 
 
 class DatasetError(StreamvidError):
-    """No dataset there, or one that cannot be read."""
+    """The dataset does not exist or cannot be read."""
 
 
 class IntegrityError(DatasetError):
-    """Bytes differ from what the manifest or the index says."""
+    """Bytes do not match the manifest or the index."""
 
 
 class SealedError(DatasetError):
-    """A sealed dataset stands where another should be built."""
+    """Another sealed dataset exists at the destination."""
 
 
 class PlanError(StreamvidError):
@@ -68,11 +68,11 @@ class StateError(StreamvidError):
 
 
 class LoaderError(StreamvidError):
-    """The loader cannot go on."""
+    """The loader cannot continue."""
 
 
 class WorkerError(LoaderError):
-    """A decode worker died; `task_id` is the loader's number of the sample it was on, None where it was idle."""
+    """A decode worker died; `task_id` is the loader's number of the sample in progress, None if it was idle."""
 
     task_id: int | None = None
 
@@ -82,15 +82,15 @@ class SampleError(LoaderError):
 
 
 class SharedBatchError(LoaderError):
-    """Processes that share a batch were given different ones; names the step, the processes and what differs."""
+    """Processes that share a batch received different ones; the message names step, processes and what differs."""
 
 
 class RingFullError(LoaderError):
-    """The caller holds every batch that the ring has room for."""
+    """The caller holds all batches that fit into the ring."""
 
 
 def fresh(error: StreamvidError) -> StreamvidError:
-    """Return a copy to raise: a raised error holds the frames it passes through, and all that lives in them."""
+    """Return a copy to raise, because a raised error keeps all frames that it passes through alive."""
     again = copy.copy(error)
     again.__cause__ = error.__cause__
     return again

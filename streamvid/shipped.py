@@ -1,4 +1,4 @@
-"""Files that travel with the package: inside a wheel in `_shipped/`, in a checkout where they are written."""
+"""Files that ship with the package: in `_shipped/` of a wheel, and at their usual place in a checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IN_CHECKOUT = {"make_corpus.py": "tools/make_corpus.py", "configs": "configs"}
 
 
 def shipped(name: str) -> Path:
-    """The path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. ConfigError where it is missing."""
+    """Return the path of a shipped file or folder, e.g. `configs/train/tiny.yaml`. Raise ConfigError if missing."""
     first, _, rest = name.partition("/")
     for place in (_PACKAGE / "_shipped" / first, _PACKAGE.parent / _IN_CHECKOUT[first]):
         path = place / rest if rest else place
@@ -22,9 +22,9 @@ def shipped(name: str) -> Path:
 
 
 def shipped_config(kind: str, name: str | Path) -> Path:
-    """A config file: the path given where there is a file, else the shipped preset of that name, e.g. `tiny`."""
+    """Return a config file: the given path if it is a file, else the shipped preset of that name, e.g. `tiny`."""
     path = Path(name)
-    # Presets have dots in their names, as wan2.1-480p; and a folder that is called like one is not what is meant.
+    # Names of presets may contain dots, such as wan2.1-480p; a folder with a preset's name does not count.
     if path.is_file() or len(path.parts) != 1 or path.suffix in _SUFFIXES:
         return path
     presets = sorted(shipped(f"configs/{kind}").glob("*.yaml"))
@@ -32,6 +32,6 @@ def shipped_config(kind: str, name: str | Path) -> Path:
         if preset.stem == path.name:
             return preset
     raise ConfigError(
-        f"config {str(name)!r} is no file and no preset; presets: {', '.join(p.stem for p in presets)}. "
-        "Give a path to a YAML file or one of these"
+        f"config {str(name)!r} is neither a file nor a preset; presets: {', '.join(p.stem for p in presets)}. "
+        "Use the path of a YAML file or one of these"
     )

@@ -89,10 +89,10 @@ def test_scalars_are_what_they_look_like(override: str, name: str, value: object
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimizer.lt=1", "overrides: optimizer.lt is no field; did you mean 'lr'?"),
-        ("optimiser.lr=1", "overrides: optimiser is no field; did you mean 'optimizer'?"),
-        ("second.qqq=1", "overrides: second.qqq is no field; allowed: lr, betas"),
-        ("stages=[{}, {rl: 1}]", "overrides: stages.1.rl is no field; did you mean 'lr'?"),
+        ("optimizer.lt=1", "overrides: optimizer.lt is not a field; did you mean 'lr'?"),
+        ("optimiser.lr=1", "overrides: optimiser is not a field; did you mean 'optimizer'?"),
+        ("second.qqq=1", "overrides: second.qqq is not a field; allowed: lr, betas"),
+        ("stages=[{}, {rl: 1}]", "overrides: stages.1.rl is not a field; did you mean 'lr'?"),
         ("optimizer.lr=fast", 'overrides: optimizer.lr is "fast"; allowed: a valid number'),
         ("optimizer.lr=true", "overrides: optimizer.lr is true; allowed: a valid number"),
         ("optimizer.lr=-1", "overrides: optimizer: lr is -1.0; allowed: above 0"),

@@ -164,7 +164,7 @@ def test_what_the_compose_file_says_works(
     run([*services["corpus"]["entrypoint"], f"{corpus.root}"], {})  # is there already: nothing is built
     assert services["corpus"]["command"] == [services["sharder"]["command"][1]]
     ours = [sys.executable, "-m", "streamvid"]
-    for said in ("\nsealed: ", "\nsealed there before"):
+    for said in ("\nsealed: ", "\nalready sealed"):
         assert said in run([*ours, *services["sharder"]["command"]], services["sharder"]["environment"])
     few = ["--set", "max_steps=2", "--set", "eval.num_batches=1"]
     run([*ours, *services["trainer"]["command"], *few], services["trainer"]["environment"])

@@ -1,4 +1,4 @@
-"""The rule book of buckets: their names, sizes and assignment, in integers only."""
+"""Rules of buckets: their names, sizes and assignment, in exact integer arithmetic."""
 
 from __future__ import annotations
 

@@ -21,19 +21,19 @@ def batch_sizes(
     max_tokens_per_batch: int | None = None,
     model: ModelRule | None = None,
 ) -> dict[str, int]:
-    """Return bucket id → samples a rank and step, for every bucket.
+    """Return bucket id → samples per rank and step, for every bucket.
 
-    Exactly one of the two is given: `batch_size`, one number for all, a mapping from ids, WxH@F or globs, or a
-    configuration of Open-Sora's form, which gives them by id, and to a bucket of another name by its shape; or
-    `max_tokens_per_batch`, from which a bucket gets floor(max_tokens_per_batch / tokens of a sample), as `model` makes
-    them with its VAE and patches, or `bucket.tokens` without one.
-    In a mapping a bucket's own id goes first, then its WxH@F, then the globs; "*" is for what no other key matches.
-    ConfigError for anything else, for a bucket that gets no batch size, for one that two globs (other than "*") give
+    Pass exactly one of the two. `batch_size`: one number for all, a mapping from ids, WxH@F or globs, or a
+    configuration of Open-Sora's form, which sets them by id, and for a bucket of another name by shape.
+    `max_tokens_per_batch`: a bucket gets floor(max_tokens_per_batch / tokens per sample), as `model` makes them with
+    its VAE and patches, or `bucket.tokens` without a model.
+    In a mapping a bucket's own id comes first, then its WxH@F, then the globs; "*" is for all other buckets.
+    Raise ConfigError for anything else, for a bucket without a batch size, for one that two globs (other than "*") give
     unequal sizes, and for a name, not a glob, that no bucket has.
     """
     if (batch_size is None) == (max_tokens_per_batch is None):
         raise ConfigError(
-            f"batch_size={batch_size!r} and max_tokens_per_batch={max_tokens_per_batch!r}: give exactly one of them"
+            f"batch_size={batch_size!r} and max_tokens_per_batch={max_tokens_per_batch!r}: set exactly one of them"
         )
     if max_tokens_per_batch is not None:
         return _from_tokens(buckets, max_tokens_per_batch, model)
@@ -46,12 +46,12 @@ def batch_sizes(
 
 
 def host_bytes(bucket: Bucket, batch_size: int = 1, pixels: Literal["rgb24", "yuv420p"] = "rgb24") -> int:
-    """Return bytes of a batch of decoded frames in host memory, uint8: 3 a pixel, or 1.5 of yuv420p."""
+    """Return the bytes of a batch of decoded frames in host memory, uint8: 3 per pixel, or 1.5 for yuv420p."""
     return batch_size * bucket.num_pixels * 3 // (1 if pixels == "rgb24" else 2)
 
 
 def tokens_of(bucket: Bucket, model: ModelRule | None) -> int:
-    """Transformer tokens of a sample: as the model makes them, or `bucket.tokens` without one."""
+    """Return the transformer tokens of a sample, as the model makes them, or `bucket.tokens` without a model."""
     return bucket.tokens if model is None else model.tokens(bucket)
 
 
@@ -60,8 +60,8 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
     for bucket in buckets:
         if bucket.is_text:
             raise ConfigError(
-                f"max_tokens_per_batch={max_tokens} counts tokens of videos, and bucket {bucket.id} has none; give "
-                f"batch_size, as {{{bucket.id!r}: 256, '*': 4}}"
+                f"max_tokens_per_batch={max_tokens} counts tokens of videos, but bucket {bucket.id} has none; set "
+                f"batch_size, such as {{{bucket.id!r}: 256, '*': 4}}"
             )
     tokens = {bucket.id: tokens_of(bucket, model) for bucket in buckets}
     for name, of_sample in tokens.items():
@@ -69,7 +69,7 @@ def _from_tokens(buckets: Sequence[Bucket], max_tokens: int, model: ModelRule | 
             of_model = "" if model is None else f" of {model.name}"
             raise ConfigError(
                 f"max_tokens_per_batch={max_tokens}: one sample of bucket {name} is {of_sample} tokens{of_model}; "
-                f"raise it to at least {of_sample}, or leave the bucket out of the dataset"
+                f"raise it to at least {of_sample}, or remove the bucket from the dataset"
             )
     return {name: max_tokens // of_sample for name, of_sample in tokens.items()}
 
@@ -88,7 +88,7 @@ def _from_config(buckets: Sequence[Bucket], config: BucketConfig) -> dict[str, i
             several = f"the sizes {', '.join(map(str, sorted(candidates)))} under other names" if candidates else "none"
             raise ConfigError(
                 f"batch_size: of bucket {bucket.id} ({bucket.size_at_frames}) the bucket configuration has {several}; "
-                "add it to its bucket_config with a batch size, as 33: [1.0, 12], or give batch sizes by bucket"
+                "add it to its bucket_config with a batch size, such as 33: [1.0, 12], or set batch sizes by bucket"
             )
         (found[bucket.id],) = candidates
     return found
@@ -111,15 +111,15 @@ def _from_mapping(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> dict[s
 
 
 def _is_glob(key: str) -> bool:
-    # One that matches nothing is no mistake: a config may serve datasets that lack some sizes. A misspelt one shows
-    # all the same, in the bucket that then has no size.
+    # A glob may match nothing: a config may serve datasets that lack some sizes. A misspelled one is noticed anyway,
+    # because its bucket then has no size.
     return any(character in key for character in "*?[")
 
 
 def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None:
-    """Return the key that names a bucket: its id, else its WxH@F, else globs, else "*"; None if there is none.
+    """Return the key that names a bucket: its id, else its WxH@F, else globs, else "*", else None.
 
-    Raises ConfigError, which calls the mapping `name`, if globs other than "*" give the bucket unequal values.
+    Raises ConfigError, with `name` for the mapping, if globs other than "*" give the bucket unequal values.
     """
     for exact in (bucket.id, bucket.size_at_frames):
         if exact in values:
@@ -131,6 +131,6 @@ def key_of(bucket: Bucket, values: Mapping[str, float], name: str) -> str | None
         if values[other] != values[globs[0]]:
             raise ConfigError(
                 f"{name}: {globs[0]!r} ({values[globs[0]]}) and {other!r} ({values[other]}) both match "
-                f"bucket {bucket.id}; add {bucket.id!r} itself to settle which"
+                f"bucket {bucket.id}; add {bucket.id!r} itself to decide"
             )
     return globs[0]

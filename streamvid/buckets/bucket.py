@@ -1,4 +1,4 @@
-"""One bucket: the (T, H, W) that every clip in it has, and the ways of naming it."""
+"""One bucket: the (T, H, W) of every clip in it, and its names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamvid.config import from_fields, require_integer
 from streamvid.errors import ConfigError
 
 MAX_NUM_FRAMES = 65536
-"""Most frames that a bucket may take."""
+"""Maximum frame count of a bucket."""
 
 _SIZE_AT_FRAMES = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})@([1-9][0-9]{0,5})")
 _EXPLICIT_ID = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})-([1-9][0-9]{0,5})f")
@@ -33,8 +33,8 @@ _NAMED_ID = re.compile(r"([0-9]+px?)-([1-9][0-9]{0,5})f-([0-9.]+)x([0-9.]+)")
 class Bucket:
     """The shape that all clips of a bucket have.
 
-    `resolution` and `aspect_ratio` (``"w:h"``) are given together, or not at all for an explicit size. TEXT_BUCKET, of
-    shape (0, 0, 0), is that of samples without pictures.
+    `resolution` and `aspect_ratio` (``"w:h"``) are set together, or not at all for an explicit size. TEXT_BUCKET, of
+    shape (0, 0, 0), holds samples without pictures.
     """
 
     num_frames: int
@@ -51,8 +51,8 @@ class Bucket:
         require_integer("bucket width", self.width, 1, MAX_SIDE)
         if (self.resolution is None) != (self.aspect_ratio is None):
             raise ConfigError(
-                f"bucket resolution={self.resolution!r} with aspect_ratio={self.aspect_ratio!r}: give both, "
-                "as '256px' with '16:9', or neither for an explicit size"
+                f"bucket resolution={self.resolution!r} with aspect_ratio={self.aspect_ratio!r}: set both, "
+                "such as '256px' and '16:9', or neither for an explicit size"
             )
         if self.resolution is not None and self.aspect_ratio is not None:
             for name, value in (("resolution", self.resolution), ("aspect_ratio", self.aspect_ratio)):
@@ -72,7 +72,7 @@ class Bucket:
 
     @property
     def size_at_frames(self) -> str:
-        """The form WxH@F that the command line takes."""
+        """Size and frame count in the command line's form WxH@F."""
         return f"{self.width}x{self.height}@{self.num_frames}"
 
     @property
@@ -99,8 +99,8 @@ class Bucket:
     def tokens(self) -> int:
         """Transformer tokens of a sample: ceil(T/4) * ceil(H/16) * ceil(W/16).
 
-        That is what the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo makes of it; for other models it is a
-        measure of relative cost. 1 for texts, which have none.
+        This is exact for the 4x8x8 VAE with 2x2 patches of Wan and HunyuanVideo; for other models it is a measure of
+        relative cost. Texts, which have no such tokens, count as 1.
         """
         return max(1, -(-self.num_frames // 4) * -(-self.height // 16) * -(-self.width // 16))
 
@@ -111,7 +111,7 @@ class Bucket:
 
     @classmethod
     def from_json(cls, value: object) -> Bucket:
-        """Build a bucket from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
+        """Build a bucket from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
         return from_fields(cls, value, "bucket")
 
 
@@ -122,8 +122,8 @@ TEXT_BUCKET = Bucket(0, 0, 0)
 def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     """Return the bucket that a name stands for: ``832x480@81`` or an id, ``832x480-81f`` or ``256px-16f-16x9``.
 
-    `multiple` is the spatial multiple that explicit sizes must keep and that named resolutions are generated with.
-    ConfigError says what is wrong with the name.
+    `multiple` is the spatial multiple that explicit sizes must have and that named resolutions are generated with.
+    Raise ConfigError that says what is wrong with the name.
     """
     text = text.strip()
     require_integer("multiple", multiple, 1, MAX_MULTIPLE)
@@ -137,7 +137,7 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
     if match is None:
         _refuse_triple(text, multiple)
         raise ConfigError(
-            f"bucket {text!r} is no bucket name; allowed are WxH@F as '832x480@81', '832x480-81f' and '256px-16f-16x9'"
+            f"bucket {text!r} is not a bucket name; write '832x480@81' (WxH@F), '832x480-81f' or '256px-16f-16x9'"
         )
     resolution, num_frames, aspect_ratio = match[1], int(match[2]), f"{match[3]}:{match[4]}"
     table = aspect_table(resolution, multiple)
@@ -152,23 +152,23 @@ def parse_bucket(text: str, multiple: int = DEFAULT_MULTIPLE) -> Bucket:
 def parse_buckets(text: str, multiple: int = DEFAULT_MULTIPLE) -> tuple[Bucket, ...]:
     """Return the buckets of a comma-separated list, in its order.
 
-    ConfigError for an empty list, a bad name or a bucket named twice.
+    Raise ConfigError for an empty list, an invalid name or a duplicate bucket.
     """
     buckets: list[Bucket] = []
     for name in (part for part in text.split(",") if part.strip()):
         bucket = parse_bucket(name, multiple)
         if bucket in buckets:
-            raise ConfigError(f"buckets={text!r} names {bucket.id} twice; keep one")
+            raise ConfigError(f"buckets={text!r} contains {bucket.id} twice; keep one")
         buckets.append(bucket)
     if not buckets:
-        raise ConfigError(f"buckets={text!r} names no bucket; write a list as '832x480@81,480x832@81'")
+        raise ConfigError(f"buckets={text!r} is empty; write a list such as '832x480@81,480x832@81'")
     return tuple(buckets)
 
 
 def match_buckets(pattern: str, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets that an id, a WxH@F or a glob over either names, in the order of `buckets`.
+    """Return the buckets that match an id, a WxH@F or a glob over either, in the order of `buckets`.
 
-    ConfigError with the nearest names if there is none.
+    Raise ConfigError with the nearest names if no bucket matches.
     """
     buckets = tuple(buckets)
     exact = tuple(bucket for bucket in buckets if pattern in (bucket.id, bucket.size_at_frames))
@@ -187,7 +187,7 @@ def is_named_by(bucket: Bucket, pattern: str) -> bool:
 def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
     names = sorted({bucket.id for bucket in buckets})
     if not names:
-        return "there are no buckets"
+        return "the list of buckets is empty"
     forms = {form: bucket.id for bucket in buckets for form in (bucket.size_at_frames, bucket.id)}
     near = dict.fromkeys(forms[form] for form in get_close_matches(pattern, forms, n=5, cutoff=0.3))
     shown = list(near)[:3] or names[:3]
@@ -195,13 +195,13 @@ def _nearest_names(pattern: str, buckets: Sequence[Bucket]) -> str:
 
 
 def _refuse_triple(text: str, multiple: int) -> None:
-    """Raise ConfigError for three numbers, which LTX writes as WxHxF and finetrainers as FxHxW, with both readings."""
+    """Raise ConfigError with both readings for three numbers, written WxHxF by LTX and FxHxW by finetrainers."""
     match = _TRIPLE.fullmatch(text)
     if match is None:
         return
     first, second, third = (int(group) for group in match.groups())
     readings = {(first, second, third): "width x height x frames", (third, second, first): "frames x height x width"}
-    # A width that is no multiple, or that is below the frame count, is hardly meant.
+    # A width that is not a multiple, or below the frame count, is unlikely.
     likely = [key for key in readings if key[0] % multiple == 0 and key[1] % multiple == 0 and min(key[:2]) > key[2]]
     shown = [f"'{key[0]}x{key[1]}@{key[2]}' if it is {readings[key]}" for key in likely or readings]
     raise ConfigError(f"bucket {text!r} does not say which number is the frames; write it as {' or '.join(shown)}")

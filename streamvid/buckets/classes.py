@@ -1,8 +1,8 @@
-"""Sizes that compete for a clip, by area from the largest down and within an area by ratio; and a clip's choices.
+"""Sizes that compete for a clip, from the largest area down and within an area by ratio; and a clip's choices.
 
 class  "512px"   area 262144 ── size 16:9 ── 32 frames, 16 frames
   │                          └─ size 1:1  ── 32 frames, 16 frames
-  ▼ too large for the clip, too many frames, a limit broken, or passed on by a draw
+  ▼ too large for the clip, too many frames, a limit exceeded, or passed on by a draw
 class  "256px"   area 65536 ── …
 """
 
@@ -23,8 +23,8 @@ from streamvid.buckets.policy import OPENSORA_MIN_AREA, Policy, cover_scale, cro
 class Keep:
     """Shares of the clips that could fill a bucket.
 
-    skip: pass to the next shorter bucket of the class; None: without a draw.   accept: share of the others that the
-    bucket takes; the remainder passes to the next class.
+    skip: share passed to the next shorter bucket of the class; None: without a draw.   accept: share of the others that
+    the bucket takes; the remainder passes to the next class.
     """
 
     accept: Fraction = Fraction(1)
@@ -34,19 +34,19 @@ class Keep:
 ALWAYS = Keep()
 
 Sharing: TypeAlias = dict[tuple[str | None, tuple[int, int, int]], Bucket]
-"""(resolution, shape) → the bucket that represents all such, whatever ratio names them."""
+"""(resolution, shape) → the bucket that represents all buckets with these, whatever their ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
     """One frame size under one nominal ratio, with the buckets that have it, most frames first."""
 
-    area: int  # nominal pixels of a frame: of the resolution, or of an explicit size
+    area: int  # nominal pixels of a frame, from the resolution or the explicit size
     ratio: int  # nominal height / width in units of 1 / SizeClass.ratio_unit
     buckets: tuple[Bucket, ...]
 
     def fitting(self, clip: Shape, num_frames: int | None = None) -> tuple[Bucket, ...]:
-        """Return the buckets that the clip can fill; with `num_frames` only those of so many."""
+        """Return the buckets that the clip can fill, with `num_frames` only those with that many frames."""
         if clip.is_image:
             return tuple(bucket for bucket in self.buckets if bucket.is_image)
         return tuple(
@@ -71,7 +71,7 @@ class SizeClass:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The facts of a clip that decide: frames at the target rate, pixels after rotation; images ignore `num_frames`."""
+    """Facts of a clip that matter: frames at the target rate, pixels after rotation; images ignore `num_frames`."""
 
     num_frames: int
     height: int
@@ -81,7 +81,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The buckets of one class that a clip can fill, most frames first, and what the class takes of such clips."""
+    """The buckets of one class that a clip can fill, most frames first, and the shares that they take."""
 
     buckets: tuple[Bucket, ...]
     keep: Mapping[int, Keep]
@@ -91,7 +91,7 @@ class Candidates:
 
 
 def candidates(classes: Iterable[SizeClass], clip: Shape, policy: Policy) -> Iterator[Candidates]:
-    """Yield candidates in the order in which they are asked. `classes` are sorted from the largest area down."""
+    """Yield candidates in the order in which they are tried. `classes` are sorted from the largest area down."""
     classes = tuple(classes)
     if policy.frames == "resolution-first" or clip.is_image:
         yield from _by_class(classes, clip, policy, None)
@@ -111,7 +111,7 @@ def _by_class(
 
 
 def _nearest(group: SizeClass, clip: Shape, policy: Policy, num_frames: int | None) -> tuple[Bucket, ...]:
-    """Return what the clip can fill of the size of the nearest ratio; ties go to most frames, then most pixels."""
+    """Return the fillable buckets of the size with the nearest ratio; ties go to most frames, then most pixels."""
     fitting = [
         (
             _distance(size, group.ratio_unit, clip, policy),
@@ -130,19 +130,19 @@ def _distance(size: Size, ratio_unit: int, clip: Shape, policy: Policy) -> Fract
     match policy.ratio:
         case "nominal":  # |h/w - nominal| in integers: both sides are multiplied by width * ratio_unit
             return abs(clip.height * ratio_unit - size.ratio * clip.width)
-        case "log":  # the share that is cut away grows with |log(one ratio / the other)|, and is exact
+        case "log":  # the share that is cut off grows with |log(one ratio / the other)|, and is exact
             return cropped_share(clip.height, clip.width, size.buckets[0].height, size.buckets[0].width)
     assert_never(policy.ratio)
 
 
 def is_large_enough(clip: Shape, area: int, policy: Policy) -> bool:
-    """Return whether the clip has `min_area` of an area; a slightly smaller clip may be scaled up."""
+    """Return whether the clip has at least `min_area` of an area; a slightly smaller clip may be scaled up."""
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     return share.denominator * clip.height * clip.width >= share.numerator * area
 
 
 def broken_limit(bucket: Bucket, clip: Shape, policy: Policy) -> str | None:
-    """Return the policy's limit that a clip would break in the bucket: max-upscale, max-crop or None."""
+    """Return the policy's limit that a clip would exceed in the bucket: max-upscale, max-crop or None."""
     shapes = (clip.height, clip.width, bucket.height, bucket.width)
     if policy.max_upscale is not None and cover_scale(*shapes) > policy.max_upscale:
         return "max-upscale"
@@ -177,7 +177,7 @@ def size_class(
 ) -> SizeClass:
     """Return the class of some buckets. area: replaces the area of their resolution's name, or of their size.
 
-    Of buckets of one shape under several ratios, the first in `shared` represents all; new ones are added to it.
+    If buckets have one shape under several ratios, the first in `shared` represents all; new ones are added to it.
     """
     unit = lcm(*(nominal_ratio(bucket).denominator for bucket in buckets))
     by_size: dict[tuple[str | None, int, int], list[Bucket]] = {}
@@ -210,7 +210,7 @@ def area_of(bucket: Bucket) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClipFacts:
-    """Facts about a source, or about a window of it.
+    """Facts about a source or a window of it.
 
     num_frames: as stored, before a frame rate rule selects some.   height, width: pixels after rotation.
     fps: average rate, None if unknown.   seconds: from the first frame to the end of the last, None if unknown.
@@ -226,7 +226,7 @@ class ClipFacts:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The buckets that a clip may go to, each with its probability, in the order in which they are asked.
+    """The buckets that a clip may go to, each with its probability, in the order in which they are tried.
 
     The probabilities sum to at most 1; the missing part is the probability of no bucket. `reason` says why, and `kind`
     is one of too-few-frames, too-small, too-short-for-its-size, no-image-bucket, no-video-bucket, max-upscale,
@@ -238,7 +238,7 @@ class Choices:
     kind: str = ""
 
     def draw(self, u: Fraction | float) -> Bucket | None:
-        """Return the bucket that a number, uniform from 0 to below 1, falls on; None for no bucket."""
+        """Return the bucket for a random number, uniform from 0 to below 1; None for no bucket."""
         end = Fraction(0)
         for bucket, probability in self.options:
             end += probability
@@ -248,12 +248,12 @@ class Choices:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """All buckets of a probability above 0."""
+        """All buckets with a probability above 0."""
         return tuple(bucket for bucket, _ in self.options)
 
     @property
     def rest(self) -> Fraction:
-        """The probability of no bucket."""
+        """Probability of no bucket."""
         return 1 - sum((probability for _, probability in self.options), Fraction(0))
 
 
@@ -270,7 +270,7 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
             if taken := tried * keep.accept:
                 found[bucket] = found.get(bucket, Fraction(0)) + taken
             leaving += tried - taken
-            if not here:  # nothing is left for shorter ones
+            if not here:  # nothing remains for shorter ones
                 break
         arriving = here + leaving
         if not arriving:
@@ -279,13 +279,13 @@ def exact_choices(groups: Iterable[Candidates]) -> dict[Bucket, Fraction]:
 
 
 def walk(groups: Iterable[Candidates], uniforms: Iterator[float], is_image: bool) -> Bucket | None:
-    """Return the bucket that Open-Sora 2 gives a clip whose draws are `uniforms`; as many are consumed as there."""
+    """Return the bucket that Open-Sora 2 assigns for the draws `uniforms`; consume as many of them as it does."""
     for group in groups:
         for bucket in group.buckets:
             keep = group.keep_of(bucket)
             if keep.skip is not None and (keep.skip >= 1 or next(uniforms) <= float(keep.skip)):
                 continue
-            # An image consumes a draw even where all are taken.
+            # An image consumes a draw even if every image is taken.
             if (keep.accept >= 1 and not is_image) or next(uniforms) <= float(keep.accept):
                 return bucket
             break

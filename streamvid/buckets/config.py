@@ -1,4 +1,4 @@
-"""A bucket configuration: which buckets there are, and by which rule clips go to them.
+"""A bucket configuration: the buckets, and the rule that assigns clips to them.
 
 buckets | opensora | resolution x num_frames | size (height, width or max_pixels)     what there is
     └─ ratios, multiple ─┴─► classes of sizes, largest area first
@@ -44,20 +44,18 @@ _MAX_KNOWN = 1 << 16
 class SizeRule:
     """One size for all clips, or a size that follows each clip as in DiffSynth-Studio.
 
-    height, width: the one size.
+    height, width: the size of all clips.
     max_pixels: each clip's own size, scaled down to at most this many pixels and rounded down to the multiple.
-    max_frames: a shorter clip takes as many of its frames as the frame rule allows (4k+1 where none is given).
+    max_frames: a shorter clip keeps as many of its frames as the frame rule allows (4k+1 by default).
     """
 
     max_pixels: int | None = option(
         None, help="Scale each clip down to at most this many pixels.", metavar="N", minimum=1, maximum=MAX_SIDE**2
     )
-    height: int | None = option(
-        None, help="Height of one size for all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE
-    )
-    width: int | None = option(None, help="Width of one size for all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
+    height: int | None = option(None, help="Height of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
+    width: int | None = option(None, help="Width of all clips.", metavar="PX", minimum=1, maximum=MAX_SIDE)
     max_frames: int | None = option(
-        None, help="Maximum frame count with one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
+        None, help="Maximum frame count, with one size or --max-pixels.", metavar="N", minimum=1, maximum=MAX_NUM_FRAMES
     )
 
     def __post_init__(self) -> None:
@@ -65,16 +63,16 @@ class SizeRule:
         if (self.height is None) != (self.width is None):
             alone, missing = ("height", "width") if self.width is None else ("width", "height")
             raise ConfigError(
-                f"{alone}={getattr(self, alone)} needs {missing}: give both for one fixed size, or max_pixels for "
+                f"{alone}={getattr(self, alone)} needs {missing}: set both for one fixed size, or max_pixels for "
                 "sizes that follow each clip's shape"
             )
 
 
 @dataclass(frozen=True)
 class PresetInfo:
-    """Where a shipped configuration comes from. It decides nothing.
+    """Origin of a shipped configuration, for information only.
 
-    own_choice: buckets, as names or globs, that are our choice and not the source's.
+    own_choice: buckets, as names or globs, that are our choice and not from the source.
     """
 
     name: str = ""
@@ -85,7 +83,7 @@ class PresetInfo:
 
 @dataclass(frozen=True)
 class BucketConfig:
-    """Which buckets there are, in one of five ways, and how clips are assigned to them.
+    """Buckets, declared in one of five ways, and their assignment to clips.
 
     buckets: explicit buckets, as `Bucket` or as text ("832x480@81").
     opensora: Open-Sora's form, with keep probabilities and batch sizes.
@@ -93,9 +91,9 @@ class BucketConfig:
     size: one size (height and width), or each clip's own size up to max_pixels; with max_frames or num_frames.
 
     ratios: how resolutions become sizes, and the multiple of every side.   frame_rate: which frames of a clip count.
-    frame_rule: the rule of every frame count but 1.   model: the model that every bucket has to suit.
+    frame_rule: the rule of every frame count but 1.   model: the model that every bucket has to fit.
     assign: "draw" stores a clip in one bucket, drawn once; "all" stores it in each bucket that it may go to.
-    Raises ConfigError that names field and value.
+    Raises a ConfigError that names field and value.
     """
 
     buckets: tuple[Bucket, ...] = option(
@@ -113,7 +111,7 @@ class BucketConfig:
     model: ModelRule | None = None
     policy: Policy = option(default_factory=Policy)
     assign: Literal["draw", "all"] = option(
-        "draw", help="Store a clip with keep probabilities in one bucket, drawn once, or in all, drawn each epoch."
+        "draw", help="With keep probabilities, store a clip in one bucket, drawn once, or in all, drawn each epoch."
     )
     about: PresetInfo = option(default_factory=PresetInfo, flag="")
 
@@ -124,7 +122,7 @@ class BucketConfig:
         _check_buckets(self)
 
     def _take_text(self) -> None:
-        """Parse what may be given as text, and make tuples of lists."""
+        """Parse values given as text, and convert lists to tuples."""
         if self.frame_rule is not None:
             object.__setattr__(self, "frame_rule", FrameRule.of(self.frame_rule))
         given = [parse_bucket(b, self.multiple) if isinstance(b, str) else b for b in self.buckets]
@@ -139,19 +137,19 @@ class BucketConfig:
 
     @property
     def is_dynamic(self) -> bool:
-        """True if sizes follow the clips, so that no list of buckets is known beforehand."""
+        """True if sizes follow the clips, so that the list of buckets is not known in advance."""
         return self.size.max_pixels is not None
 
     @cached_property
     def table(self) -> BucketTable:
-        """Distinct buckets that may take clips. ConfigError with max_pixels, where sizes follow the clips."""
+        """Distinct buckets that may take clips. Raises ConfigError with max_pixels, where sizes follow the clips."""
         if self.is_dynamic:
             raise ConfigError(f"max_pixels={self.size.max_pixels} has no list of buckets: sizes follow the clips")
         return BucketTable(self._buckets)
 
     @property
     def batch_sizes(self) -> dict[str, int]:
-        """Samples per rank and step by bucket id, where bucket_config gives them."""
+        """Samples per rank and step by bucket id, if bucket_config contains them."""
         return {} if self._opensora is None else dict(self._opensora.batch_sizes)
 
     def choices(self, facts: ClipFacts) -> Choices:
@@ -191,11 +189,11 @@ class BucketConfig:
         if not found:
             reason = "could fill buckets whose keep probabilities in bucket_config are all 0; raise one of them"
         else:
-            reason = f"was drawn to be left out, as {float(rest):.4g} of such clips by its keep probabilities"
+            reason = f"was left out by a draw, as {float(rest):.4g} of such clips are by its keep probabilities"
         return Choices(found, reason, "probability") if rest else Choices(found)
 
     def walk(self, facts: ClipFacts, uniforms: Iterator[float]) -> Bucket | None:
-        """Return the bucket that Open-Sora 2 gives the clip if its draws are `uniforms`."""
+        """Return the bucket that Open-Sora 2 assigns to the clip if its draws are `uniforms`."""
         clip = Shape(self._num_frames(facts), facts.height, facts.width, facts.is_image)
         return walk(self._candidates(clip), uniforms, facts.is_image)
 
@@ -206,9 +204,9 @@ class BucketConfig:
         return all(keep.accept == 1 and not keep.skip for keep in keeps)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """ConfigError if the model does not accept the buckets, or clips at this rate."""
+        """Raise ConfigError if the model does not accept the buckets, or clips at this rate."""
         if self.model is not None and self.is_dynamic:
-            # Sizes and counts that follow the clips keep to the model by themselves.
+            # Sizes and counts that follow the clips fit the model anyway.
             self.model.check_rate(rate)
         elif self.model is not None:
             self.model.check_all(self.table.buckets, rate)
@@ -226,7 +224,7 @@ class BucketConfig:
         return candidates(self._classes_for(clip), clip, self._policy)
 
     def _classes_for(self, clip: Shape) -> tuple[SizeClass, ...]:
-        """Return the classes for a clip; none if it is smaller than any size may be."""
+        """Return the classes for a clip; empty if it is smaller than any size may be."""
         if self.size.max_pixels is None:
             return self._classes
         height, width = dynamic_size(clip.height, clip.width, self.size.max_pixels, self.multiple)
@@ -257,7 +255,7 @@ class BucketConfig:
 
     @property
     def short_clip_rule(self) -> FrameRule:
-        """Rule by which a clip shorter than max_frames is cut."""
+        """Rule that clips shorter than max_frames are cut by."""
         return self.frame_rule or (_DIFFSYNTH_RULE if self.model is None else self.model.frame_rule)
 
     @cached_property
@@ -275,7 +273,7 @@ class BucketConfig:
 
 
 def _rate(facts: ClipFacts) -> float | None:
-    """Return the frame rate; None for a value that is not a rate, as metadata may have it."""
+    """Return the frame rate; None for a value that is not a rate, which metadata may contain."""
     return facts.fps if facts.fps is not None and 0 < facts.fps < inf else None
 
 
@@ -285,7 +283,7 @@ def _one_size(height: int, width: int, counts: tuple[int, ...]) -> SizeClass:
 
 
 def _check_fields(config: BucketConfig) -> None:
-    """ConfigError for a field that is missing, wrong or cannot be combined with another."""
+    """Raise ConfigError for a field that is missing, wrong or cannot be combined with another."""
     form = _form(config)
     _check_counts(config, form)
     if form not in ("bucket_config", "resolution"):
@@ -297,7 +295,7 @@ def _check_fields(config: BucketConfig) -> None:
 
 
 def _check_buckets(config: BucketConfig) -> None:
-    """ConfigError for a bucket that its frame rule or its model does not accept."""
+    """Raise ConfigError for a bucket that its frame rule or its model does not accept."""
     if config.is_dynamic:
         _check_dynamic(config)
         return
@@ -309,12 +307,12 @@ def _check_buckets(config: BucketConfig) -> None:
     if config.policy.frames == "longest" and not config.keeps_all:
         raise ConfigError(
             "policy frames='longest' cannot be combined with keep probabilities below 1, which pass clips on from one "
-            "resolution to the next; leave one of them out"
+            "resolution to the next; omit one of them"
         )
 
 
 def _form(config: BucketConfig) -> str:
-    """Return the one way in which buckets are given."""
+    """Return the way in which buckets are declared."""
     ways = {
         "buckets": bool(config.buckets),
         "bucket_config": config.opensora is not None,
@@ -326,7 +324,7 @@ def _form(config: BucketConfig) -> str:
     if len(given) != 1:
         found = f"{' and '.join(given)} cannot be combined" if given else "no buckets are given"
         raise ConfigError(
-            f"{found}; give exactly one of buckets (832x480@81), bucket_config, resolution with num_frames, height "
+            f"{found}; set exactly one of buckets (832x480@81), bucket_config, resolution with num_frames, height "
             "with width, or max_pixels"
         )
     return given[0]
@@ -342,10 +340,10 @@ def _check_counts(config: BucketConfig, form: str) -> None:
             )
         return
     if form == "resolution" and given != ["num_frames"]:
-        raise ConfigError("resolution needs num_frames and no max_frames; give both, as ('256px',) and (1, 17, 33)")
+        raise ConfigError("resolution needs num_frames, not max_frames; set both, such as ('256px',) and (1, 17, 33)")
     if len(given) != 1:
         raise ConfigError(
-            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: give one of the two; "
+            f"{form} with {' and '.join(given) or 'neither num_frames nor max_frames'}: set one of the two; "
             "max_frames=81 cuts shorter clips by frame_rule, num_frames=(17, 81) lists the counts"
         )
 

@@ -1,6 +1,6 @@
 """A bucket configuration as a file or a mapping: plain YAML fields, or the `bucket_config` of an Open-Sora config.
 
-The fields of the file are those of BucketConfig and of what it is made of, on one level.
+The fields of the file are those of BucketConfig and its parts, on one level.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from streamvid.shipped import shipped_config
 Part = TypeVar("Part", SizeRule, Ratios, PresetInfo)
 
 DEFAULT_BUCKETS: Mapping[str, Any] = {"resolution": ("256px",), "num_frames": (1, 17, 33)}
-"""Buckets where a user names none."""
+"""Default buckets."""
 _RESOLUTION_NAME = re.compile(r"[0-9]+px?(_.*)?")
 
 
 @dataclass(frozen=True)
 class Document:
-    """The fields of the file; `BucketConfig` and its parts document each."""
+    """The fields of the file; `BucketConfig` and its parts document them."""
 
     name: str = ""
     source: str = ""
@@ -79,7 +79,7 @@ class Document:
         )
 
     def _part(self, cls: type[Part]) -> Part:
-        """Build a part of the configuration from the fields that have the names of its own."""
+        """Build a part of the configuration from the fields that have its names."""
         return cls(**{item.name: getattr(self, item.name) for item in fields(cls) if hasattr(self, item.name)})
 
     def _opensora(self) -> OpenSoraConfig | None:
@@ -92,7 +92,7 @@ class Document:
 def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> BucketConfig:
     """Load the configuration in a YAML file, the preset of that name, or `bucket_config` of an Open-Sora `.py`.
 
-    overrides: `field=value` each, the value in YAML. Raises ConfigError that names every mistake.
+    overrides: `field=value` each, the value in YAML. Raises a ConfigError that names every mistake.
     """
     if str(path).endswith(".py"):
         form = {"bucket_config": _python_form(Path(path))}
@@ -106,14 +106,14 @@ def load_bucket_config(path: str | Path, overrides: Sequence[str] = ()) -> Bucke
 
 
 def bucket_config_of(value: BucketConfig | str | Path | Mapping[str, Any]) -> BucketConfig:
-    """Return the configuration that a caller gives: itself, a preset's name, a file, or a mapping of its fields."""
+    """Return the configuration for a BucketConfig, a preset's name, a file, or a mapping of fields."""
     if isinstance(value, BucketConfig):
         return value
     return bucket_config_from_json(value) if isinstance(value, Mapping) else load_bucket_config(value)
 
 
 def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
-    """Return what `load_config` takes: Open-Sora's mapping without a field around it is its `bucket_config`."""
+    """Return the arguments of `load_config`, with a bare Open-Sora mapping as the field `bucket_config`."""
     tree = read_yaml(place)
     if not tree or not all(isinstance(name, str) and _RESOLUTION_NAME.fullmatch(name) for name in tree):
         return place, overrides
@@ -121,7 +121,7 @@ def _form_alone(place: Path, overrides: Sequence[str]) -> tuple[Path | None, Seq
 
 
 def bucket_config_to_json(config: BucketConfig) -> dict[str, Any]:
-    """Return the fields of a file, without those at their defaults, in types that JSON has."""
+    """Return the fields of a file that differ from their defaults, in JSON types."""
     form = config.opensora or OpenSoraConfig({})
     parts: tuple[Any, ...] = (config, config.about, config.size, config.ratios, form)
     values = {item.name: getattr(part, item.name) for part in parts for item in fields(part)}
@@ -150,7 +150,7 @@ def bucket_config_from_json(values: Mapping[str, Any]) -> BucketConfig:
 
 def _by_frames(name: str, entries: object) -> dict[int, Any]:
     if not isinstance(entries, Mapping):
-        raise ConfigError(f"bucket_config[{name!r}]={entries!r}: expected frame counts, as 33: [1.0, 12]")
+        raise ConfigError(f"bucket_config[{name!r}]={entries!r}: expected frame counts, such as 33: [1.0, 12]")
     return {_count(name, frames): value for frames, value in entries.items()}
 
 
@@ -159,7 +159,7 @@ def _count(name: str, frames: object) -> int:
     if isinstance(frames, str) and frames.isdecimal():
         return int(frames)
     if isinstance(frames, bool) or not isinstance(frames, int):
-        raise ConfigError(f"bucket_config[{name!r}] has the key {frames!r}: expected a frame count, as 33")
+        raise ConfigError(f"bucket_config[{name!r}] has the key {frames!r}: expected a frame count, such as 33")
     return frames
 
 
@@ -179,10 +179,10 @@ def _python_form(path: Path) -> dict[str, Any]:
     """Return the literal that a Python file assigns to bucket_config, without running the file."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in reversed(tree.body):  # what is assigned last holds
+        for node in reversed(tree.body):  # the last assignment counts
             if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["bucket_config"]:
                 form = ast.literal_eval(node.value)
-                # Their configs may replace the one that they build on, and say so in a key of its own.
+                # Open-Sora configs may replace the config that they build on, which a key of their own says.
                 return {str(name): value for name, value in form.items() if name != "_delete_"}
     except (OSError, SyntaxError, ValueError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"cannot read bucket_config of {path}: {error}; write it as YAML") from None

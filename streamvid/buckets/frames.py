@@ -1,4 +1,4 @@
-"""Frame counts that a model takes, and how many frames a clip has at the rate that it is read at."""
+"""Frame counts that a model takes, and the number of frames of a clip at the rate at which it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_DENOMINATOR = 1001
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
-    """Counts T with T = k * factor + remainder, k = 0, 1, …: what a causal video VAE takes. Written ``4k+1``."""
+    """Counts T = k * factor + remainder, k = 0, 1, …, which a causal video VAE takes. Written ``4k+1``."""
 
     factor: int
     remainder: int = 1
@@ -33,12 +33,12 @@ class FrameRule:
 
     @classmethod
     def of(cls, text: FrameRule | str) -> FrameRule:
-        """Return a rule itself, or the rule that ``4k+1`` (or ``4n+1``) stands for; ConfigError for anything else."""
+        """Return a rule unchanged, or parse ``4k+1`` (or ``4n+1``). Raise ConfigError for anything else."""
         if isinstance(text, FrameRule):
             return text
         match = _RULE.fullmatch(text.replace(" ", "").replace("*", "")) if isinstance(text, str) else None
         if match is None:
-            raise ConfigError(f"frame_rule={text!r} is no rule for frame counts; write it as '4k+1', '8k+1' or '1k'")
+            raise ConfigError(f"frame_rule={text!r} is not a rule for frame counts; write '4k+1', '8k+1' or '1k'")
         return cls(int(match[1]), int(match[2] or 0))
 
     def __str__(self) -> str:
@@ -49,15 +49,15 @@ class FrameRule:
         return num_frames >= 1 and num_frames % self.factor == self.remainder % self.factor
 
     def floor(self, num_frames: int) -> int:
-        """Return the largest allowed count up to `num_frames`; 1 if there is none."""
+        """Return the largest allowed count up to `num_frames`, at least 1."""
         return max(1, num_frames - (num_frames - self.remainder) % self.factor)
 
     def check(self, num_frames: int, where: str) -> None:
-        """ConfigError, naming `where` and the nearest counts, unless it is such a count."""
+        """Raise ConfigError, naming `where` and the nearest counts, unless the rule allows the count."""
         if not self.allows(num_frames):
             below = self.floor(num_frames)
             raise ConfigError(
-                f"{where}: {num_frames} frames do not keep the rule {self}; nearest allowed: {below} and "
+                f"{where}: {num_frames} frames do not follow the rule {self}; nearest allowed: {below} and "
                 f"{below + self.factor}"
             )
 
@@ -67,11 +67,11 @@ class FrameRate:
     """Rate at which a clip's frames are taken.
 
     native: every frame.
-    cap: every n-th, n = ceil(fps / max), so that the rate is at most `fps` (Open-Sora 2); every one where the clip's
-        rate is below `fps` or not known.
-    resample: for each time 0, 1/fps, 2/fps … of the clip the frame that is nearest in time, the earlier of two.
+    cap: every n-th, n = ceil(fps / max), so that the rate is at most `fps` (Open-Sora 2); every frame if the clip's
+        rate is below `fps` or unknown.
+    resample: for each time 0, 1/fps, 2/fps … of the clip, the frame that is nearest in time, the earlier of two.
     fix_frame_rate: by number instead of time: frame i is number round(i / fps * the clip's average rate), and there are
-        floor(duration * fps) (DiffSynth-Studio); the same as resample only where frames come at a steady rate.
+        floor(duration * fps) (DiffSynth-Studio); equal to resample only for clips with a constant rate.
     """
 
     rule: RateRule = "native"
@@ -88,7 +88,7 @@ class FrameRate:
             return
         rate = exact("fps", self.fps).limit_denominator(_MAX_DENOMINATOR)
         if not 0 < rate <= _MAX_FPS:
-            raise ConfigError(f"fps={self.fps!s}: allowed is above 0 to {_MAX_FPS}, as 24 or 30000/1001")
+            raise ConfigError(f"fps={self.fps!s}: must be above 0, at most {_MAX_FPS}, such as 24 or 30000/1001")
         object.__setattr__(self, "fps", rate)
 
     @property
@@ -97,7 +97,7 @@ class FrameRate:
         return self.rule == "resample"
 
     def interval(self, fps: float | None) -> int:
-        """Under native and cap, from one frame taken to the next, for a clip of this average rate."""
+        """Return the step from one frame taken to the next, for native and cap and a clip of this average rate."""
         if self.rule != "cap" or self.fps is None or fps is None or not math.isfinite(fps) or fps < self.fps:
             return 1
         return math.ceil(Fraction(fps) / self.fps)
@@ -105,13 +105,13 @@ class FrameRate:
     def num_frames(self, num_frames: int, fps: float | None, seconds: Fraction | float | None) -> int:
         """Return the number of a clip's frames at this rate; 0 if it is too short for one.
 
-        fps: its average rate, None where unknown. seconds: from its first frame to the end of its last; needed by
-        resample and fix_frame_rate only.
+        fps: its average rate, None if unknown. seconds: from its first frame to the end of its last; only needed by
+        resample and fix_frame_rate.
         """
         if self.fps is None or self.rule in ("native", "cap"):
             return num_frames // self.interval(fps)
         if seconds is None:
-            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, and it is not known")
+            raise ConfigError(f"frame rate rule {self.rule!r} needs the clip's duration, which is unknown")
         if self.rule == "resample":
             return max(1, int(Fraction(seconds) * self.fps + Fraction(1, 2)))
         return math.floor(Fraction(seconds) * self.fps)
@@ -122,5 +122,5 @@ class FrameRate:
 
     @classmethod
     def from_json(cls, value: object) -> FrameRate:
-        """Build a FrameRate from what `to_json` gave, or of None; ConfigError for anything else."""
+        """Build a FrameRate from the result of `to_json`, or from None. Raise ConfigError for anything else."""
         return cls() if value is None else from_fields(cls, value, "frame_rate")

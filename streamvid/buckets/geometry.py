@@ -1,4 +1,4 @@
-"""Resolution names and the aspect table that each one stands for, in exact integer arithmetic.
+"""Resolution names and their aspect tables, in exact integer arithmetic.
 
 A resolution name is an area: ``"256px"`` is 256 * 256 pixels, ``"480p"`` is int(480 * 480 * 16 / 9). Its aspect table
 holds, for every listed ratio, the size nearest to that area whose sides are multiples of the spatial multiple. The
@@ -28,12 +28,12 @@ _RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,4})?):([0-9]{1,5}(?:\.[0-9]{1,4})?
 
 
 def resolution_pixels(name: str) -> int:
-    """Area in pixels that a resolution name stands for; ConfigError for a name of another form."""
+    """Return the area in pixels that a resolution name stands for. Raise ConfigError for an invalid name."""
     match = _RESOLUTION.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"resolution={name!r} is no resolution name; allowed are '<n>px' (n x n pixels, as '256px') and "
-            "'<n>p' (n*n*16/9 pixels, as '480p'). For one explicit size give a bucket as '832x480@81'"
+            f"resolution={name!r} is not a resolution name; allowed are '<n>px' (n x n pixels, such as '256px') and "
+            "'<n>p' (n*n*16/9 pixels, such as '480p'). For an explicit size, use a bucket such as '832x480@81'"
         )
     side = int(match[1])
     pixels = side * side if match[2] == "px" else side * side * 16 // 9
@@ -43,16 +43,16 @@ def resolution_pixels(name: str) -> int:
 
 
 def ratio_fraction(name: str) -> Fraction:
-    """Width over height of a ratio name such as ``"16:9"`` or ``"2.39:1"``; ConfigError for a name of another form."""
+    """Return width over height for a name such as ``"16:9"`` or ``"2.39:1"``. Raise ConfigError for an invalid name."""
     match = _RATIO.fullmatch(name)
     sides = (Fraction(match[1]), Fraction(match[2])) if match else (Fraction(0), Fraction(0))
     if not all(sides):
-        raise ConfigError(f"aspect_ratio={name!r} is no ratio; write it as width:height, as '16:9' or '2.39:1'")
+        raise ConfigError(f"aspect_ratio={name!r} is not a ratio; write width:height, such as '16:9' or '2.39:1'")
     return sides[0] / sides[1]
 
 
 def check_multiple(where: str, side: int, multiple: int) -> None:
-    """Raise ConfigError, which calls the side `where` and names the nearest allowed, unless it is a multiple."""
+    """Raise ConfigError, with `where` as the side's name and the nearest allowed sizes, unless it is a multiple."""
     if side % multiple:
         below = side // multiple * multiple
         nearest = f"{below} and {below + multiple}" if below else str(multiple)
@@ -73,25 +73,25 @@ def _aspect_items(name: str, multiple: int) -> tuple[tuple[str, tuple[int, int]]
         if size not in listed.values():
             listed[ratio] = size
     for ratio in tuple(listed):
-        # A reversed ratio may repeat a size under a second name (16:9 beside 2:1 where the multiple is coarse):
+        # A reversed ratio may repeat a size under a second name (16:9 and 2:1 if the multiple is coarse):
         # both names take part in the choice of the nearest ratio, and BucketTable gives them one bucket.
-        # Where both directions are listed, the first gives the second its size: every table is its own mirror.
+        # If both directions are listed, the first determines the size of the second: every table is symmetric.
         height, width = listed[ratio]
         listed[":".join(reversed(ratio.split(":")))] = (width, height)
     return tuple(listed.items())
 
 
 def aspect_table(name: str, multiple: int = DEFAULT_MULTIPLE) -> dict[str, tuple[int, int]]:
-    """Ratio name ``"w:h"`` → (height, width) for a resolution, in the order in which ties are broken.
+    """Return ratio name ``"w:h"`` → (height, width) for a resolution, in the order in which ties are broken.
 
-    Every side is a multiple of `multiple` (1 to 1024). ConfigError names what is wrong with the arguments.
+    Every side is a multiple of `multiple` (1 to 1024). Raise ConfigError for invalid arguments.
     """
     return dict(_aspect_items(name, multiple))
 
 
 def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]:
-    """Return (height, width): the ratio's size rounded down, or a neighbour one step away nearer to `pixels`."""
-    # floor(sqrt(pixels * ratio) / multiple) without a float.
+    """Return (height, width): the ratio's size rounded down, or a neighboring size that is nearer to `pixels`."""
+    # floor(sqrt(pixels * ratio) / multiple) without floats.
     width = max(1, isqrt(int(pixels * ratio / (multiple * multiple)))) * multiple
     height = max(1, pixels // width // multiple) * multiple
     sizes = [(height, width), (height - multiple, width), (height + multiple, width)]
@@ -102,10 +102,10 @@ def nearest_size(pixels: int, ratio: Fraction, multiple: int) -> tuple[int, int]
 def dynamic_size(height: int, width: int, max_pixels: int, multiple: int) -> tuple[int, int]:
     """Return the (height, width) that DiffSynth-Studio gives a picture; a side below `multiple` becomes 0.
 
-    A picture of more than `max_pixels` is scaled down to them. Then each side is rounded down to the multiple.
+    A picture with more than `max_pixels` is scaled down to that. Then each side is rounded down to the multiple.
     """
     if height * width > max_pixels:
-        # In floats, like theirs: 1120x1120 at 921600 pixels is 959.99 and so 944, where exact numbers give 960. Square
+        # In floats, as there: 1120x1120 at 921600 pixels is 959.99 and thus 944, where exact numbers give 960. Square
         # roots and quotients of floats are the same on every machine.
         scale = sqrt(height * width / max_pixels)
         height, width = int(height / scale), int(width / scale)

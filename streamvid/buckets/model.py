@@ -17,11 +17,11 @@ _MAX_FACTOR = 256
 
 @dataclass(frozen=True, slots=True)
 class ModelRule:
-    """The rule of one model, as presets give it.
+    """The rule of one model, as in presets.
 
-    frame_rule: counts that its VAE takes.  multiple: of widths and heights, in pixels.  fps: it was trained at; None:
-    any.  max_fps: any up to this.  max_num_frames: the longest clip.  vae_time, vae_space: pixels a latent, along T and
-    along H and W.  patch_time, patch_space: latents a token.  ConfigError for values that no model has.
+    frame_rule: counts that its VAE takes.  multiple: of widths and heights, in pixels.  fps: its training rate; None:
+    any.  max_fps: highest rate.  max_num_frames: the longest clip.  vae_time, vae_space: pixels per latent, along T and
+    along H and W.  patch_time, patch_space: latents per token.  Raises ConfigError for impossible values.
     """
 
     name: str
@@ -41,16 +41,16 @@ class ModelRule:
         object.__setattr__(self, "frame_rule", FrameRule.of(self.frame_rule))
         check_options(self)
         if self.fps is not None and self.max_fps is not None:
-            raise ConfigError(f"fps={self.fps!s} with max_fps={self.max_fps!s}: give one of them")
+            raise ConfigError(f"fps={self.fps!s} with max_fps={self.max_fps!s}: set only one of them")
         for name in ("fps", "max_fps"):
             rate = getattr(self, name)
-            if rate is not None:  # as exact as FrameRate makes it, since the two are compared
+            if rate is not None:  # as exact as in FrameRate, because the two are compared
                 object.__setattr__(self, name, FrameRate("resample", rate).fps)
 
     def check(self, bucket: Bucket) -> None:
-        """ConfigError, naming bucket, rule and the nearest that is allowed, for a bucket that the model does not take.
+        """Raise ConfigError, naming bucket, rule and nearest allowed values, unless the model takes the bucket.
 
-        Images are one frame, which every video model's VAE takes.
+        Images are single frames, which the VAE of every video model takes.
         """
         if bucket.is_text:
             return
@@ -63,24 +63,24 @@ class ModelRule:
             check_multiple(f"{where}: {name}", side, self.multiple)
 
     def check_rate(self, rate: FrameRate) -> None:
-        """ConfigError, naming what is allowed, for clips that are read at a rate that the model does not take.
+        """Raise ConfigError, naming what is allowed, unless the model takes clips at the rate at which they are read.
 
-        Where it was trained at one rate, each clip must have it: "native" and "cap" leave clips at rates of their own.
+        If it was trained at one rate, each clip must have it: "native" and "cap" leave clips at rates of their own.
         """
         is_exact = rate.rule in ("resample", "fix_frame_rate")
         if self.fps is not None and not (is_exact and rate.fps == self.fps):
             raise ConfigError(
-                f"clips are read at {_rate_name(rate)}, and {self.name} takes {self.fps} frames a second; shard with "
-                f"--fps {self.fps} --fps-rule resample, or leave fps out of the model's rule if any rate is right"
+                f"clips are read at {_rate_name(rate)}, and {self.name} takes {self.fps} frames per second; shard with "
+                f"--fps {self.fps} --fps-rule resample, or omit fps from the model's rule if any rate is right"
             )
         if self.max_fps is not None and (rate.fps is None or rate.fps > self.max_fps):
             raise ConfigError(
-                f"clips are read at {_rate_name(rate)}, and {self.name} takes at most {self.max_fps} frames a second; "
-                f"shard with --fps {self.max_fps} --fps-rule cap, or leave max_fps out of the model's rule"
+                f"clips are read at {_rate_name(rate)}, and {self.name} takes at most {self.max_fps} frames per "
+                f"second; shard with --fps {self.max_fps} --fps-rule cap, or omit max_fps from the model's rule"
             )
 
     def check_all(self, buckets: Iterable[Bucket], rate: FrameRate) -> None:
-        """`check` of each bucket, and `check_rate` unless none of them is of videos: images and texts have no rate."""
+        """Run `check` for each bucket, and `check_rate` if one takes videos: images and texts have no rate."""
         buckets = tuple(buckets)
         for bucket in buckets:
             self.check(bucket)
@@ -88,7 +88,7 @@ class ModelRule:
             self.check_rate(rate)
 
     def tokens(self, bucket: Bucket) -> int:
-        """Return tokens per sample; latents: ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
+        """Return tokens per sample. Latents: ((T - 1) / vae_time + 1) x H / vae_space x W / vae_space, rounded up."""
         if bucket.is_text:
             return bucket.tokens
         latent_frames = -(-(bucket.num_frames - 1) // self.vae_time) + 1
@@ -97,7 +97,7 @@ class ModelRule:
 
     @property
     def factors(self) -> tuple[int, int, int, int]:
-        """Factors of the number of tokens: models of equal factors make equally many of every clip."""
+        """Factors of the number of tokens: models with equal factors make equally many from every clip."""
         return (self.vae_time, self.vae_space, self.patch_time, self.patch_space)
 
     def to_json(self) -> dict[str, object]:
@@ -109,11 +109,11 @@ class ModelRule:
 
     @classmethod
     def from_json(cls, value: object) -> ModelRule:
-        """Build a rule from what `to_json` returned; unknown fields are ignored, anything else is a ConfigError."""
+        """Build a rule from the result of `to_json`. Ignore unknown fields; raise ConfigError for invalid ones."""
         return from_fields(cls, value, "model")
 
 
 def _rate_name(rate: FrameRate) -> str:
     if rate.fps is None:
         return "rates of their own (native)"
-    return f"{rate.fps} frames a second at most (cap)" if rate.rule == "cap" else f"{rate.fps} frames a second"
+    return f"at most {rate.fps} frames per second (cap)" if rate.rule == "cap" else f"{rate.fps} frames per second"

@@ -1,13 +1,13 @@
-"""Open-Sora's bucket configuration, as it is written there.
+"""Open-Sora's bucket configuration, in its own form.
 
     {"256px": {1: [1.0, 45], 33: [[1.0, 0.33], 12]}, "768px_ar16:9": {…}, "1024px_max": {…}}
-       │       │     │    └ samples a rank and step, null for none
-       │       │     └ how many of the clips are kept: a number, or a pair of two numbers
+       │       │     │    └ samples per rank and step, or null
+       │       │     └ share of the clips that are kept: a number, or a pair of two numbers
        │       └ frames; 1 takes images
        └ area; _max: only the ratio with the most pixels; _ar16:9: only this one
 
-A pair means opposite things: to version 2 its second number is how many go on to the next shorter bucket, to version
-1.2 how many stay at this one. So whoever gives pairs says which.
+A pair has opposite meanings: in version 2 its second number is the share that passes to the next shorter bucket, in
+version 1.2 the share that stays. Pairs therefore require the option `probabilities`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Form: TypeAlias = Mapping[str, Mapping[int, Sequence[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Entry of the form for one resolution and frame count."""
+    """Entry for one resolution and frame count."""
 
     keep: Keep
     batch_size: int | None
@@ -40,8 +40,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class OpenSora:
-    """What the form says: classes from the largest area down, the buckets that take any clips, under every ratio that
-    names them, and bucket id → batch size."""
+    """Parsed form: classes from the largest area down, the buckets that take any clips, under every ratio that names
+    them, and bucket id → batch size."""
 
     classes: tuple[SizeClass, ...]
     buckets: tuple[Bucket, ...]
@@ -64,7 +64,7 @@ class OpenSoraConfig:
             raise ConfigError(f"probabilities={self.probabilities!r}: allowed are {', '.join(MEANINGS)}")
 
     def read(self, ratios: Ratios) -> OpenSora:
-        """Build classes and buckets. Raises ConfigError that names the wrong entry."""
+        """Build classes and buckets. Raises a ConfigError that names the wrong entry."""
         shared: Sharing = {}
         listed: dict[str, Bucket] = {}
         groups: list[SizeClass] = []
@@ -73,7 +73,7 @@ class OpenSoraConfig:
             resolution, table = _sizes(name, ratios)
             entries = {frames: _entry(name, frames, value, self.probabilities) for frames, value in by_frames.items()}
             if not entries:
-                raise ConfigError(f"bucket_config[{name!r}] has no frame counts; give some, as 33: [1.0, 12]")
+                raise ConfigError(f"bucket_config[{name!r}] has no frame counts; add some, such as 33: [1.0, 12]")
             buckets = [
                 Bucket(frames, height, width, resolution, ratio)
                 for ratio, (height, width) in table.items()
@@ -87,7 +87,7 @@ class OpenSoraConfig:
                     listed.setdefault(bucket.id, bucket)
                     _add_batch_size(sizes, shared[bucket.resolution, bucket.shape], entry.batch_size)
         if not listed:
-            raise ConfigError("bucket_config keeps no clips: every probability is 0; give some bucket more than 0")
+            raise ConfigError("bucket_config keeps no clips: every probability is 0; raise one of them")
         return OpenSora(by_area(groups), tuple(listed.values()), sizes)
 
 
@@ -106,8 +106,8 @@ def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
             raise ConfigError(f"bucket_config[{name!r}]: {resolution} has no ratio {chosen}; it has {', '.join(table)}")
     else:
         raise ConfigError(
-            f"bucket_config[{name!r}]: _{setting} is no setting; allowed are {resolution}, {resolution}_max (the ratio "
-            f"with the most pixels) and {resolution}_ar16:9 (one ratio)"
+            f"bucket_config[{name!r}]: _{setting} is not a setting; use {resolution}, {resolution}_max (the ratio "
+            f"with the most pixels) or {resolution}_ar16:9 (one ratio)"
         )
     return resolution, {chosen: table[chosen]}
 
@@ -115,12 +115,12 @@ def _sizes(name: str, ratios: Ratios) -> tuple[str, RatioTable]:
 def _entry(name: str, frames: object, value: Any, meaning: str | None) -> Entry:
     where = f"bucket_config[{name!r}][{frames!r}]"
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ConfigError(f"{where}={value!r}: expected [probability, batch size], as [1.0, 12]")
+        raise ConfigError(f"{where}={value!r}: expected [probability, batch size], such as [1.0, 12]")
     probability, batch_size = value
     if isinstance(batch_size, Sequence) and not isinstance(batch_size, str):
         raise ConfigError(
-            f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; give the number that it "
-            "found, or null and batch_size or max_tokens_per_batch to the loader"
+            f"{where}: the batch size {list(batch_size)!r} is a range for Open-Sora's search; use the number that it "
+            "found, or null and set batch_size or max_tokens_per_batch of the loader"
         )
     if batch_size in (None, "None"):
         batch_size = None
@@ -140,7 +140,7 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
     if meaning not in MEANINGS:
         raise ConfigError(
             f"{where}: the pair {list(probability)!r} with probabilities={meaning!r}: allowed are opensora-v2, where "
-            f"{float(second):g} of the clips go on to the next shorter frame count, and opensora-v1.2, where "
+            f"{float(second):g} of the clips pass to the next shorter frame count, and opensora-v1.2, where "
             f"{float(second):g} stay; set the one that the configuration was written for"
         )
     return Keep(first, second if meaning == "opensora-v2" else 1 - second)
@@ -149,7 +149,7 @@ def _keep(where: str, probability: Any, meaning: str | None, is_image: bool) -> 
 def _share(where: str, value: object) -> Fraction:
     share = exact(f"{where}: probability", value)
     if not 0 <= share <= 1:
-        raise ConfigError(f"{where}: probability={value!r}: allowed is 0 to 1")
+        raise ConfigError(f"{where}: probability={value!r}: must be from 0 to 1")
     return share
 
 

@@ -1,4 +1,4 @@
-"""Frames of a clip that a delivery shows: exact integers, nothing is decoded."""
+"""Frames of a clip that a delivery shows, in exact integers and without decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Way: TypeAlias = Literal["step", "time", "number", "spread", "linspace"]
 
 _WAYS = frozenset(get_args(Way))
 _MAX_TICKS = (1 << 63) - 1
-_MAX_DENOMINATOR = 10**9  # of a time base: the finest that containers have is a nanosecond
+_MAX_DENOMINATOR = 10**9  # of a time base: the finest in containers is a nanosecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Pick:
     """`count` frames of a clip, ascending, as places of a grid: `start`, `start + stride` …
 
     - step: the grid is the clip's frames.
-    - time: place i is the time i / fps after the clip's first frame; shown is the frame nearest in time, the earlier of
+    - time: place i is the time i / fps after the clip's first frame; it shows the frame nearest in time, the earlier of
       two.
     - number: place i is frame round(i / fps * clip_fps), or the last.
-    - spread: `count` times at even distances from the first frame's to the last's (of one: the middle), whatever start
-      and stride; shown are the frames nearest in time.
+    - spread: `count` times at even distances from the first frame's to the last's (a single one: the middle), whatever
+      start and stride; they show the frames nearest in time.
     - linspace: frames from `start` to `start + count * stride - 1` at even distances, rounded down (Open-Sora's way).
 
     clip_fps: the clip's average rate. Raises ConfigError for invalid values.
@@ -50,7 +50,7 @@ class Pick:
         if self.way not in _WAYS or self.count < 1 or self.start < 0 or self.stride < 1:
             raise ConfigError(f"invalid choice of frames {self}: count and stride must be at least 1, start at least 0")
         if self.way in ("time", "number") and (self.fps is None or self.fps <= 0):
-            raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, got {self.fps}")
+            raise ConfigError(f"a choice of frames by {self.way} needs fps above 0, not {self.fps}")
 
     @property
     def needs_times(self) -> bool:
@@ -58,10 +58,10 @@ class Pick:
         return self.way in ("time", "spread")
 
     def numbers(self, num_frames: int, times: Times | None = None, time_base: Fraction | None = None) -> Sequence[int]:
-        """Return the frames' numbers in a clip of so many; above its rate some repeat.
+        """Return the numbers of the frames in a clip of `num_frames`; above its rate some repeat.
 
-        times: the frames' timestamps, ascending; needed where `needs_times`. time_base: seconds a tick; None: what
-        follows from `clip_fps`. Raises ConfigError for frames that the clip does not have.
+        times: the frames' timestamps, ascending; needed if `needs_times`. time_base: seconds per tick; None: derived
+        from `clip_fps`. Raises ConfigError for frames that the clip does not have.
         """
         is_step = self.way == "step"
         found = self._places if is_step else self._numbers(num_frames, times, time_base)
@@ -77,7 +77,7 @@ class Pick:
             fps, last = float(self.fps), num_frames - 1
             return [round(min(min(place, _MAX_TICKS) / fps * self.clip_fps, last)) for place in self._places]
         if times is None or len(times) != num_frames:
-            raise ConfigError(f"frames are chosen by {self.way}, and the clip's timestamps are not known")
+            raise ConfigError(f"frames are chosen by {self.way}, but the clip's timestamps are unknown")
         if self.way == "spread":
             span = int(times[-1]) - int(times[0])
             wanted = [Fraction(span * i, max(1, self.count - 1)) for i in range(self.count)]
@@ -105,20 +105,20 @@ class Pick:
 
     @staticmethod
     def from_json(fields: Sequence[Any]) -> Pick:
-        """Build a pick from what `to_json` returned."""
+        """Build a pick from the result of `to_json`."""
         count, start, stride, way, fps, clip_fps = fields
         return Pick(count, start, stride, way, None if fps is None else Fraction(fps), clip_fps)
 
 
 def nearest_frames(times: Times, wanted: Sequence[Fraction]) -> list[int]:
-    """For each of these ascending times, in ticks after the first frame, the frame nearest to it, the earlier of two.
+    """Return the nearest frame, the earlier of two, for ascending times in ticks after the first frame.
 
     times: ascending timestamps, in ticks.
     """
     import numpy as np
 
     ticks = np.asarray(times, np.int64) - int(times[0])
-    # Of the sum of two neighbours' times: twice the middle between them, where the later one begins to be nearer.
+    # The sum of two neighbors' times is twice their midpoint, after which the later one is nearer.
     doubled = np.array([min(math.ceil(2 * time), _MAX_TICKS) for time in wanted], np.int64)
     found: list[int] = np.searchsorted(ticks[:-1] + ticks[1:], doubled).tolist()
     return found
@@ -136,18 +136,18 @@ def time_base_of(times: Times, fps: float) -> Fraction:
     span = int(times[-1]) - int(times[0])
     if span <= 0 or not fps > 0:
         return Fraction(1)
-    # In fractions: an index may say any number.
+    # In fractions, because an index may contain any number.
     return Fraction(len(times) - 1, span * Fraction(fps)).limit_denominator(_MAX_DENOMINATOR) or Fraction(1)
 
 
 def num_places(rate: FrameRate, num_frames: int, fps: float, duration_seconds: float) -> int:
-    """Return the number of frames of a clip at a rate, from what an index says about it.
+    """Return the number of frames of a clip at a rate, from its facts in an index.
 
-    fps: 0.0 for images, which have their one frame at any rate.
+    fps: 0.0 for images, which have one frame at any rate.
     """
     return num_frames if not fps > 0 else rate.num_frames(num_frames, fps, exact_seconds(duration_seconds))
 
 
 def exact_seconds(seconds: float) -> Fraction:
-    """Return a duration as the fraction that it was before it became a float64."""
+    """Return a duration as the fraction that it was before its conversion to float64."""
     return Fraction(seconds).limit_denominator(10**6)

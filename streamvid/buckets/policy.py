@@ -1,4 +1,4 @@
-"""Options of the choice of a size (its rules are in classes.py), and the loss from fitting a clip: exact, no floats."""
+"""Options for choosing a size (classes.py has the rules), and the loss from fitting a clip, in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPENSORA_MIN_AREA = Fraction(4, 5)
 
 
 def cover_scale(height: int, width: int, to_height: int, to_width: int) -> Fraction:
-    """Return the factor that scales a picture to cover the other size; above 1 it is scaled up."""
+    """Return the factor that scales a picture to cover the other size; above 1, it is scaled up."""
     return max(Fraction(to_height, height), Fraction(to_width, width))
 
 
@@ -28,15 +28,15 @@ def cropped_share(height: int, width: int, to_height: int, to_width: int) -> Fra
 class Policy:
     """Choice of a clip's bucket among those that it could fill. The defaults are Open-Sora 2's rule.
 
-    ratio: "nominal": the size whose nominal height/width is nearest to the clip's, as difference (Open-Sora 2); "log":
-        whose real height/width is nearest as a factor, which crops least.
+    ratio: "nominal": the size whose nominal height/width is nearest to the clip's by difference (Open-Sora 2); "log":
+        the size whose real height/width is nearest by factor, which crops least.
     frames: "resolution-first": the largest area that the clip is large enough for, and in it the most frames;
-        "longest": the most frames that the clip can fill in any area, and of those areas the largest.
-    max_upscale: sizes to which the clip's sides had to be scaled by more are not for it. 1: nothing is scaled up.
-    max_crop: nor are those that cut away more than this share of its picture.
-    min_area: share of a resolution's area that a clip must have; None: 0.8, and 0 where a configuration gives one
-        size or max_pixels.
-    The size of the nearest ratio stands for its resolution: where it breaks a limit, the next smaller one is asked.
+        "longest": the most frames that the clip can fill in any area, and among those areas the largest.
+    max_upscale: exclude sizes that need a larger factor for the clip's sides. 1: never scale up.
+    max_crop: exclude sizes that cut off more than this share of its picture.
+    min_area: share of a resolution's area that a clip must have; None: 0.8, but 0 if a configuration has one size or
+        max_pixels.
+    The size of the nearest ratio represents its resolution: if it exceeds a limit, the next smaller one is tried.
     """
 
     ratio: RatioPolicy = option(
@@ -46,16 +46,16 @@ class Policy:
     )
     frames: FramesPolicy = option(
         "resolution-first",
-        help="Prefer the largest resolution that a clip has, or the most frames.",
+        help="Prefer the largest resolution that a clip can fill, or the most frames.",
         flag="--frames-policy",
     )
     max_upscale: Fraction | None = option(None, help="Maximum upscaling factor.", metavar="X", above=0, maximum=1000)
     max_crop: Fraction | None = option(
-        None, help="Maximum share of the picture that is cropped.", metavar="SHARE", minimum=0, maximum=1
+        None, help="Maximum share of the picture to crop.", metavar="SHARE", minimum=0, maximum=1
     )
     min_area: Fraction | None = option(
         None,
-        help="Share of a resolution's area that a clip must have.",
+        help="Minimum share of a resolution's area that a clip must have.",
         metavar="SHARE",
         shown_default="0.8",
         minimum=0,

@@ -21,8 +21,8 @@ _FOLDER = "buckets"
 class BucketCost:
     """Cost of a bucket.
 
-    tokens: of a sample, as the configuration's model makes them.   sample_bytes: of its decoded frames, uint8 RGB.
-    batch_size: samples a rank and step, None where nothing says how many.   is_own_choice: ours, not the source's.
+    tokens: per sample, as the configuration's model makes them.   sample_bytes: of its decoded frames, uint8 RGB.
+    batch_size: samples per rank and step, None if unknown.   is_own_choice: chosen by us, not by the source.
     """
 
     bucket: Bucket
@@ -38,17 +38,17 @@ class BucketCost:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Return the shipped presets, sorted."""
+    """Return the names of the shipped presets, sorted."""
     return tuple(sorted(path.stem for path in shipped(f"configs/{_FOLDER}").glob("*.yaml")))
 
 
 def preset_text(name: str | Path) -> str:
-    """Return the YAML of a preset, or of a file, as it is written. ConfigError where there is none."""
+    """Return the YAML text of a preset or a file. Raise ConfigError if it cannot be read."""
     path = shipped_config(_FOLDER, name)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; give a preset's name or the path of a YAML file") from None
+        raise ConfigError(f"cannot read {path}: {error}; use a preset's name or the path of a YAML file") from None
 
 
 def load_preset(name: str | Path) -> BucketConfig:
@@ -61,10 +61,10 @@ def load_preset(name: str | Path) -> BucketConfig:
 
 
 def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) -> tuple[BucketCost, ...]:
-    """Return every bucket of a configuration, in its order.
+    """Return the cost of every bucket of a configuration, in its order.
 
-    Batch sizes are those that the configuration gives, or with max_tokens_per_batch what fits into it. ConfigError
-    where one sample does not fit, and for a configuration whose sizes follow the clips.
+    Batch sizes come from the configuration, or from max_tokens_per_batch. Raise ConfigError if one sample does not fit
+    into it, or if the configuration's sizes follow the clips.
     """
     buckets = config.table.buckets
     sizes: Mapping[str, int] = config.batch_sizes
@@ -78,12 +78,12 @@ def bucket_costs(config: BucketConfig, max_tokens_per_batch: int | None = None) 
 
 
 def largest_tokens(config: BucketConfig) -> BucketCost:
-    """Return the bucket of most tokens, which says what memory a step needs; of several the first."""
+    """Return the bucket with the most tokens, which determines the memory of a step; of several, the first."""
     return max(bucket_costs(config), key=lambda cost: cost.tokens)
 
 
 def rate_text(config: BucketConfig) -> str:
-    """Return the frame rate in few words: ``16``, ``up to 24``, ``the clip's``."""
+    """Return the frame rate as a short text: ``16``, ``up to 24``, ``the clip's``."""
     rate: Fraction | None = config.frame_rate.fps
     if rate is None:
         return "the clip's"
@@ -98,7 +98,7 @@ def rule_text(config: BucketConfig) -> str:
 
 
 def sizes_text(config: BucketConfig) -> str:
-    """Return the sizes in few words: ``256px, 11 ratios``, ``832x480 and 4 more``."""
+    """Return the sizes as a short text: ``256px, 11 ratios``, ``832x480 and 4 more``."""
     sizes: dict[str, list[str]] = {}
     for bucket in config.table.buckets:
         size, of_name = f"{bucket.width}x{bucket.height}", sizes.setdefault(bucket.resolution or "", [])
@@ -113,6 +113,6 @@ def sizes_text(config: BucketConfig) -> str:
 
 
 def frames_text(config: BucketConfig) -> str:
-    """Return the frame counts: ``17 33 49 65 81``, of many the first and the last, ``1 5 … 129``."""
+    """Return the frame counts: ``17 33 49 65 81``; if there are many, the first and the last, ``1 5 … 129``."""
     counts = sorted({bucket.num_frames for bucket in config.table.buckets})
     return " ".join(map(str, counts)) if len(counts) <= 6 else f"{counts[0]} {counts[1]} … {counts[-1]}"

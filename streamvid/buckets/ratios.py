@@ -1,4 +1,4 @@
-"""Sizes (height, width) of a resolution's ratios: generated, evenly spaced, or a table from the user."""
+"""Sizes (height, width) for the ratios of a resolution: generated, evenly spaced, or a table from the user."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SIZE = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,5})")
 class Ratios:
     """The rule by which a resolution's name becomes sizes.
 
-    multiple: of every side, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``, in place of what is
-        generated; the key ``area`` in one gives the pixels that its name stands for.
-    min_ar, max_ar: bounds of width/height; None: none.   num_ar_buckets: this many ratios from `min_ar` to `max_ar`
-        (0.5 and 2 where not given), each the same factor above the one before, in place of the listed ones.
+    multiple: of every side, in pixels.   tables: resolution → ratio ``"w:h"`` → size ``"WxH"``, instead of generated
+        sizes; the key ``area`` in a table sets the pixels that its name stands for.
+    min_ar, max_ar: bounds of width/height; None: no bound.   num_ar_buckets: this many ratios from `min_ar` to `max_ar`
+        (default 0.5 and 2), each the same factor above the previous one, instead of the listed ones.
     """
 
     multiple: int = option(
@@ -49,7 +49,7 @@ class Ratios:
     )
     num_ar_buckets: int | None = option(
         None,
-        help="Use N aspect ratios between --min-ar and --max-ar in place of the listed ones.",
+        help="Use N aspect ratios between --min-ar and --max-ar instead of the listed ones.",
         metavar="N",
         minimum=1,
         maximum=99,
@@ -59,28 +59,28 @@ class Ratios:
         check_options(self)
         low, high = self.bounds
         if low > high:
-            raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: exchange them")
+            raise ConfigError(f"min_ar={float(low):g} is above max_ar={float(high):g}: swap them")
         if self.num_ar_buckets == 1 and low != high:
-            raise ConfigError("num_ar_buckets=1 leaves no room between min_ar and max_ar: give both the same value")
+            raise ConfigError("num_ar_buckets=1 allows no range from min_ar to max_ar: set both to the same value")
         for name in self.tables:
             self.of(name)
 
     @property
     def bounds(self) -> tuple[Fraction, Fraction]:
-        """Least and greatest width / height."""
+        """Minimum and maximum width / height."""
         if self.num_ar_buckets is None:
             return self.min_ar or Fraction(0), self.max_ar or Fraction(1000)
         return self.min_ar or Fraction(1, 2), self.max_ar or Fraction(2)
 
     def area(self, resolution: str) -> int:
-        """Return pixels that a resolution's name stands for."""
+        """Return the number of pixels that a resolution's name stands for."""
         area = self.tables.get(resolution, {}).get("area")
         if area is None:
             return resolution_pixels(resolution)
         return require_integer(f"ratios[{resolution!r}] area", area, 1, MAX_SIDE**2)
 
     def of(self, resolution: str) -> RatioTable:
-        """Return the resolution's table, within the bounds. ConfigError where nothing is."""
+        """Return the resolution's table within the bounds. Raise ConfigError if it is empty."""
         if resolution in self.tables:
             table = self._given(resolution)
         elif self.num_ar_buckets is not None:
@@ -92,7 +92,7 @@ class Ratios:
         if not within:
             raise ConfigError(
                 f"{resolution} has no ratio from min_ar={float(low):g} to max_ar={float(high):g}; it has "
-                f"{', '.join(table)}: widen them, or give num_ar_buckets"
+                f"{', '.join(table)}: widen the bounds, or set num_ar_buckets"
             )
         return within
 
@@ -115,7 +115,7 @@ class Ratios:
             check_multiple(f"{where}={size!r}: height", height, self.multiple)
             table[name] = (height, width)
         if not table:
-            raise ConfigError(f"ratios[{resolution!r}] is empty; give at least one, as '16:9': '832x480'")
+            raise ConfigError(f"ratios[{resolution!r}] is empty; add at least one, such as '16:9': '832x480'")
         return table
 
     def _spaced(self, resolution: str) -> RatioTable:
@@ -124,7 +124,7 @@ class Ratios:
         pixels = resolution_pixels(resolution)
         table: RatioTable = {}
         for number in range(count):
-            # Rounded to what a ratio's name holds, which is more than floats of two machines may differ by.
+            # Rounded to the precision of a ratio's name, which is coarser than differences between machines' floats.
             ratio = float(low) * (float(high) / float(low)) ** (number / max(1, count - 1))
             name = f"{ratio:.4f}".rstrip("0").rstrip(".") + ":1"
             table[name] = nearest_size(pixels, ratio_fraction(name), self.multiple)

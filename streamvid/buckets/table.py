@@ -1,4 +1,4 @@
-"""Assignment of clips to a list of buckets, and the reasons where no bucket takes one.
+"""Assignment of clips to a list of buckets, and the reasons if no bucket takes a clip.
 
 Buckets compete in classes (one per named resolution, one per group of explicit sizes of similar area), from the
 largest area down. A class skips a source much smaller than itself; otherwise the ratio nearest to the source's wins,
@@ -26,7 +26,7 @@ class BucketTable:
     """The buckets of a dataset, and the rule that assigns clips to them.
 
     `candidates` may name one (resolution, T, H, W) under several nominal ratios, as coarse aspect tables do: the first
-    represents all in `buckets`, and every ratio takes part in the assignment. Raises ConfigError for none, and for
+    represents all in `buckets`, and every ratio takes part in the assignment. Raises ConfigError if it is empty or has
     duplicates.
     """
 
@@ -35,11 +35,11 @@ class BucketTable:
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         object.__setattr__(self, "candidates", tuple(buckets))
         if not self.candidates:
-            raise ConfigError("buckets is empty: give at least one, such as '832x480@81'")
+            raise ConfigError("buckets is empty: add at least one, such as '832x480@81'")
         counts = Counter(bucket.id for bucket in self.candidates)
         repeated = sorted(name for name, count in counts.items() if count > 1)
         if repeated:
-            raise ConfigError(f"buckets names {', '.join(repeated)} more than once; keep one of each")
+            raise ConfigError(f"buckets contains {', '.join(repeated)} more than once; keep one of each")
 
     @cached_property
     def classes(self) -> tuple[SizeClass, ...]:
@@ -48,7 +48,7 @@ class BucketTable:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The distinct buckets, in the order given."""
+        """Distinct buckets, in the order given."""
         first: dict[tuple[str | None, tuple[int, int, int]], Bucket] = {}
         for bucket in self.candidates:
             first.setdefault((bucket.resolution, bucket.shape), bucket)
@@ -57,7 +57,7 @@ class BucketTable:
     def assign(self, num_frames: int, height: int, width: int, is_image: bool = False) -> Bucket:
         """Return the bucket for a clip of `num_frames` (at the target fps) of height x width pixels (after rotation).
 
-        Images take one-frame buckets, and nothing else does; an image's `num_frames` is ignored. Raises NoBucketError
+        Images go to one-frame buckets, and nothing else does; an image's `num_frames` is ignored. Raises NoBucketError
         with a reason, and ConfigError if a number is less than 1.
         """
         for name, value in (("num_frames", num_frames), ("height", height), ("width", width)):
@@ -70,7 +70,7 @@ class BucketTable:
         raise NoBucketError(reason, kind=kind)
 
 
-# Reasons for no bucket.
+# Reasons why no bucket takes a clip.
 
 
 def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple[str, str]:
@@ -83,9 +83,9 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
         if bucket.is_image == clip.is_image
     ]
     if not of_kind and clip.is_image:
-        return "no-image-bucket", "is an image, and no bucket takes 1 frame; add 1 to the frame counts to keep images"
+        return "no-image-bucket", "is an image, but no bucket takes 1 frame; add 1 to the frame counts to keep images"
     if not of_kind:
-        return "no-video-bucket", "is a video, and every bucket takes 1 frame; add longer frame counts to keep videos"
+        return "no-video-bucket", "is a video, but every bucket takes 1 frame; add longer frame counts to keep videos"
     size = f"{clip.width}x{clip.height}"
     share = OPENSORA_MIN_AREA if policy.min_area is None else policy.min_area
     large_enough = [bucket for area, bucket in of_kind if is_large_enough(clip, area, policy)]
@@ -97,7 +97,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
     frames = "1 frame" if clip.num_frames == 1 else f"{clip.num_frames} frames"
     if clip.num_frames < shortest and not clip.is_image:
         return "too-few-frames", f"has {frames}, the shortest bucket takes {shortest}"
-    # Without limits it has candidates, unless those that are short enough are too large.
+    # Without limits there are candidates, unless those that are short enough are too large.
     loose = Policy(policy.ratio, policy.frames, min_area=policy.min_area)
     refused = [found.buckets[0] for found in candidates(classes, clip, loose)]
     if refused:
@@ -110,7 +110,7 @@ def why_none(classes: Sequence[SizeClass], clip: Shape, policy: Policy) -> tuple
 
 
 def _limit(refused: Sequence[Bucket], clip: Shape, policy: Policy) -> tuple[str, str]:
-    """Return (kind, reason) for the bucket that comes nearest to keeping the limit."""
+    """Return (kind, reason) for the bucket that exceeds the limit least."""
     size = f"{clip.width}x{clip.height}"
     scales = {bucket: cover_scale(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}
     crops = {bucket: cropped_share(clip.height, clip.width, bucket.height, bucket.width) for bucket in refused}

@@ -1,7 +1,7 @@
 """The command line: one file per verb in verbs/, loaded when the verb is called.
 
-flags.py derives flags from option dataclasses, shared_flags.py has those of several verbs; console.py and report.py
-print. May import every other room; nothing imports it. Read flags.py first, then any verb.
+flags.py derives flags from option dataclasses; shared_flags.py has flags that several verbs share; console.py and
+report.py print. May import every other room; nothing imports it. Read flags.py first, then any verb.
 """
 
 from __future__ import annotations

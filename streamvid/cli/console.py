@@ -1,4 +1,4 @@
-"""Output of the verbs: progress, tables, sizes and JSON. rich draws them, and is imported when something is drawn."""
+"""Output of the verbs: progress, tables, sizes and JSON. rich draws them and is imported only when needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """What a verb did, for the terminal and as JSON."""
+    """Result of a verb, for the terminal and as JSON."""
 
     def to_json(self) -> object: ...
 
@@ -30,7 +30,7 @@ _RULES = _NO_RULE * 2 + " -  \n" + _NO_RULE * 5  # one line of dashes, below the
 class ProgressBar:
     """Progress of phases on standard error: a bar on a terminal, else a line every few seconds.
 
-    Call it with (phase, done, total). A phase ends with done == total. On exit, what was drawn stays.
+    Call it with (phase, done, total). A phase ends with done == total. Drawn bars remain on exit.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def _start_bar() -> Progress:
     )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Standard output may go to a file: only what is written to standard error is moved above the bar.
+    # Standard output may go to a file, so only text on standard error is moved above the bar.
     bar = Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), redirect_stdout=False
     )
@@ -103,12 +103,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, err
 
 
 def printable(text: str) -> str:
-    """Return `text` as one line that cannot move a cursor: control characters and line breaks as escapes."""
+    """Return `text` as one line, with control characters and line breaks escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def size(num_bytes: int) -> str:
-    """Format bytes as 12.3 MB, in powers of ten as disks and --shard-size count."""
+    """Format bytes as 12.3 MB, in powers of ten as for disks and --shard-size."""
     from rich.filesize import decimal
 
     return decimal(int(num_bytes))
@@ -129,4 +129,4 @@ def run_and_print(
 
 def print_json(value: object) -> None:
     """Print one JSON document on standard output."""
-    click.echo(json.dumps(value, indent=2))  # ASCII: valid whatever the encoding of the output
+    click.echo(json.dumps(value, indent=2))  # ASCII: valid in any output encoding

@@ -1,7 +1,7 @@
-"""Command-line flags that derive from option dataclasses, and option objects built from what was given.
+"""Command-line flags derived from option dataclasses, and option objects built from the given flags.
 
 flags_of(ShardOptions) ──► --workers N, --where TEXT, …        nested dataclasses are flattened
-take(flags, given)     ──► {"work": {"workers": 2}}            only what was given: defaults stay in the dataclass
+take(flags, given)     ──► {"work": {"workers": 2}}            given flags only: defaults stay in the dataclass
 @option_flags(StorageOptions, "storage")                       both, around a command
 """
 
@@ -23,7 +23,7 @@ from streamvid.errors import ConfigError
 
 T = TypeVar("T")
 Values: TypeAlias = dict[str, Any]
-"""What click has parsed, by the name of the flag or, in nested mappings, of the field."""
+"""Values that click has parsed, by flag name or, in nested mappings, by field name."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -31,7 +31,7 @@ _SHOWN_UNITS = (("GiB", 2**30), ("GB", 10**9), ("MiB", 2**20), ("MB", 10**6), ("
 
 
 class Parsed(click.ParamType[Any]):
-    """A value that a function reads from text. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
+    """A value that a function parses from text. Its ValueError or ZeroDivisionError becomes "VALUE is not EXPECTED"."""
 
     def __init__(self, name: str, parse: Callable[[str], Any], expected: str) -> None:
         self.name = name
@@ -55,7 +55,7 @@ def _parse_size(text: str) -> int:
 
 
 def _parse_number(text: str) -> float:
-    """Return an int where the number is whole, because some codecs accept no others."""
+    """Return an int for whole numbers, because some codecs accept only integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -74,7 +74,7 @@ RATE = Parsed("rate", Fraction, "a number; write it as 24, 0.5 or 30000/1001")
 
 
 def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
-    """Return the type of comma-separated values of one kind: int, float or, for any other, text."""
+    """Return the type of comma-separated values of one kind: int, float or otherwise text."""
     item = kind if kind in (int, float) else str
 
     def parse(text: str) -> tuple[Any, ...]:
@@ -83,9 +83,9 @@ def list_of(kind: Any, shown_default: str | None = None) -> Parsed:
             raise ValueError
         return found
 
-    # Some defaults are lists, and others are sentences about them.
+    # Some defaults are lists, others are descriptions.
     example = shown_default if shown_default and " " not in shown_default else "a,b" if item is str else "1,2"
-    return Parsed("list", parse, f"a list; write it as {example}, or leave it out")
+    return Parsed("list", parse, f"a list; write it as {example}, or omit it")
 
 
 class Flag(click.Option):
@@ -98,7 +98,7 @@ class Flag(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its flags by group: those without a group first, under "Options"."""
+    """A command whose help lists its flags by group; flags without a group come first, under "Options"."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -119,9 +119,9 @@ def flags_of(
     exclude: Collection[str] = (),
     path: tuple[str, ...] = (),
 ) -> list[Flag]:
-    """Make a flag for every option that a dataclass declares, in order, with those of nested dataclasses.
+    """Make a flag for every option that a dataclass declares, in order, including nested dataclasses.
 
-    group: heading in the help for options that name none. prefix: put before each flag's name, as in --source-region.
+    group: help heading of options without a group. prefix: prefix of each flag's name, as in --source-region.
     exclude: names of fields that get no flag.
     """
     flags: list[Flag] = []
@@ -140,7 +140,7 @@ def flags_of(
 
 
 def take(flags: Sequence[Flag], given: Values) -> Values:
-    """Move what was given for these flags out of `given`, as a mapping with nested mappings that has only that."""
+    """Remove the values of these flags from `given`; return them as a mapping with nested mappings."""
     tree: Values = {}
     for flag in flags:
         value = given.pop(str(flag.name), None)
@@ -153,7 +153,7 @@ def take(flags: Sequence[Flag], given: Values) -> Values:
 
 
 def build(cls: type[T], flags: Sequence[Flag], tree: Mapping[str, Any]) -> T:
-    """Build the options from what `take` returned. Raises ConfigError that names the flag instead of the field."""
+    """Build the options from the result of `take`. Raises a ConfigError that names the flag instead of the field."""
     try:
         return cls(**tree)
     except ConfigError as error:
@@ -178,7 +178,7 @@ def add_flags(flags: Sequence[Flag]) -> Callable[[Command], Command]:
 def option_flags(
     cls: type, into: str, *, group: str | None = None, exclude: Collection[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command with the flags of an option dataclass; it gets the instance as the argument `into`."""
+    """Decorate a command with the flags of an option dataclass; it receives the instance as the argument `into`."""
     flags = flags_of(cls, group=group, exclude=exclude)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The `streamvid` command: its verbs, its exit codes, and how errors reach a person."""
+"""The `streamvid` command: its verbs, its exit codes, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _VERBS = {
-    "annotate": "Put captions and columns into a sealed dataset.",
+    "annotate": "Add captions and columns to a sealed dataset.",
     "bench": "Measure samples per second on this machine, and what limits them.",
-    "copy": "Copy a dataset between disks and buckets, with every checksum verified.",
+    "copy": "Copy a dataset between disks and buckets and verify every checksum.",
     "demo": "Build a small corpus, shard it, stream it, train on it.",
     "encode": "Run a model's encoders once over a dataset and store the features.",
     "plan": "Show what a run would deliver, before a GPU is rented.",
     "presets": "List bucket configurations of known models, with sources.",
     "shard": "Turn a folder of videos into a sealed dataset.",
-    "stats": "Show what a dataset holds and what was rejected.",
-    "train": "Train a model of yours, or a small one, on a dataset.",
-    "verify": "Check a dataset against its manifest, and name what is wrong.",
+    "stats": "Show what a dataset contains and what was rejected.",
+    "train": "Train your model, or a small one, on a dataset.",
+    "verify": "Check a dataset against its manifest and list problems.",
 }
 
 
 class _Verbs(click.Group):
-    """Verbs by name; the module of one is imported when it is called or asked for help."""
+    """Verbs by name; the module of a verb is imported when the verb or its help is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -64,14 +64,14 @@ class _Verbs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="streamvid")
-@click.option("-v", "--verbose", is_flag=True, help="Log what the library does; tracebacks for errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what the library does, and show tracebacks.")
 def cli(verbose: bool) -> None:
     """The way video reaches a GPU: bucketed shards, exact resumable streaming, uniform batches.
 
     \b
     streamvid demo                          see all of it work, on real clips
     streamvid shard videos/ ds/ --dry-run   what your own folder would become
-    streamvid stats ds/                     what a dataset holds
+    streamvid stats ds/                     what a dataset contains
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
@@ -82,21 +82,21 @@ def run(command: click.Command) -> None:
     """Run `command` and leave with its exit code; a streamvid error is one line, not a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name in another alphabet is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # a name in another alphabet must not cause a failure
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except (click.Abort, KeyboardInterrupt):
-        going_on = "copy, encode, shard, train and verify go on where they were"
+        going_on = "copy, encode, shard, train and verify resume"
         click.echo(f"interrupted; run the same command again ({going_on})", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away (a pager, head): nothing to say, and nobody to say it to.
+        # The reader of our output is gone (a pager, head), so there is nothing to report.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except (StreamvidError, OSError) as error:  # a full disk, a folder that is a file: what the system says names it
+    except (StreamvidError, OSError) as error:  # a full disk, a folder that is a file: the system's message names it
         if logging.getLogger().isEnabledFor(logging.INFO):
             logging.getLogger(__name__).exception("failed")
         lines = map(printable, str(error).splitlines())

@@ -32,7 +32,7 @@ _COUNTS = {
 
 
 def print_forecast(found: RunForecast) -> None:
-    """Print all of it; estimates are marked with ~."""
+    """Print the whole forecast; estimates are marked with ~."""
     from streamvid.forecast.run import MetadataFacts
 
     _print_counts(found.counts)

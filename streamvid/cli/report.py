@@ -17,7 +17,7 @@ _MAX_REJECTIONS = 20
 
 
 def print_report(report: ShardReport, dest: str) -> None:
-    """Print the bucket table, the rejections, the counts that add up, and the next command."""
+    """Print the bucket table, the rejections, the totals, and the next command."""
     rows = [_row(report, row) for row in report.buckets]
     if rows:
         print_table(list(rows[0]), [tuple(row.values()) for row in rows])
@@ -38,19 +38,19 @@ def print_report(report: ShardReport, dest: str) -> None:
             f"in {report.encode_seconds:.1f} s of CPU"
         )
     if is_unknown:
-        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known afterwards")
+        click.echo(f"to be encoded: {size(report.source_bytes)} of sources; sizes and shards are known only then")
     if report.state == "dry run":
-        click.echo("dry run: nothing was written. Leave --dry-run out to build it")
+        click.echo("dry run: nothing was written. Omit --dry-run to build it")
     else:
-        done = "sealed there before, left as it is" if report.state == "already sealed" else "sealed"
+        done = "already sealed, unchanged" if report.state == "already sealed" else "sealed"
         click.echo(f"{done}: {dest}\nnext: streamvid stats {dest}")
 
 
 def stored_line(stored_clips: tuple[int, int]) -> str:
     """Return the line about clips that several buckets store."""
     return (
-        f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch draws "
-        "each for one of them at most"
+        f"{stored_clips[0]} clips stored {stored_clips[1]} times, in every bucket that may take them; an epoch "
+        "delivers each from at most one bucket"
     )
 
 
@@ -85,7 +85,7 @@ def _print_rejections(report: ShardReport) -> None:
 
 def print_kinds(kinds: Sequence[RejectedKind], *, with_examples: bool) -> None:
     """Print the number of rejections of each kind, and the remedy."""
-    print_table(["rejected", "why", "what lets it in"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
+    print_table(["rejected", "why", "remedy"], [(kind.count, kind.kind, kind.remedy) for kind in kinds])
     if not with_examples:
         return
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""Flags that several verbs share: how object stores are reached, and which buckets there are.
+"""Flags that several verbs share: access to object stores, and buckets.
 
 Keys of object stores are not flags: a process list would show them.
 """
@@ -52,7 +52,7 @@ def take_buckets(given: Values) -> BucketConfig | None:
 
 
 def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
-    """Return a preset, or a file, with the rules that were given besides."""
+    """Return a preset or a file, changed by the rules that were also given."""
     if tree.get("ratios") == {"multiple": config.multiple}:
         del tree["ratios"]
     if "policy" in tree:
@@ -60,17 +60,17 @@ def _changed(config: BucketConfig, tree: Values) -> BucketConfig:
     for flag in _SIZES:
         if flag.path[0] in tree and flag.path[0] not in ("assign", "frame_rule", "policy"):
             raise ConfigError(
-                f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which give the buckets; leave it "
-                "out, or change a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
+                f"{flag.opts[0]} cannot be combined with --preset or --bucket-config, which set the buckets; omit it, "
+                "or change a copy: `streamvid presets show NAME --yaml > my.yaml`, then --bucket-config my.yaml"
             )
     return replace(config, **tree)
 
 
 def storage_pair_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with storage flags for both of two stores, and with --source- and --dest- for one of them.
+    """Decorate a command with storage flags for two stores, and with --source- and --dest- flags for one of them.
 
-    The command gets `source_storage` and `dest_storage`: StorageOptions. A profile and no keys exclude each other, so
-    one store's own flag of these replaces both common ones.
+    The command receives `source_storage` and `dest_storage`: StorageOptions. A profile and anonymous access exclude
+    each other, so a store's own flag for either replaces both common flags.
     """
     both = flags_of(StorageOptions, group="Storage")
     source = flags_of(StorageOptions, group="Storage of SOURCE alone", prefix="source-")

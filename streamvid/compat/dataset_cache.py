@@ -2,7 +2,7 @@
 
     CACHE/KEY/         the dataset
     CACHE/KEY.part/    the dataset while it is built; after a kill, the next run resumes there
-    CACHE/KEY.lock     held by the process that builds; contains its progress, for those that wait
+    CACHE/KEY.lock     held by the process that builds; contains its progress, for processes that wait
 
 KEY depends on the options and the input: the rows of the metadata, and the name, size and modification time of each
 file (of an object its version). A changed clip or caption makes another dataset, and so do copies with new times.
@@ -47,8 +47,8 @@ def cached_dataset(
 ) -> tuple[Path, ShardReport | None]:
     """Return the dataset of this input with these options, and the report if this process built it.
 
-    The first of several processes builds the dataset while the others wait. Raises what `shard` raises, and SourceError
-    for input that changes meanwhile.
+    The first of several processes builds the dataset while the others wait. Raises the errors of `shard`, and
+    SourceError for input that changes meanwhile.
     """
     key = content_key(source, options)
     folder = cache_folder() / key
@@ -62,7 +62,7 @@ def cached_dataset(
 
 
 def content_key(source: str, options: ShardOptions) -> str:
-    """Return a digest of everything that decides the dataset, as a folder name."""
+    """Return a digest of everything that determines the dataset, as a folder name."""
     from streamvid.sharder.source.records import read_records
 
     records = read_records(source, options)

@@ -1,4 +1,4 @@
-"""DiffSynth-Studio's training flags under their own names: each sets an option of TrainConfig, or describes the data.
+"""DiffSynth-Studio's training flags under their original names: each sets an option of TrainConfig or describes data.
 
 --learning_rate 1e-5 ─► optimizer.lr=1e-05 ─┐
 a file (--config) ──────────────────────────┴─► TrainConfig      an option set twice: --set, then flags, then the file
@@ -38,17 +38,17 @@ def _words(value: str) -> list[str]:
 
 
 def _layers(value: str) -> object:
-    """Return one or several names as a list; an expression is marked as such, and "" lets streamvid choose."""
+    """Return one or more names as a list; an expression is marked as such, and "" lets streamvid choose."""
     return value if not value or value.startswith("regex:") else _words(value)
 
 
 def _child_prefix(value: str) -> str:
-    """Remove `pipe.`: their models are parts of a pipe, ours are children of the training module."""
+    """Remove `pipe.`, because their models are parts of a pipe and ours are children of the training module."""
     return value.removeprefix("pipe.")
 
 
 def _paths(value: str) -> object:
-    """Parse JSON, or YAML, which allows a comma too many."""
+    """Parse JSON, or YAML, which allows a trailing comma."""
     try:
         return json.loads(value)
     except ValueError:
@@ -56,7 +56,7 @@ def _paths(value: str) -> object:
 
 
 def _fp8(value: str) -> list[str]:
-    """Parse names, separated by commas, or JSON of the form of --model_paths, which nests the shards of a model."""
+    """Parse comma-separated names, or JSON in the form of --model_paths, which nests the shards of a model."""
     found = _paths(value) if value.lstrip().startswith("[") else _words(value)
     return [path for one in found for path in (one if isinstance(one, list) else [one])]  # type: ignore[attr-defined]
 
@@ -66,8 +66,8 @@ class DiffsynthFlag:
     """One flag.
 
     option: the option of TrainConfig that it sets, whose type and help it shares; "": it describes the data.
-    help, kind: for flags without an option, or in place of the option's; kind bool is a switch.
-    theirs: DiffSynth-Studio's default, where it differs from ours; it applies without --config.
+    help, kind: for flags without an option, or instead of the option's; kind bool is a switch.
+    theirs: DiffSynth-Studio's default, if it differs from ours; it applies without --config.
     """
 
     name: str
@@ -94,7 +94,7 @@ class DiffsynthFlag:
 
 
 class GroupedOption(click.Option):
-    """A click option that knows the heading it belongs under in the help."""
+    """A click option that knows its heading in the help."""
 
     def __init__(self, declarations: Sequence[str], *, group: str, **attributes: object) -> None:
         self.group = group
@@ -103,7 +103,7 @@ class GroupedOption(click.Option):
 
 @functools.cache
 def _declaration(name: str) -> tuple[OptionInfo, type]:
-    """Return what TrainConfig declares of a dotted option, and the type of its flag."""
+    """Return the declaration of a dotted option in TrainConfig, and the type of its flag."""
     cls: type = TrainConfig
     *sections, last = name.split(".")
     for section in sections:
@@ -159,9 +159,9 @@ FLAGS: Mapping[str, tuple[DiffsynthFlag, ...]] = {
         DiffsynthFlag("preset_lora_model", "model.lora.preset_model"),
     ),
     "Gradients": (
-        DiffsynthFlag("use_gradient_checkpointing", help="Compute activations again in the backward pass.", kind=bool),
+        DiffsynthFlag("use_gradient_checkpointing", help="Recompute activations in the backward pass.", kind=bool),
         DiffsynthFlag(
-            "use_gradient_checkpointing_offload", help="And store the inputs of blocks in host memory.", kind=bool
+            "use_gradient_checkpointing_offload", help="Also store the inputs of blocks in host memory.", kind=bool
         ),
         DiffsynthFlag("gradient_accumulation_steps", "data.accumulate"),
     ),
@@ -189,7 +189,7 @@ def add_train_flags(command: Command) -> Command:
 class TrainRequest:
     """A command line of `streamvid train`.
 
-    file: YAML of a TrainConfig.   overrides: those of --set.   settings: options that flags of our own set.
+    file: YAML of a TrainConfig.   overrides: those of --set.   settings: options set by streamvid's own flags.
     given: DiffSynth-Studio's flags.
     """
 
@@ -201,7 +201,7 @@ class TrainRequest:
     def resolve(self, shard: Shard) -> TrainConfig:
         """Return the run. Shards its dataset if the flags describe one that does not exist yet.
 
-        Every mistake that shows without data is reported first. Raises ConfigError, and what `shard` raises.
+        Mistakes that can be found without data are reported first. Raises ConfigError, and the errors of `shard`.
         """
         tree = {} if self.file is None else read_yaml(self.file)
         sets = {line.partition("=")[0].strip(): line.partition("=")[2] for line in self.overrides}
@@ -214,7 +214,7 @@ class TrainRequest:
             self._check_without_data()
             return self._load(options)
         flags = DataFlags.of(self.given, named=named, in_sets=frozenset(sets))
-        # The folder is the dataset or the features; which one does not matter for any other mistake.
+        # The folder is the dataset or the features; other mistakes do not depend on which.
         pending = {"data.dataset": base}
         if flags.dataset_metadata_path is None:
             pending["data.features.url"] = base
@@ -252,11 +252,11 @@ def flag_options(
     if has_data and not has_config:
         found |= {name: value for name, value in _theirs(said).items() if name not in said}
     if given.get("num_epochs") is not None and "max_steps" in named:
-        found["max_steps"] = None  # that of the file; --set comes again behind this
+        found["max_steps"] = None  # from the file; --set is applied again after this
     if (task or found.get("task")) == "sft:data_process":
         if "output" in found:
             found["data.features.url"] = found["output"]
-        # Nothing trains, and models that would may not exist; their scripts name them in both stages all the same.
+        # Nothing trains, and models that would train may not exist; their scripts name them in both stages anyway.
         found = {name: value for name, value in found.items() if not name.startswith(_ABOUT_TRAINING)}
     return found
 

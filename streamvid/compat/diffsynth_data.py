@@ -1,4 +1,4 @@
-"""DiffSynth-Studio's --dataset_base_path, and the options of TrainConfig that follow from what it names.
+"""DiffSynth-Studio's --dataset_base_path, and the options of TrainConfig that follow from it.
 
 with --dataset_metadata_path   media and their metadata: sharded into the cache (dataset_cache), then streamed
 manifest of a dataset          streamed as it is
@@ -41,7 +41,7 @@ _SIZES = {"height": "height", "width": "width", "max_pixels": "max_pixels", "num
 
 @dataclass(frozen=True)
 class DataFlags:
-    """The flags that describe the data, under their own names; None if not given.
+    """Flags that describe the data, under their original names; None if not given.
 
     named: options of TrainConfig that the file or --set names.   in_sets: those of --set, which wins over flags.
     """
@@ -59,7 +59,7 @@ class DataFlags:
 
     @staticmethod
     def of(given: Mapping[str, object], *, named: frozenset[str], in_sets: frozenset[str]) -> DataFlags:
-        """Pick them out of all flags. Raises ConfigError."""
+        """Select them from all flags. Raises ConfigError."""
         values = {field.name: given[field.name] for field in fields(DataFlags) if given.get(field.name) is not None}
         return DataFlags(**values, named=named, in_sets=in_sets)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ class DataFlags:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes that were given, by ShardOptions' names."""
+        """Given sizes, by ShardOptions' names."""
         given = {field: getattr(self, name) for name, field in _SIZES.items()}
         if self.height is not None:
             del given["max_pixels"]  # it limits sizes that follow the clips; their scripts always give it
@@ -123,10 +123,9 @@ def shard_options(flags: DataFlags, columns: Sequence[str], storage: StorageOpti
 
 
 def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[str, object]:
-    """Return the options of TrainConfig, dotted, that select the data. Shards them if asked to.
+    """Return the options of TrainConfig, dotted, that select the data. Shard the data if requested.
 
-    config: the run without them. Raises ConfigError for a folder that is none of the three kinds, and what sharding
-    raises.
+    config: the run without them. Raises ConfigError for a folder of another kind, and the errors of sharding.
     """
     from streamvid.dataset.tabular.reader import read_table
     from streamvid.modules.factory import import_object
@@ -135,14 +134,14 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     base = flags.dataset_base_path
     kind = kind_of(base, config.data.storage)
     if "data.dataset" in flags.in_sets and (kind != "features" or flags.dataset_metadata_path is not None):
-        raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; leave one of them out")
+        raise ConfigError(f"data.dataset: cannot be combined with dataset_base_path={base!r}; omit one of them")
     dataset: DatasetValue
     columns = None
     if flags.dataset_metadata_path is not None:
         if kind is not None:
-            raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); leave the flag out")
+            raise ConfigError(f"dataset_metadata_path: {base} is already sealed ({kind}); omit the flag")
         columns = read_table(flags.dataset_metadata_path, config.data.storage).names
-        # Sharding may take hours, and a missing weight file or factory shows at once.
+        # Sharding may take hours, but a missing weight file or factory is found at once.
         resolve(config.model.weights)
         import_object(config.model.factory)
         dataset = shard(base, shard_options(flags, columns, config.data.storage))
@@ -154,14 +153,14 @@ def data_options(flags: DataFlags, config: TrainConfig, shard: Shard) -> dict[st
     else:
         raise ConfigError(
             f"dataset_base_path is {base!r}, which holds neither a sealed dataset nor output of sft:data_process; "
-            "give its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
+            "name its metadata with dataset_metadata_path to shard it. (A folder of .pth files is DiffSynth-Studio's "
             "own: run the first stage again.)"
         )
     found = {"data.dataset": _repeated(dataset, flags, config), **_input_options(flags, config, columns)}
     if kind == "features" and "data.features.url" not in flags.in_sets:
         found["data.features.url"] = base
     if "data.loader.view.temporal" not in flags.named:
-        found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as theirs
+        found["data.loader.view.temporal"] = "head"  # the first frames of a clip, as there
     return found
 
 
@@ -177,7 +176,7 @@ def _repeated(dataset: DatasetValue, flags: DataFlags, config: TrainConfig) -> D
         return dataset
     if not isinstance(dataset, str | dict):
         raise ConfigError(
-            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; give each num_repeats"
+            f"dataset_repeat={flags.dataset_repeat}: cannot be combined with several datasets; set num_repeats of each"
         )
     return {**(dataset if isinstance(dataset, dict) else {"url": dataset}), "num_repeats": flags.dataset_repeat}
 
@@ -191,7 +190,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
         _, inputs = file_keys(",".join(flags.media(columns)))
         media = {column: name.removesuffix("?") for name, column in inputs.items()}
     asked = [media.get(name, name) for name in config.data.extra_inputs]
-    if config.task == "sft:train":  # features take the place of the media that they were made from
+    if config.task == "sft:train":  # features replace the media that they were made from
         return {"data.extra_inputs": [name for name in asked if name not in media.values()]}
     found: dict[str, object] = {"data.extra_inputs": asked}
     if media and "data.loader.media" not in (flags.named if flags.data_file_keys is None else flags.in_sets):
@@ -200,7 +199,7 @@ def _input_options(flags: DataFlags, config: TrainConfig, columns: Sequence[str]
 
 
 def kind_of(url: str, storage: StorageOptions) -> str | None:
-    """Return "dataset" or "features" by the manifest at a URL; None if there is neither."""
+    """Return "dataset" or "features" by the manifest at a URL, or None."""
     from streamvid.dataset import manifest
     from streamvid.dataset.features import sidecar
 
@@ -217,7 +216,7 @@ def kind_of(url: str, storage: StorageOptions) -> str | None:
 
 
 def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
-    """Raise ConfigError if flags ask for other sizes than those that a dataset was sharded with."""
+    """Raise ConfigError if flags request other sizes than those that a dataset was sharded with."""
     from streamvid.dataset.reader import open_dataset
 
     sizes = flags.sizes
@@ -228,7 +227,7 @@ def _check_sizes(flags: DataFlags, url: str, storage: StorageOptions) -> None:
         if made.get(name) != value:
             flag = "num_frames" if name == "max_frames" else name
             made_with = f"{flag}={made[name]}" if name in made else "other buckets; streamvid stats shows them"
-            raise ConfigError(f"{flag} is {value}, but the dataset {url} was made with {made_with}; leave the flag out")
+            raise ConfigError(f"{flag} is {value}, but the dataset {url} was made with {made_with}; omit the flag")
 
 
 def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
@@ -244,14 +243,14 @@ def _dataset_of_features(flags: DataFlags, config: TrainConfig) -> DatasetValue:
         if kind_of(where, storage) != "dataset":
             raise ConfigError(
                 f"{url} was made from the dataset {where}, which no longer exists; run the first stage again, "
-                "which keeps what is done, or set --set data.dataset=URL"
+                "which keeps finished work, or set --set data.dataset=URL"
             )
         _check_sizes(flags, where, storage)
     return dataset
 
 
 def _noted_dataset(store: Store, url: str) -> DatasetValue:
-    remedy = "name it, as --set data.dataset=URL"
+    remedy = "name it with --set data.dataset=URL"
     if not 0 < (store.size(NOTE) or 0) <= _MAX_NOTE_BYTES:
         raise ConfigError(f"{url} has no {NOTE} that names the dataset it was made from; {remedy}")
     try:

@@ -1,4 +1,4 @@
-"""Arrow arrays to numpy and back through their buffers; pyarrow's own conversion imports pandas, which takes 0.5 s."""
+"""Convert Arrow arrays to numpy and back through their buffers. pyarrow's own way imports pandas, which takes 0.5 s."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
-    """Return the values of an array of numbers without a copy. Raise ValueError if one is missing."""
+    """Return the values of a numeric array without a copy. Raise ValueError if one is missing."""
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} values are missing")
     kind = np.dtype(str(array.type))
@@ -23,7 +23,7 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def chunk_of(table: pa.Table, name: str) -> pa.Array:
-    """Return a column of a table whose chunks are combined as one array."""
+    """Return a column of a table whose chunks were combined as one array."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks else column.combine_chunks()
 

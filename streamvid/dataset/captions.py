@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 from streamvid.errors import Rejected
 
 MAX_CAPTIONS = 256
-"""Limit per sample."""
+"""Limit on the captions of a sample."""
 MAX_CAPTIONS_BYTES = 256 * 2**10
-"""Limit on all captions of a sample together, as they are stored."""
+"""Limit on the stored size of all captions of a sample together."""
 
 Captions: TypeAlias = tuple[tuple[str, float], ...]
-"""(text, weight) of each, in the user's order; weights are at least 0, and one of them is above 0."""
+"""(text, weight) of each caption, in the user's order; weights are at least 0, and at least one is above 0."""
 
 _TEXTS = ("text", "caption")
 
@@ -26,23 +26,23 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sent
 def parse_captions(value: object, weights: object = None) -> Captions:
     """Parse a user's value: a text, or a list of texts and `{"text": ..., "weight": ...}`.
 
-    weights: a list of numbers, one per caption, or None for 1 each. Entries without text are left out. Raise Rejected.
+    weights: one number per caption, or None for equal ones. Entries without text are left out. Raise Rejected.
     """
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:
-        raise Rejected(f"has {len(items)} captions, {MAX_CAPTIONS} are allowed")
+        raise Rejected(f"has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
     if weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(items)):
         said = f"{len(weights)} weights" if isinstance(weights, list | tuple) else f"{weights!r} as weights"
-        raise Rejected(f"has {len(items)} captions and {said}; give a list with one number for each caption")
+        raise Rejected(f"has {len(items)} captions and {said}; use a list with one number per caption")
     pairs = [_pair(item) for item in items]
     if weights is not None:
         if any(weight is not None for _, weight in pairs):
-            raise Rejected("has weights both in its captions and in the weight column; give one of them")
+            raise Rejected("has weights both in its captions and in the weight column; use only one of them")
         pairs = [(text, weight) for (text, _), weight in zip(pairs, weights, strict=True)]
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all its captions have weight 0; give one a higher weight")
+        raise Rejected("all its captions have weight 0; raise one of the weights")
     return found
 
 
@@ -68,7 +68,7 @@ def _weight(weight: object) -> float:
 
 
 def captions_to_json(captions: Iterable[tuple[str, float]]) -> str:
-    """Return the column's form of several captions: `[["text", 1.0], ...]`."""
+    """Return several captions as the column stores them: `[["text", 1.0], ...]`."""
     return json.dumps([[text, float(weight)] for text, weight in captions], ensure_ascii=False, separators=(",", ":"))
 
 
@@ -89,7 +89,7 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Return a value with a list in place of the JSON text of one, as CSV cells and indexes hold it."""
+    """Return a value, or the list in it if it is JSON text of a list, as in CSV cells and indexes."""
     found: Any = value
     if isinstance(value, str):
         if not value.lstrip().startswith("["):

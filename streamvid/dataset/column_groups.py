@@ -1,4 +1,4 @@
-"""Columns added to a sealed samples index: the file from which each column is read, and rows joined again."""
+"""Columns added to a sealed samples index: the file that each column is read from, and rows joined again."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnGroups:
-    """The groups of a dataset. If several have a column, the last counts.
+    """The column groups of a dataset. If several groups have a column, the last one counts.
 
-    places: path of a samples file → its number, which is also the number of its files in each group.
+    places: path of a samples file → its number, which is also the number of its file in each group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -66,7 +66,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Return tables of the same rows side by side, with their columns in the order of `names`."""
+    """Return one table from tables of the same rows, with columns in the order of `names`."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}
@@ -74,6 +74,6 @@ def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'motion'?" if a name is similar to another, else nothing."""
+    """Return "; did you mean 'motion'?" if one of `names` is similar, else ""."""
     near = get_close_matches(name, sorted(set(names)), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,7 +1,7 @@
-"""Draw sets: clips that several buckets store, each of which one pass delivers from one bucket at most.
+"""Draw sets: clips that several buckets store, and that each pass delivers from at most one of them.
 
 The clips of a set have the same order in each of its buckets. There they fill `num_shards` shards, from number `first`
-on, which have the same sizes in all buckets. So a plan can draw without reading a sample.
+on, which have the same sizes in all buckets. A plan can therefore draw without reading a sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from streamvid.errors import DatasetError
 
 UNIT = 1_000_000
-"""Probabilities are counted in parts of this."""
+"""Number of parts that probabilities are counted in."""
 
 OF_BUCKET = ("bucket_id", "shard", "index", "key", "text_sha256", "psnr_y", "crop_fraction", "upscale")
 OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
@@ -33,7 +33,7 @@ class StoredSet:
         if not weights or min(weights) < 1 or sum(weights) > UNIT or len(ids) < len(weights) or self.num_shards < 1:
             raise DatasetError(
                 f"draws: {self} is not a draw set; it must have shards and different buckets, each with a probability "
-                f"of at least 1, which add up to {UNIT} at most; copy the dataset again"
+                f"of at least 1, which add up to at most {UNIT}; copy the dataset again"
             )
 
     @staticmethod
@@ -44,12 +44,12 @@ class StoredSet:
 
     @property
     def name(self) -> str:
-        """A name that no other set of the dataset has."""
+        """Unique name of the set in its dataset."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """Return the numbers of clips that several buckets store, and of their samples.
+    """Return the number of clips that several buckets store, and the number of their samples.
 
     num_samples: (bucket id, shard number) → samples in the shard.
     """

@@ -1,6 +1,6 @@
-"""The index as it is written: Parquet tables of shards, samples and rejections. packets.py has the packet index.
+"""Write the index: Parquet tables of shards, samples and rejections. packets.py has the packet index.
 
-A row group of a samples file is one shard, in the order of its tar, so that a reader takes the rows of a shard with one
+A row group of a samples file is one shard, in the order of its tar, so that a reader gets the rows of a shard with one
 small read. A samples file holds a limited number of row groups, so that no footer grows with the dataset.
 """
 
@@ -60,7 +60,7 @@ class ClipEntry:
 class SourceEntry:
     """The source of a sample, and the window of its frames that the clip shows.
 
-    crop_fraction: share of the source's picture that the bucket's shape cuts away. upscale: factor by which the sides
+    crop_fraction: share of the source's picture that the bucket's shape cuts off. upscale: factor by which the sides
     of the source are scaled to the bucket's size. Both are None for samples without pictures.
     """
 
@@ -104,7 +104,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A shard as it stands in a samples file; `packets` is None if none of its clips has a packet index."""
+    """A shard as a row group of a samples file; `packets` is None if none of its clips has a packet index."""
 
     bucket_id: str
     number: int
@@ -113,7 +113,7 @@ class RowGroup:
     packets: TablePlace | None = None
 
 
-# Page checksums verify what is read long after the checksum of the whole file was.
+# Page checksums verify reads that happen long after the checksum of the whole file was verified.
 WRITING: dict[str, Any] = {"compression": "zstd", "store_schema": False, "write_page_checksum": True}
 
 
@@ -249,6 +249,6 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Return the description of an index file. Its name holds its checksum and is never reused (SHARD-2)."""
+    """Return the description of an index file. Its name contains its checksum and is never reused (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -1,6 +1,6 @@
 """Read index files. No byte of a file is used before its checksum is verified.
 
-Errors of Arrow become IntegrityErrors that name the file.
+Arrow errors become IntegrityErrors that name the file.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
 def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
-    """Raise IntegrityError unless a file has the bytes that the manifest describes; reads one block at a time.
+    """Raise IntegrityError unless a file has the bytes that the manifest describes. Reads one block at a time.
 
-    tail: receives the file's last bytes, as verified. The caller has checked the size of the file.
+    tail: receives the last bytes of the file, verified. The caller has checked the size of the file.
     """
     end, end_start = memoryview(tail), file.num_bytes - len(tail)
     size = min(file.num_bytes, _BLOCK_BYTES if store.is_local else _REMOTE_BLOCK_BYTES)
@@ -54,7 +54,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Return the digest of what `read` has read: the right one, or a wrong one that no further read would change."""
+    """Return the digest that `read` computes: the right one, or a wrong one that no further read would change."""
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -62,7 +62,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Return a range of a file. If its bytes are wrong, they remain so: the caller verifies them."""
+    """Return a range of a file. Wrong bytes are wrong in the store too; the caller verifies them."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -81,7 +81,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
     check_size(store, file)
     data = read_verified(store, file)
     with naming_arrow_errors(f"{store.url}: {file.path}"):
-        # From a buffer and in this thread: Arrow's own threads must hold no Python object when the interpreter exits.
+        # From a buffer and in this thread: Arrow's own threads must not hold Python objects when the interpreter exits.
         table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         table.validate(full=True)
     return table
@@ -142,7 +142,7 @@ def read_verified(store: Store, file: FileInfo) -> memoryview:
 
 
 def check_size(store: Store, file: FileInfo) -> None:
-    """Raise IntegrityError unless a file has its size: the memory for it is taken before it is read."""
+    """Raise IntegrityError unless a file has its size, because memory for it is allocated before it is read."""
     if store.size(file.path) != file.num_bytes:
         raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy it again")
 
@@ -154,7 +154,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str) -> Iterator[None]:
-    """Turn errors of parsing a table into IntegrityErrors that name the file."""
+    """Convert errors of parsing a table to IntegrityErrors that name the file."""
     import pyarrow as pa
 
     try:
@@ -193,7 +193,7 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """One samples file, verified at its first use. Safe to use from several threads.
 
-    It keeps the footer, and no file descriptor. The footer has no checksum of its own, so it comes from verified bytes,
+    It keeps the footer, but no file descriptor. The footer has no checksum of its own, so it comes from verified bytes,
     or its checksum is compared with theirs. Page checksums detect damage after the verification.
     """
 
@@ -266,7 +266,7 @@ class SamplesFile:
         if end:
             store.read_ranges(file.path, [(file.num_bytes - len(end), memoryview(end))])
         tail = end
-        for _ in range(2):  # the size of the footer can be wrong itself until it is verified
+        for _ in range(2):  # the size of the footer may itself be wrong until it is verified
             tail = bytearray(min(file.num_bytes, int.from_bytes(end[:4], "little") + _FOOTER_END_BYTES))
             verify(store, file, tail)
             if tail[-_FOOTER_END_BYTES:] == end:
@@ -281,7 +281,7 @@ class SamplesFile:
         source = StoreFile(self._store, self._file.path, self._file.num_bytes)
         if near is not None and 0 <= near[0] <= near[1] <= self._file.num_bytes:
             source.read_near(*near)
-        # With pre_buffer, a thread of Arrow reads the store, and aborts a process that exits meanwhile (arrow#34314).
+        # With pre_buffer, an Arrow thread reads the store and aborts a process that exits meanwhile (arrow#34314).
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
 
 

@@ -1,4 +1,4 @@
-"""manifest.json: what a sealed dataset is, with the names, sizes and checksums of its files."""
+"""manifest.json: the description of a sealed dataset, with the names, sizes and checksums of its files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_MEDIA_ITEMS = 64
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file of the dataset: relative path, size in bytes, SHA-256 as hex."""
+    """One file of the dataset: relative path, size in bytes, SHA-256 in hexadecimal."""
 
     path: str
     num_bytes: int
@@ -81,9 +81,9 @@ class ShardInfo:
         check_relative(self.path)
         check_relative(self.index_path)
         if self.num_samples < 1:
-            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; a shard holds 1 or more")
+            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; a shard has at least 1")
         if self.number < 0:
-            raise DatasetError(f"shard {self.path} has number={self.number}; shards are counted from 0")
+            raise DatasetError(f"shard {self.path} has number={self.number}; shards are numbered from 0")
 
     @property
     def path(self) -> str:
@@ -136,7 +136,7 @@ class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
     column: the metadata column that named its files. is_still: one image per clip, not a video. is_list: a sample can
-    have several, at most `max_items`. is_optional: samples can lack it. is_mask: one channel is meant.
+    have several, at most `max_items`. is_optional: samples can lack it. is_mask: it has one channel.
     """
 
     column: str
@@ -148,7 +148,7 @@ class MediaInfo:
 
     @staticmethod
     def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
-        """Return the input that a manifest describes. Raise IntegrityError for values that cannot be."""
+        """Return the input that a manifest describes. Raise IntegrityError for impossible values."""
         info = MediaInfo(**value)
         flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
@@ -202,7 +202,7 @@ class ManifestFiles:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of input rows (`records`), of what they became, of shards, and of the bytes of all tars."""
+    """Numbers of input rows (`records`), of samples, rejections and shards, and the size of all tars."""
 
     records: int
     samples: int
@@ -215,8 +215,8 @@ class Counts:
 class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
-    plan: of what a plan depends on. base: of the tars and the samples index. content: of these and of the columns
-    added later; equal to `base` if there are none.
+    plan: everything that a plan depends on. base: the tars and the samples index. content: these and the columns added
+    later; equal to `base` without such columns.
     """
 
     plan: str
@@ -237,24 +237,24 @@ class Fingerprints:
 
 
 def plan_line(bucket_id: str, number: int, split: str, num_samples: int) -> bytes:
-    """Return what `Fingerprints.plan` covers of a shard."""
+    """Return the line of a shard in `Fingerprints.plan`."""
     return f"shard {bucket_id} {number} {split} {num_samples}\n".encode()
 
 
 def content_line(path: str, sha256: str) -> bytes:
-    """Return what `Fingerprints.base` covers of a file."""
+    """Return the line of a file in `Fingerprints.base`."""
     return f"{path} {sha256}\n".encode()
 
 
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
-    """Return `Fingerprints.plan` of shards whose lines are given, any number of them at a time."""
+    """Return `Fingerprints.plan` of shards whose lines are given in pieces of any size."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
     of_draws = f"draws {json.dumps(list(map(asdict, draws)), sort_keys=True, separators=(',', ':'))}\n".encode()
     return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
 
 
 def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
-    """Return `Fingerprints.base` of shards whose lines are given, any number of them at a time."""
+    """Return `Fingerprints.base` of shards whose lines are given in pieces of any size."""
     return _digest(chain(shard_lines, (content_line(file.path, file.sha256) for file in sample_files)))
 
 
@@ -287,8 +287,8 @@ class Manifest:
 
     clips: "copy", "native" or "text". build: the inputs of the build, informative for readers. native: None for other
     clips. frame_rate: the rate at which clips are read. model: the rule of the model that the buckets are for, if any.
-    media: conditioning inputs by name. draws: clips that several buckets store. columns: groups of later columns, of
-    which the last that has a column counts.
+    media: conditioning inputs by name. draws: clips that several buckets store. columns: groups of later columns; the
+    last group that has a column counts.
     """
 
     buckets: tuple[Bucket, ...]
@@ -326,7 +326,7 @@ class Manifest:
 
 
 def manifest_to_json(manifest: Manifest) -> bytes:
-    """Return the bytes of manifest.json. They contain no clock, no host and no path of this machine."""
+    """Return the bytes of manifest.json. They contain no time, no host name and no path of this machine."""
     native = manifest.native
     return sealed_json(
         {
@@ -379,7 +379,7 @@ def manifest_from_json(data: bytes, where: str = MANIFEST) -> Manifest:
 
 
 def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the dataset in `store`. Raise DatasetError if there is none."""
+    """Return the manifest of the dataset in `store`. Raise DatasetError if it is missing."""
     remedy = f"Build one with `streamvid shard SOURCE {store.url}`, or run an interrupted build again"
     return read_sealed(store, manifest_from_json, f"no dataset at {store.url}", remedy)
 
@@ -394,7 +394,7 @@ def sealed_json(value: Mapping[str, Any]) -> bytes:
 
 
 def manifest_checksum(value: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all fields but the checksum itself, as compact JSON; layout does not matter."""
+    """Return the SHA-256 of all fields except the checksum itself, as compact JSON; layout does not matter."""
     content = {name: field for name, field in value.items() if name != _CHECKSUM}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -424,7 +424,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Turn the errors of parsing a manifest into DatasetErrors that name the file."""
+    """Convert errors of parsing a manifest to DatasetErrors that name the file."""
     try:
         yield
     except IntegrityError as error:
@@ -437,9 +437,9 @@ def naming(where: str) -> Iterator[None]:
 
 
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
-    """Return what `parse` makes of the bytes and the name of a manifest; wrong bytes are read again (FETCH-1).
+    """Read a manifest and return `parse(bytes, name)`; wrong bytes are read again (FETCH-1).
 
-    Raises the DatasetError of `parse`, or one that starts with `nothing` if there is no manifest.
+    Raise the DatasetError of `parse`, or one that starts with `nothing` if the manifest is missing.
     """
     size = store.size(MANIFEST)
     if size is None:

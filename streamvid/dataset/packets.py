@@ -1,7 +1,7 @@
 """The packet index: one table per shard with one row per clip, so that a loader reads and decodes parts of clips.
 
 A table is the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with zstd. A file
-holds the tables of many shards end to end. A reader takes one table with one ranged read, and verifies it with the
+holds the tables of many shards end to end. A reader gets one table with one ranged read, and verifies it with the
 checksum in the samples index.
 """
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MAX_TABLE_BYTES = 2**31 - 1
 _SIZE_BYTES = 8
-_MAX_STREAM_BYTES = 2**29  # of an unpacked table
-_MAX_CLIP_BYTES = 2**24  # of an unpacked clip, which has at most 500,000 packets of 25 bytes
+_MAX_STREAM_BYTES = 2**29  # of a decompressed table
+_MAX_CLIP_BYTES = 2**24  # of a decompressed clip, which has at most 500,000 packets of 25 bytes
 
 
 def _schema() -> pa.Schema:
@@ -46,7 +46,7 @@ def _schema() -> pa.Schema:
 def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
     """Return the table of a shard's clips, in their order; a clip without an index has a row of nulls.
 
-    Times are stored as differences to the packet before, offsets as gaps after the end of the packet before.
+    Times are stored as differences from the previous packet, offsets as gaps after the end of the previous packet.
     """
     import numpy as np
     import pyarrow as pa
@@ -84,7 +84,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet index of one shard's clips. Raises IntegrityError, naming `where`, for anything else."""
+    """Reader of the packet index of one shard's clips. Raises IntegrityError, naming `where`, for invalid data."""
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa
@@ -109,7 +109,7 @@ class PacketTables:
         edges = numbers_of(columns["size"].offsets).astype(np.int64)
         for name in ("time_step", "gap", "flags"):
             if not np.array_equal(numbers_of(columns[name].offsets), edges):
-                raise ValueError(f"{name} has other lengths than size")
+                raise ValueError(f"{name} and size have different lengths")
         start = int(edges[0])
         self._edges = edges - start
 
@@ -126,7 +126,7 @@ class PacketTables:
         self._times = summed(numbers("time_step"))
         self._offsets = summed(numbers("gap") + self._sizes) - self._sizes
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
-        # 33 bytes are times, offsets, sizes, segments and flags of a packet.
+        # A packet's times, offsets, sizes, segments and flags take 33 bytes.
         self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
 
     def clip(self, row: int) -> ClipIndex | None:
@@ -140,7 +140,7 @@ class PacketTables:
             info = StreamInfo.from_json(text)
             facts = self._facts[row]
             if facts is None:
-                raise DecodeError("its packets cannot be those of a clip")
+                raise DecodeError("no clip can have its packets")
             mine = slice(self._edges[row], self._edges[row + 1])
             checksums = np.frombuffer(self._checksums[row].as_buffer(), np.uint8).reshape(-1, CHECKSUM_BYTES)
             packets = (self._times[mine], self._offsets[mine], self._sizes[mine], self._flags[mine])
@@ -150,25 +150,25 @@ class PacketTables:
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
-    """Return the Arrow stream. Raise ValueError if it claims more bytes than `num_clips` can have (SAFE-1)."""
+    """Return the Arrow stream. Raise ValueError if it claims more bytes than `num_clips` clips can have (SAFE-1)."""
     import pyarrow as pa
 
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
     limit = min(_MAX_STREAM_BYTES, (num_clips + 1) * _MAX_CLIP_BYTES)
     if not 0 < size <= limit:
-        raise ValueError(f"it unpacks to {size} bytes, {limit} are allowed")
+        raise ValueError(f"it unpacks to {size} bytes; at most {limit} are allowed")
     stream = pa.decompress(memoryview(data)[_SIZE_BYTES:], decompressed_size=size, codec="zstd")
     messages = pa.ipc.MessageReader.open_stream(stream)
     with contextlib.suppress(StopIteration):
         while True:
             message = messages.read_next_message()
             if message.type not in ("schema", "record batch") or _is_compressed(message):
-                raise ValueError("it holds more than plain rows")
+                raise ValueError("it contains more than plain rows")
     return stream
 
 
 def _is_compressed(message: pa.Message) -> bool:
-    """Return whether the buffers of a record batch are compressed, which pyarrow unpacks without a limit.
+    """Return whether the buffers of a record batch are compressed; pyarrow decompresses them without a limit.
 
     Its metadata is a flatbuffer: field 2 of a Message is its header, field 3 of a RecordBatch the compression.
     """

@@ -24,7 +24,7 @@ _Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
-    """Raised by readers when the pass has ended before a file was read."""
+    """Raised by readers if the pass ended before a file was read."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -54,7 +54,7 @@ def count_files(dataset: Dataset) -> int:
 def read_blocks(
     store: Store, path: str, num_bytes: int, stop: threading.Event, version: str = ""
 ) -> Iterator[memoryview]:
-    """Yield a file in blocks of at most 16 MiB, each in the memory of the block before.
+    """Yield a file in blocks of at most 16 MiB, each in the memory of the previous one.
 
     Raise StorageError, and Stopped once `stop` is set.
     """
@@ -73,8 +73,8 @@ def in_parallel(
     """Yield the results of `job(item, stop)` in the order of the items, with `workers` items at a time.
 
     The first error ends the pass, and so does a caller that stops iterating: `stop` is then set, and all threads have
-    ended when this returns. The caller shares no lock with a thread, unlike in concurrent.futures: an interrupt can end
-    the caller anywhere, and threads would wait for a lock that it held forever.
+    ended when this returns. Unlike in concurrent.futures, the caller shares no lock with the threads: an interrupt can
+    end the caller anywhere, and threads would wait forever for a lock that it held.
     """
     stop = threading.Event()
     tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None: the end
@@ -97,7 +97,7 @@ def in_parallel(
         for _ in threads:
             tasks.put(None)
         for thread in threads:
-            if thread.ident is not None:  # an interrupt may have come before it started
+            if thread.ident is not None:  # an interrupt may have arrived before it started
                 thread.join()
 
 
@@ -127,7 +127,7 @@ def _taken(answer: _Answer[_Result]) -> _Result:
 
 
 def check_workers(workers: int) -> int:
-    """Return `workers`. Raise ConfigError unless it is a number of threads."""
+    """Return `workers`. Raise ConfigError unless it is a valid number of threads."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 256:
         raise ConfigError(f"workers={workers!r}: must be an integer from 1 to 256")
     return workers

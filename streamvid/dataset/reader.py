@@ -79,9 +79,9 @@ class Dataset:
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return a view of this dataset with one of its shards, all of whose samples a pass delivers.
+        """Return a view of this dataset with only one shard, whose samples are all in every pass.
 
-        Fingerprints stay the same. Counts over all shards are not available: filters, `samples_table`.
+        Fingerprints stay the same. Operations over all shards are not available: filters, `samples_table`.
         """
         view = copy.copy(self)
         view._shards = self.shards.only(shard)
@@ -90,7 +90,7 @@ class Dataset:
 
     @property
     def stored_clips(self) -> tuple[int, int]:
-        """Numbers of clips that several buckets store, and of their samples."""
+        """Number of clips that several buckets store, and number of their samples."""
         if not self.manifest.draws:
             return 0, 0
         return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
@@ -99,7 +99,7 @@ class Dataset:
         said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
-                f"{self.url}: {where} and the manifest have different numbers of {name}, {found} and {said}; "
+                f"{self.url}: {where} and the manifest disagree on the number of {name}: {found} and {said}; "
                 "copy the dataset again"
             )
 
@@ -126,7 +126,7 @@ class Dataset:
         return table
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the files with the shard's rows of columns added later."""
+        """Return the paths of the files with the shard's rows of later columns."""
         place = self._groups.places[shard.index_path]
         return [group.files[place].path for group in self.manifest.columns]
 
@@ -135,7 +135,7 @@ class Dataset:
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the later values of these index columns, or None if there are none."""
+        """Return a digest of the later values of these index columns, or None without such values."""
         return self._groups.digest(columns)
 
     def check_place(
@@ -154,7 +154,7 @@ class Dataset:
 
     def _no_place(self, shard: ShardInfo, said: str) -> IntegrityError:
         return IntegrityError(
-            f"{self.url}: the index places the packets of {shard.path} wrongly: {said}; copy the dataset again"
+            f"{self.url}: the index gives a wrong place for the packets of {shard.path}: {said}; copy the dataset again"
         )
 
     def packets(
@@ -178,7 +178,7 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Columns of the samples index and their types; empty if there are no samples."""
+        """Columns of the samples index and their types; empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
@@ -200,7 +200,7 @@ class Dataset:
     def column(self, name: str, option: str = "columns") -> str:
         """Return the index column called `name`: the user's own first, else the format's.
 
-        Raise ConfigError, naming `option`, if there is none.
+        Raise ConfigError, naming `option`, if it does not exist.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
@@ -235,16 +235,16 @@ class Dataset:
 def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> Dataset:
     """Open a sealed dataset at a local path, or at a file:// or s3:// URL.
 
-    storage: how an object store is accessed, and whether what is read from it is cached.
+    storage: how to access an object store, and whether to cache reads.
 
-    Raise ConfigError; DatasetError if there is no dataset; StorageError if it cannot be read.
+    Raise ConfigError, DatasetError if there is no dataset, StorageError if it cannot be read.
     """
     options = StorageOptions.of(storage)
     return Dataset(open_store(url, options), open_cache(options))
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Return the cache that the options ask for, or None."""
+    """Return the cache that the options describe, or None."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)

@@ -1,4 +1,4 @@
-"""The shard table in memory: arrays of about 116 bytes per shard, and ShardInfo values on request."""
+"""The shard table in memory: arrays that take about 116 bytes per shard, and ShardInfo values on request."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Names:
 class ShardTable(Sequence[ShardInfo]):
     """All shards of a dataset in the order in which plans count them: read-only arrays with one value per shard.
 
-    `table[i]` and iteration make ShardInfos; a slice and `ShardRows` are views. Safe to use from several threads.
+    `table[i]` and iteration create ShardInfos; a slice and `ShardRows` are views. Safe to use from several threads.
     """
 
     bucket_id: Names
@@ -102,7 +102,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that have shards."""
+        """Splits that have shards."""
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
@@ -120,7 +120,7 @@ class ShardTable(Sequence[ShardInfo]):
         return {self.bucket_id[int(group[0])]: group for group in groups}
 
     def only(self, shard: ShardInfo) -> ShardTable:
-        """Return the table of one of its shards. Raise KeyError if it has no such shard."""
+        """Return a table with only this shard. Raise KeyError if the table does not contain it."""
         mine = np.flatnonzero((self.number == shard.number) & (self.index_row_group == shard.index_row_group))
         rows = [row for row in mine.tolist() if self[row] == shard]
         if not rows:
@@ -130,14 +130,14 @@ class ShardTable(Sequence[ShardInfo]):
         return ShardTable(**columns)
 
     def plan_lines(self) -> Iterator[bytes]:
-        """Yield the lines that `plan_digest` hashes, some thousands at a time."""
+        """Yield the lines that `plan_digest` hashes, several thousand at a time."""
         for rows in self._blocks():
             texts = [_taken(self.bucket_id, rows, "shard {} "), _decimals(self.number[rows])]
             texts += [" ", _taken(self.split, rows, "{}"), " ", _decimals(self.num_samples[rows]), "\n"]
             yield _joined(texts)
 
     def content_lines(self) -> Iterator[bytes]:
-        """Yield the lines that `base_digest` hashes, some thousands at a time."""
+        """Yield the lines that `base_digest` hashes, several thousand at a time."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -181,7 +181,7 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
 
 
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """Raise DatasetError unless each draw set has its own shards, which are alike in all its buckets."""
+    """Raise DatasetError unless each draw set has its own shards, which match in all its buckets."""
     numbers: dict[str, dict[int, int]] = {}
     for one in sets:
         alike: list[list[tuple[int, str]]] = []
@@ -197,7 +197,7 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
                 )
             alike.append([(int(shards.num_samples[row]), shards.split[row]) for row in taken if row is not None])
         if any(other != alike[0] for other in alike):
-            raise DatasetError(f"{where}: draw set {one.name} has other shards in each bucket; copy the dataset again")
+            raise DatasetError(f"{where}: shards of draw set {one.name} differ between buckets; copy the dataset again")
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
@@ -208,7 +208,7 @@ def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
 
 
 def largest_clip(shards: Sequence[ShardInfo]) -> int:
-    """Return the size of the largest clip in `shards`, or 0 if there are none."""
+    """Return the size of the largest clip in `shards`, 0 without shards."""
     if isinstance(shards, ShardRows):
         return int(shards.table.max_clip_bytes[shards.rows].max(initial=0))
     return max((shard.max_clip_bytes for shard in shards), default=0)
@@ -223,7 +223,7 @@ def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
 class ShardTableBuilder:
     """Builder of a shard table from verified record batches; needs no more memory than the table.
 
-    A batch has the columns of ShardInfo in the types of the format, and no nulls.
+    A batch has the columns of ShardInfo with the types of the format, and no nulls.
     """
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class ShardTableBuilder:
         self._num_rows = stop
 
     def finish(self) -> ShardTable:
-        """Return the table of all rows. No rows can be added afterwards."""
+        """Return the table of all rows; no more rows can be added."""
         columns: dict[str, Any] = {name: column[: self._num_rows] for name, column in self._columns.items()}
         for column in (*self._columns.values(), *columns.values()):
             column.flags.writeable = False

@@ -1,7 +1,7 @@
-"""Shards as tars, and the files beside them that let Megatron-Energon open a dataset as it is.
+"""Shards as tars, and the extra files that let Megatron-Energon open a dataset without preparation.
 
-README.md states the rules that make one tar readable by webdataset, wids and Megatron-Energon alike. `write_shard`
-keeps them, and `scan_tar` verifies them header by header.
+README.md states the rules that make a tar readable by webdataset, wids and Megatron-Energon alike. `write_shard`
+follows them, and `scan_tar` verifies them header by header.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     if not _EXTENSION.fullmatch(extension):
         raise ConfigError(f"extension {extension!r} is not allowed: lowercase letters and digits only")
     if len(name) > MAX_NAME_BYTES:
-        raise ConfigError(f"member name {name!r} has {len(name)} bytes, {MAX_NAME_BYTES} are allowed in a tar header")
+        raise ConfigError(f"member name {name!r} has {len(name)} bytes; a tar header holds up to {MAX_NAME_BYTES}")
     if num_bytes > MAX_MEMBER_BYTES:
-        raise ConfigError(f"member {name!r} has {num_bytes} bytes, a tar header holds up to {MAX_MEMBER_BYTES}")
+        raise ConfigError(f"member {name!r} has {num_bytes} bytes; a tar header holds up to {MAX_MEMBER_BYTES}")
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
@@ -66,7 +66,7 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
     """
     from webdataset.writer import TarWriter  # imports torch: only writers pay for it
 
-    # Fixed mtime, owner and mode keep bytes equal; a float mtime would add a PAX header to every member.
+    # Fixed mtime, owner and mode make bytes reproducible; a float mtime would add a PAX header to every member.
     writer = TarWriter(file, user="streamvid", group="streamvid", mode=0o444, mtime=0, encoder=False, compress=False)
     with writer:
         for key, members in samples:
@@ -123,7 +123,7 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return path → content of the three files in `.nv-meta/`; splits have the shards' names."""
+    """Return path → content of the three files in `.nv-meta/`."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:
@@ -134,7 +134,7 @@ def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
         "dataset.yaml": {"__class__": "CrudeWebdataset", "__module__": "megatron.energon"},
         "split.yaml": {"exclude": [], "split_parts": parts},
     }
-    # JSON is valid YAML, and no YAML library can change how it is written.
+    # JSON is valid YAML, and its bytes do not depend on a YAML library.
     return {
         f".nv-meta/{name}": (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block stores only its inputs and computes its activations again in the backward pass.
+"""Activation checkpointing: a block stores only its inputs and recomputes its activations in the backward pass.
 
 The user names the blocks by class or by name; torch runs them, or DeepSpeed if its configuration asks for that. A
 wrapped block keeps the names of its parameters and of its class. Only its forward changes.
@@ -23,7 +23,7 @@ from streamvid.modules.config import ActivationCheckpointingConfig
 _log = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""In place of names: the elements of every ModuleList that has several."""
+"""Value that selects, instead of names, the elements of every ModuleList with several elements."""
 
 Checkpoint = Callable[..., Any]
 """Called with a function and its positional arguments; returns what the function returns."""
@@ -43,9 +43,9 @@ def wrap(
 ) -> tuple[str, ...]:
     """Checkpoint the blocks of `module` that `config.blocks` names; return their dotted names.
 
-    function: replaces torch's checkpoint, as `deepspeed.checkpointing.checkpoint`. It offloads by its own
-    configuration, so that `config.offload` is refused with it.
-    A block inside another named block is left alone. The second run of a block repeats its random numbers (dropout).
+    function: replaces torch's checkpoint, such as `deepspeed.checkpointing.checkpoint`. It has its own configuration of
+    offloading, so `config.offload` is refused with it.
+    A block inside another named block is skipped. The second run of a block repeats its random numbers (dropout).
     Raises ConfigError for a name that matches nothing.
     """
     if function is not None and config.offload:
@@ -114,8 +114,8 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _with_gradient(flat: tuple[object, ...]) -> tuple[object, ...]:
-    # A reentrant checkpoint gives gradients to parameters only if one of its inputs requires one. Behind frozen layers
-    # none does, as with adapters.
+    # A reentrant checkpoint computes gradients of parameters only if one of its inputs requires one. Behind frozen
+    # layers none does, for example with adapters.
     if any(isinstance(value, Tensor) and value.requires_grad for value in flat):
         return flat
     for place, value in enumerate(flat):
@@ -130,7 +130,7 @@ def _named_blocks(module: nn.Module, blocks: Collection[str]) -> list[str]:
         matching = [name for name, part in module.named_modules() if name and _matches(wanted, name, part)]
         matching = [inner for name in matching for inner in _elements(name, module.get_submodule(name))]
         if not matching:
-            raise ConfigError(f"blocks names {wanted!r}, which no part of the models matches; {_candidates(module)}")
+            raise ConfigError(f"blocks has {wanted!r}, which matches no part of the models; {_candidates(module)}")
         found.update(dict.fromkeys(matching))
     return list(found)
 
@@ -144,7 +144,7 @@ def _matches(wanted: str, name: str, part: nn.Module) -> bool:
 
 
 def _elements(name: str, part: nn.Module) -> Iterable[str]:
-    # A list of blocks has no forward of its own: its elements are meant.
+    # A list of blocks has no forward of its own, so its elements are used.
     if isinstance(part, nn.ModuleList | nn.ModuleDict):
         return [f"{name}.{key}" for key, _ in part.named_children()]
     return [name]
@@ -160,4 +160,4 @@ def _candidates(module: nn.Module) -> str:
     if not kinds:
         return "allowed: the class or the dotted name of a part of the models; this module has no ModuleList of blocks"
     classes = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(8))
-    return f"allowed: a class, as {classes}, or dotted names, as {', '.join(lists[:8])}"
+    return f"allowed: a class, such as {classes}, or dotted names, such as {', '.join(lists[:8])}"

@@ -1,4 +1,4 @@
-"""The training module, from its configuration to ready to train.
+"""Build the training module from its configuration.
 
 factory ─► weight files ─► preset adapters fused ─► trainable parameters ─► adapters ─► dtypes
         ─► activation checkpointing ─► 8 bits
@@ -36,9 +36,9 @@ def build_module(
 ) -> nn.Module:
     """Build the module that `model.factory` makes, on the CPU, with its weights, adapters and precision.
 
-    What trains is float32 and in train mode; the rest is frozen and in eval mode. Frozen linear and convolution layers
-    and embeddings get `dtype_of_frozen` (None: unchanged). The same seed gives the same module; global random state
-    does not change. Task "sft:train" needs none of the module's `encoders`; "sft:data_process" trains nothing.
+    Trainable parts are float32 and in train mode; others are frozen and in eval mode. Frozen linear and convolution
+    layers and embeddings get `dtype_of_frozen` (None: unchanged). The same seed gives the same module; global random
+    state does not change. Task "sft:train" needs none of the module's `encoders`; "sft:data_process" trains nothing.
     checkpoint_function: see `activation_checkpointing.wrap`.
     Raises ConfigError: for files before anything is built, then for the factory, keys and names.
     """
@@ -69,7 +69,7 @@ def build_module(
 
 
 def train_mode(module: nn.Module) -> nn.Module:
-    """Set train mode for what trains and eval mode for what is frozen; `module.train()` would set both to train.
+    """Set train mode for trainable parts and eval mode for frozen ones; `module.train()` would set train mode for both.
 
     A part is frozen if it has parameters and none of them trains. Parts without parameters follow their parent.
     """
@@ -105,7 +105,7 @@ def _make(model: ModelConfig, task: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    # Parameters only: a table that a module computes when it is built (positions) is in no file and must exist.
+    # Parameters only: a table that a module computes in its constructor (positions) is in no file and must exist.
     register = nn.Module.register_parameter
 
     def register_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -127,7 +127,7 @@ def _encoders(module: nn.Module, task: str) -> tuple[str, ...]:
     if isinstance(named, nn.Module | str) or not all(isinstance(name, str) for name in named):
         raise ConfigError(
             f"encoders of {type(module).__name__} is {type(named).__name__}; allowed: the names of children that only "
-            "`encode` uses, as encoders = ('autoencoder', 'text_encoder')"
+            "`encode` uses, such as encoders = ('autoencoder', 'text_encoder')"
         )
     for name in named if task != ENCODED else ():
         if not hasattr(module, name.partition(".")[0]):
@@ -197,7 +197,7 @@ def _inject(module: nn.Module, model: ModelConfig, encoders: tuple[str, ...]) ->
 def _set_dtypes(module: nn.Module, dtype_of_frozen: torch.dtype | None) -> None:
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
-            # These hold most bytes, and autocast casts them anyway. A frozen norm in bfloat16 would refuse float32.
+            # These hold most bytes, and autocast casts them anyway. A frozen norm in bfloat16 would reject float32.
             is_large = isinstance(part, (*LAYERS, nn.Embedding))
             wanted = torch.float32 if parameter.requires_grad else dtype_of_frozen if is_large else None
             if wanted is not None and parameter.is_floating_point():

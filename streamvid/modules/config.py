@@ -44,7 +44,7 @@ class LoraConfig(Options):
     )
     dropout: float = option(0.0, minimum=0, help="Dropout in front of the adapters.")
     checkpoint: Path | None = option(None, help="Adapters to start from.")
-    preset_path: Path | None = option(None, help="Adapters that are fused into the weights of `preset_model` first.")
+    preset_path: Path | None = option(None, help="Adapters to fuse into the weights of `preset_model` first.")
     preset_model: str | None = option(None, help="Child whose weights the preset adapters change.")
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class LoraConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCheckpointingConfig(Options):
-    """Blocks whose activations are computed again in the backward pass instead of being stored."""
+    """Blocks whose activations are recomputed in the backward pass instead of being stored."""
 
     blocks: tuple[str, ...] = option(
         (), help="Blocks by class or by dotted name with wildcards; 'auto': elements of every ModuleList."
@@ -73,7 +73,7 @@ class ActivationCheckpointingConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_used = bool(self.blocks) or not self.offload
-        require(is_used, "offload", self.offload, "false, or with blocks to checkpoint, as blocks: [Block]")
+        require(is_used, "offload", self.offload, "false, or with blocks to checkpoint, such as blocks: [Block]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +89,19 @@ class ModelConfig(Options):
         help="Import path of the function that builds the training module.",
     )
     args: dict[str, Any] = option(
-        default_factory=dict, help="Arguments of the factory; task= is added if it takes that."
+        default_factory=dict, help="Arguments of the factory; task= is added if the factory accepts it."
     )
     weights: WeightsConfig = option(default_factory=WeightsConfig, help="Weight files.")
     init: Literal["cpu", "meta"] = option("cpu", help="'meta' allocates no memory: every tensor must come from a file.")
     trainable: tuple[str, ...] | None = option(
         None,
-        help="Dotted names of what trains; empty: adapters alone.",
+        help="Dotted names of trainable parts; empty: only adapters.",
         shown_default="parameters that the factory left with requires_grad",
     )
     fp8: tuple[str, ...] = option((), help="Frozen models to store in 8 bits: dotted names, or paths of weight files.")
     lora: LoraConfig = option(default_factory=LoraConfig, help="Low-rank adapters.")
     activation_checkpointing: ActivationCheckpointingConfig = option(
-        default_factory=ActivationCheckpointingConfig, help="Blocks to compute again in the backward pass."
+        default_factory=ActivationCheckpointingConfig, help="Blocks to recompute in the backward pass."
     )
 
     def __post_init__(self) -> None:

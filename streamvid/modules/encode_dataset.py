@@ -1,8 +1,8 @@
 """A dataset encoded into precomputed features by any number of processes.
 
-One unit of work is a shard, in the dataset's order, in batches of one size from its first sample, each with a seed of
-its own. Its bytes depend neither on ranks, nor on earlier shards, nor on a run that was killed. The features
-themselves record which shards are finished, in their store, so that processes need no common disk.
+The unit of work is a shard, encoded in batches of one size from its first sample, each with a seed of its own. Its
+bytes do not depend on ranks, on earlier shards or on a killed run. The features themselves record in their store which
+shards are finished, so processes need no common disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EncodeResult:
     """Work of this process.
 
     num_missing: visits of bad samples, which have no tensors; readers substitute another sample.
-    is_sealed: whether the features are complete.   stopped_by: the signal that ended the work early.
+    is_sealed: True if the features are complete.   stopped_by: the signal that ended the work early.
     """
 
     num_shards: int = 0
@@ -54,7 +54,7 @@ class EncodeJob:
     num_visits: int
 
     def writer(self) -> SidecarWriter:
-        """Open the features for writing. Raises ConfigError, naming the differences, if others were begun there."""
+        """Open the features for writing. Raises ConfigError, naming differences, if others were started there."""
         return SidecarWriter(self.url, self.source.dataset, self.made_with, self.num_visits, self.storage)
 
 
@@ -69,13 +69,13 @@ def encode_dataset(
     signal_number: Callable[[], int | None],
     progress: Callable[[str, int, int], object] | None = None,
 ) -> EncodeResult:
-    """Encode this rank's share of the shards that no earlier run has finished, and seal once all are complete.
+    """Encode this rank's share of the shards that no earlier run finished, and seal once all are complete.
 
     world: position of this process among those that encode.   wait_for_all: barrier over all ranks of a launch. None:
     independent processes, such as the jobs of an array, of which the last one seals.
-    signal_number: asked between two batches for the signal that ends the work.
+    signal_number: called between batches; returns the signal that ends the work.
     progress: called with ("encode", samples done, samples of this process).
-    Raises what encoder, loader and writer raise.
+    Raises the errors of encoder, loader and writer.
     """
     result, writer = EncodeResult(), job.writer()
     mine = _own_shards(job, writer, world, wait_for_all)
@@ -104,10 +104,10 @@ def _own_shards(
     job: EncodeJob, writer: SidecarWriter, world: World, wait_for_all: Callable[[], object] | None
 ) -> list[ShardInfo]:
     shards = job.source.dataset.shards
-    if wait_for_all is None:  # the other processes may have begun, so that each sees other shards as unfinished
+    if wait_for_all is None:  # other processes may have started, so each sees different unfinished shards
         return [shard for shard in shards[world.rank :: world.num_ranks] if not writer.is_done(shard)]
     unfinished = [shard for shard in shards if not writer.is_done(shard)]
-    wait_for_all()  # every rank has looked before the first one writes
+    wait_for_all()  # every rank has checked before the first one writes
     return unfinished[world.rank :: world.num_ranks]
 
 
@@ -128,7 +128,7 @@ def _finish(job: EncodeJob, rank: int | None, check_stop: Callable[[], None]) ->
             if rank is None:
                 return False
         except StreamvidError:
-            if store.size(MANIFEST) is None:  # otherwise another process was the last one too, and has cleaned up
+            if store.size(MANIFEST) is None:  # otherwise another process was also the last one and has cleaned up
                 raise
             continue
         check_stop()

@@ -1,4 +1,4 @@
-"""Output of a module's `encode`, in the form that features store, and the facts that identify its encoders."""
+"""Output of a module's `encode` in the form of stored features, and the facts that identify its encoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FeatureRow: TypeAlias = Mapping[str, RawTensor]
 
 VERSION = 1
-"""Version of the way from a sample to its tensors."""
+"""Version of the conversion from a sample to its tensors."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Encoder:
     """A module that encodes, on its device.
 
     dtype: dtype of its floating-point outputs; None: unchanged.
-    seed: seed of each batch, together with its first key and its visit. What the module draws itself, such as a sample
-    of a posterior, is then the same in any process.   precision: makes the context that the module runs in.
+    seed: seed of each batch, together with its first key and its visit. The module's own random numbers, such as a
+    posterior sample, are then the same in any process.   precision: creates the context that the module runs in.
     """
 
     module: nn.Module
@@ -69,7 +69,7 @@ class Encoder:
     def rows(self, batch: Batch, visit: int) -> list[FeatureRow | None]:
         """Encode a batch into one row per sample; None for a sample that replaces a bad one.
 
-        A list of tensors is ragged: their first sizes may differ. Raises ConfigError for what cannot be stored.
+        A list of tensors is ragged: their first sizes may differ. Raises ConfigError for tensors that cannot be stored.
         """
         with self._run(hash_text(batch.sample_keys[0]), visit):
             encoded: object = self.module.encode(batch.to(self.device))  # type: ignore[operator]  # checked above
@@ -162,7 +162,7 @@ def check_fresh(sidecar: Sidecar, model: ModelConfig, module: nn.Module | None =
 
 
 def _recipe(model: ModelConfig, names: Collection[str] | None) -> dict[str, object]:
-    """Return how the encoders are built. names: of the arguments that they depend on; None: all."""
+    """Return how the encoders are built. names: arguments that they depend on; None: all."""
     args = {name: value for name, value in model.args.items() if names is None or name in names}
     return {"version": VERSION, "factory": model.factory, "args": args}
 
@@ -195,7 +195,7 @@ def _encoder_files(module: nn.Module, model: ModelConfig) -> list[Fingerprint]:
 def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str | None:
     try:
         match = choose(module, source, read_state(source.files), model.weights, may_lack=None)
-    except ConfigError:  # it was loaded, but names differ now, as in 8 bits: rather list one file too many
+    except ConfigError:  # it was loaded, but names differ now, as in 8 bits: one file too many is harmless
         return ""
     return None if match is None else match.child
 
@@ -203,8 +203,8 @@ def _child(module: nn.Module, model: ModelConfig, source: WeightSource) -> str |
 def _changed_files(recorded: Iterable[Fingerprint], model: ModelConfig) -> list[str]:
     """Describe the recorded weight files of encoders that `model` names with other content.
 
-    A file corresponds if its name or size is the same. Files that `model` does not name do not count: training needs
-    no encoder.
+    A file corresponds if its name or size is equal. Files that `model` does not name are ignored, because training
+    needs no encoder.
     """
     files = [file for source in resolve(model.weights) for file in source.files]
     problems = []

@@ -19,7 +19,7 @@ def import_object(path: str) -> Any:
 
     The working directory is searched first and stays on `sys.path`, for imports that the module makes later. A
     `train.py` next to the configuration is "train:build" when run from there.
-    Raises ConfigError that names the missing part of the path.
+    Raises a ConfigError that names the missing part of the path.
     """
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):

@@ -108,7 +108,7 @@ def _applied(layer: Any, x: Tensor) -> Tensor:
 
 
 class _Apply(torch.autograd.Function):
-    """The layer, storing nothing for the backward pass: that casts the frozen weight again."""
+    """The layer; it stores nothing for the backward pass, which casts the frozen weight again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: _Fp8Layer) -> Tensor:
@@ -140,7 +140,7 @@ def _class_of(kind: type[nn.Module]) -> type[nn.Module]:
 def _store_layer(path: str, layer: nn.Module) -> None:
     weight = layer._parameters.pop("weight")
     if weight is None:
-        raise ConfigError(f"fp8 includes {path}, which has no weight; leave it out")
+        raise ConfigError(f"fp8 includes {path}, which has no weight; omit it")
     if not bool(weight.isfinite().all()):
         raise ConfigError(f"fp8 includes {path}, whose weights are not all finite; its file is damaged")
     stored, scale = quantize(weight)

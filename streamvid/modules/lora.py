@@ -31,7 +31,7 @@ _ADAPTER = ".default."  # peft's name for an unnamed adapter
 def inject(module: nn.Module, config: LoraConfig) -> tuple[str, ...]:
     """Add adapters to layers of the child `config.base_model`; return the layers' dotted names in `module`.
 
-    The rest of that child is frozen. Adapters are float32 and start as zeros, or as `config.checkpoint`.
+    All other parameters of that child are frozen. Adapters are float32 and start as zeros, or as `config.checkpoint`.
     Raises ConfigError for a child or layers that do not exist, for layers that cannot have adapters, and for a
     checkpoint of other layers or another rank.
     """
@@ -72,7 +72,7 @@ def require_files(config: LoraConfig) -> None:
     named = {"checkpoint": config.checkpoint, "preset_path": config.preset_path}
     lacking = [f"{field} is {path}" for field, path in named.items() if path is not None and not path.is_file()]
     if lacking:
-        raise ConfigError(f"{' and '.join(lacking)}, which does not exist; give a .safetensors file of adapters")
+        raise ConfigError(f"{' and '.join(lacking)}, which does not exist; use a .safetensors file of adapters")
 
 
 def choose_targets(base: nn.Module, wanted: str | Sequence[str]) -> tuple[str, ...]:
@@ -136,12 +136,12 @@ def plain_name(name: str) -> str:
 
 
 def is_adapter(name: str) -> bool:
-    """Check whether a parameter of this name, in a module or a file, belongs to an adapter."""
+    """Return whether a parameter with this name, in a module or a file, belongs to an adapter."""
     return bool({"lora_A", "lora_B"} & set(name.split(".")))
 
 
 def adapter_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return those of the module's tensors that belong to adapters, named as in files; empty if there are none."""
+    """Return the module's tensors that belong to adapters, named as in files; empty without adapters."""
     base = base_of(module)
     if base is None:
         return {}
@@ -209,7 +209,7 @@ def _read(path: Path | None, field: str, base: str | None) -> tuple[dict[str, Te
     if not any(map(is_adapter, state)):
         raise ConfigError(f"{field} {path} has neither lora_A nor lora_B; give a file of adapters")
     for prefix in ("base_model.model.", "pipe.", f"{base}."):
-        # Only if the whole file has the prefix: a layer may be called so.
+        # Only if the whole file has the prefix, because a layer may have the same name.
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state, read_metadata(path)
@@ -261,7 +261,7 @@ def _by_ends(modules: Mapping[str, nn.Module], ends: Iterable[str]) -> list[str]
         if not found:
             layers = sorted({name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, LAYERS)})
             raise ConfigError(
-                f"target_modules has {end!r}, but no name ends with it; allowed: ends of names, as {some(layers)}; "
+                f"target_modules has {end!r}, but no name ends with it; use ends of names, such as {some(layers)}; "
                 f"'{REGEX}EXPRESSION'; or nothing, to choose them by size"
             )
         chosen.update(dict.fromkeys(found))

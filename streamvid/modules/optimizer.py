@@ -1,4 +1,4 @@
-"""The optimizer of a run: any by its import path, its learning rate schedule, and a moving average of the weights."""
+"""The optimizer of a run, by import path, its learning rate schedule, and a moving average of the weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OptimizerConfig(Options):
 
     factory: str = option("torch.optim:AdamW", metavar="PKG.MOD:NAME", help="Import path of the optimizer.")
     lr: float = option(1e-4, help="Peak learning rate.")
-    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null for optimizers without.")
-    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null for optimizers without.")
+    betas: tuple[float, float] | None = option((0.9, 0.99), help="Momentum coefficients; null if it has none.")
+    weight_decay: float | None = option(0.01, minimum=0, help="Weight decay; null if it has none.")
     args: dict[str, Any] = option(default_factory=dict, help="Further arguments of the optimizer.")
     schedule: Literal["constant", "cosine", "linear"] = option("constant", help="Learning rate after the warmup.")
     warmup_steps: int = option(0, minimum=0, help="Steps of linear warmup.")
@@ -57,7 +57,7 @@ class OptimizerConfig(Options):
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of all parameters that train. Raises ConfigError if none does or its arguments are wrong."""
+    """Build the optimizer of all trainable parameters. Raises ConfigError without any, or for wrong arguments."""
     from streamvid.modules.parts import child_names
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -82,7 +82,7 @@ class Ema:
         self.mean = {name: tensor.detach().float().clone() for name, tensor in self._live.items()}
 
     def update(self) -> None:
-        """Average in the weights after one step."""
+        """Add the weights after one step to the average."""
         for name, tensor in self._live.items():
             self.mean[name].lerp_(tensor.detach().float(), 1 - self.decay)
 

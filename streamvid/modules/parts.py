@@ -1,4 +1,4 @@
-"""Submodules by their dotted names, and how messages name them."""
+"""Submodules by dotted name, and their names in messages."""
 
 from __future__ import annotations
 

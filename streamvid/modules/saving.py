@@ -1,4 +1,4 @@
-"""Tensors that a run saves: what training changes, gathered from all ranks, split into one file per model."""
+"""Tensors that a run saves: those that training changes, gathered from all ranks, in one file per model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class WeightFile:
 
 
 def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile, ...]:
-    """Split what training changed into one file per child that trains, and one for adapters.
+    """Split the changed tensors into one file per child that trains, and one for adapters.
 
     tensors: those of `changing`, gathered from several processes, or a moving average of them. Buffers are included
     for a child that trains as a whole. The file of the adapters is called "lora" if other weights train too. Its keys
-    are those of plain peft, relative to the model that has the adapters; its metadata hold rank and alpha.
+    are those of plain peft, relative to the model that has the adapters; its metadata contain rank and alpha.
     """
     trains = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     whole = _whole_children(module)
@@ -45,7 +45,7 @@ def files(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[WeightFile,
 
 
 def _whole_children(module: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the children of which every parameter trains."""
+    """Return the prefixes of the children whose parameters all train."""
     trains = {name: [one.requires_grad for one in child.parameters()] for name, child in module.named_children()}
     return tuple(f"{name}." for name, each in trains.items() if each and all(each))
 
@@ -56,16 +56,16 @@ def remove_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     if len(set(renamed.values())) < len(renamed):
         twice = sorted(name for name, new in renamed.items() if new != name and new in state)
         raise ConfigError(
-            f"remove_prefix is {prefix!r}; without it {twice[0]} would have the name of another tensor; leave it out"
+            f"remove_prefix is {prefix!r}; without it {twice[0]} would have the name of another tensor; omit it"
         )
     return {new: state[name] for name, new in renamed.items()}
 
 
 def changing(module: nn.Module) -> dict[str, Tensor]:
-    """Return by name the parameters that train, and persistent buffers (batch normalisation).
+    """Return by name the parameters that train, and persistent buffers (batch normalization).
 
-    The buffers are those of parts in train mode, and of children that train as a whole. Without a state dict, which is
-    a collective where weights are sharded.
+    The buffers are those of parts in train mode, and of children that train as a whole. This uses no state dict, which
+    is a collective operation if weights are sharded.
     """
     found: dict[str, Tensor] = {name: one for name, one in module.named_parameters() if one.requires_grad}
     whole = _whole_children(module)
@@ -94,7 +94,7 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def require_finite(module: nn.Module, tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise StreamvidError if a trained tensor has an infinity or NaN: a run would resume from it."""
+    """Raise StreamvidError if a trained tensor has an infinity or NaN, because a run would resume from it."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not tensors[name].isfinite().all():
             raise StreamvidError(

@@ -1,4 +1,4 @@
-"""Size of the models and what trains in them: the table at the start of a run."""
+"""Size of the models and their trainable parts: the table at the start of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from streamvid.modules import fp8
 
 OWN = "(own)"
-"""Row of the tensors that belong to the training module itself and to none of its children."""
+"""Row of the tensors that belong to the training module itself, not to its children."""
 
 _HEADER = ("model", "class", "parameters", "trainable", "bytes", "dtype")
 
@@ -79,7 +79,7 @@ def total(rows: Iterable[ModelSize]) -> ModelSize:
 
 
 def format_table(rows: list[ModelSize]) -> str:
-    """Align the rows for a log, with a sum below several."""
+    """Align the rows for a log, with a total if there are several."""
     shown = [*rows, total(rows)] if len(rows) > 1 else rows
     lines = [_HEADER, *(row.cells() for row in shown)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -48,7 +48,7 @@ class WeightSource:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name in messages."""
         return ", ".join(self.written)
 
 
@@ -118,7 +118,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file: the same bytes for the same content, which safetensors' unordered metadata are not."""
+    """Write a safetensors file with reproducible bytes; safetensors alone does not order metadata."""
     path.unlink(missing_ok=True)
     path.touch()
     mode = path.stat().st_mode  # that of any file of this user; safetensors would hide its own from everybody else
@@ -140,7 +140,7 @@ def _expand(path: str, problems: list[str]) -> list[Path]:
     if file.is_file():
         return [file]
     if file.is_dir():
-        problems.append(f"{path} is a folder; name its files, as {path.rstrip('/')}/*.safetensors")
+        problems.append(f"{path} is a folder; name its files, such as {path.rstrip('/')}/*.safetensors")
         return []
     found = sorted(Path(name) for name in glob.glob(str(file)) if Path(name).is_file())  # noqa: PTH207  # absolute ones
     if not found:
@@ -188,7 +188,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
     for source in sources:
         key = tuple(file.resolve() for file in source.files)
         first = seen.setdefault(key, source)
-        # One file may be named for two children, which then start alike; and again without a child.
+        # One file may be named for two children, which then start equal, and again without a child.
         if first is not source and (source.child is None or source.child == first.child):
             _log.warning("%s is named twice; the first entry counts", source.name)
             continue
@@ -197,7 +197,7 @@ def _without_repeats(sources: list[WeightSource]) -> tuple[WeightSource, ...]:
 
 
 def _problem_of(file: Path) -> str | None:
-    """Return what is wrong with an existing file, as far as its header shows."""
+    """Return the problem of an existing file, as far as its header shows, or None."""
     if file.stat().st_size == 0:
         return f"{file} is empty"
     try:
@@ -225,7 +225,7 @@ def _one_line(error: Exception) -> str:
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     try:
-        # weights_only: a pickle may name any function to run while it is read, and weight files come from anywhere.
+        # weights_only: a pickle may run any function while it is read, and weight files come from anywhere.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of pickles that it did not write; the error says enough
             loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))

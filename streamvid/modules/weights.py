@@ -32,14 +32,14 @@ class Match:
     other_shape: tuple[str, ...]
 
     def is_allowed(self, config: WeightsConfig) -> bool:
-        """Check the match against what the configuration tolerates."""
+        """Return whether the configuration allows the match."""
         lacks = self.missing and not config.allow_missing
         exceeds = self.unexpected and not config.allow_unexpected
         return bool(self.names) and not (self.other_shape or lacks or exceeds)
 
     @property
     def num_known(self) -> int:
-        """Keys that the child has by name, whatever their shape."""
+        """Number of keys that the child has by name, regardless of shape."""
         return len(self.names) + len(self.other_shape)
 
 
@@ -97,7 +97,7 @@ def choose(
         raise ConfigError(f"{source.name}: the module has no weights to load into; {allowed}")
     fitting = [match for match in matches if match.is_allowed(config)]
     if not fitting:
-        # Names count before shapes: the same model in another size is nearer than one with a bias of this length.
+        # Names matter more than shapes: the same model in another size is nearer than one with a bias of this length.
         nearest = max(matches, key=lambda match: (match.num_known, len(match.names), -len(match.missing)))
         lacks_some = may_lack is None or any(part_of(module, name) is None for name in may_lack)
         # Names alone decide here too: another size of a model that is present is a mistake.
@@ -109,9 +109,9 @@ def choose(
     if len(ways) > 1:
         children = ", ".join(sorted(match.child for match in ways.values()))
         raise ConfigError(
-            f"{source.name} fits several models ({children}); name the right one, as paths: {{CHILD: {source.name}}}"
+            f"{source.name} fits several models ({children}); name the right one with paths: {{CHILD: {source.name}}}"
         )
-    # A child's file with the child's name as prefix fits the whole module as well: the child is meant.
+    # A child's file with the child's name as prefix also fits the whole module: it belongs to the child.
     return max((match for match in fitting if len(match.names) == best), key=lambda match: match.child)
 
 
@@ -174,7 +174,7 @@ def _fill(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     }
     for name, present in empty.items():
         # A copy, because the file may disappear or change during the run. Swapped, so that all names of a shared
-        # parameter get it.
+        # parameter refer to it.
         filled = nn.Parameter(tensors[name].clone(), present.requires_grad and tensors[name].is_floating_point())
         torch.utils.swap_tensors(present, filled)  # type: ignore[no-untyped-call]
     module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in empty}, strict=False)
@@ -185,5 +185,5 @@ def _require_memory(module: nn.Module) -> None:
     if empty:
         raise ConfigError(
             f"init is 'meta' and no weight file has {some(empty)}; name the files, or set init to 'cpu' so that the "
-            "factory fills the rest"
+            "factory fills the others"
         )

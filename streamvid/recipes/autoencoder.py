@@ -44,7 +44,7 @@ class CausalConv(nn.Conv3d):
         super().__init__(width_in, width_out, kernel, stride, padding=(0, kernel[1] // 2, kernel[2] // 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C', ⌈T/stride⌉, …); output i depends on frames up to i·stride."""
+        """Map (B, C, T, H, W) → (B, C', ⌈T/stride⌉, …); output i depends on frames up to i·stride."""
         before = x[:, :, :1].expand(-1, -1, self.kernel_size[0] - 1, -1, -1)
         return super().forward(torch.cat([before, x], dim=2))
 
@@ -59,20 +59,20 @@ class Residual(nn.Module):
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C, T, H, W)."""
+        """Map (B, C, T, H, W) → (B, C, T, H, W)."""
         normed = x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6) * self.scale
         return x + self.time(functional.silu(self.space(functional.silu(normed))))  # type: ignore[no-any-return]
 
 
 class UpsampleTime(nn.Module):
-    """Upsampling of T frames to 2T - 1: each frame but the first becomes two."""
+    """Upsampling of T frames to 2T - 1: each frame except the first becomes two."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.time = CausalConv(width, width, (3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C, 2T - 1, H, W)."""
+        """Map (B, C, T, H, W) → (B, C, 2T - 1, H, W)."""
         return self.time(x.repeat_interleave(2, dim=2)[:, :, 1:])  # type: ignore[no-any-return]
 
 
@@ -84,7 +84,7 @@ class UpsampleSpace(nn.Module):
         self.spread = nn.Conv3d(width_in, 4 * width_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) → (B, C', T, 2H, 2W)."""
+        """Map (B, C, T, H, W) → (B, C', T, 2H, 2W)."""
         size = (x.shape[2], 2 * x.shape[3], 2 * x.shape[4])
         return unpatchify(self.spread(x).permute(0, 2, 3, 4, 1).flatten(1, 3), size, (1, 2, 2))
 
@@ -156,6 +156,6 @@ def load_autoencoder(path: Path | None = None) -> Autoencoder:
         model.load_state_dict({name: one.float() for name, one in load_file(source).items()}, assign=True)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"autoencoder is {str(source)!r}: {error}; give a file of tools/train_autoencoder.py, or null"
+            f"autoencoder is {str(source)!r}: {error}; use a file of tools/train_autoencoder.py, or null"
         ) from None
     return model.eval().requires_grad_(False)

@@ -27,8 +27,8 @@ def draw_noise_and_times(
 ) -> tuple[Tensor, Tensor]:
     """Draw normal noise (B, *shape) and logit-normal times (B,) in 0..1, both float32, row i from seeds[i] only.
 
-    shape: of the latents of one sample.   seeds: B integers from 0 to 2**63 - 1.   device: where they are drawn;
-    different kinds of devices give different numbers.
+    shape: of the latents of one sample.   seeds: B integers from 0 to 2**63 - 1.   device: device that draws them;
+    different kinds of devices draw different numbers.
     """
     noise = torch.empty(len(seeds), *shape, device=device)
     logits = torch.empty(len(seeds), device=device)
@@ -60,5 +60,5 @@ def sample_by_euler(velocity: Velocity, noise: Tensor, num_steps: int, shift: fl
 
 
 def guided(with_text: Tensor, without: Tensor, guidance: float) -> Tensor:
-    """Apply classifier-free guidance: move from the velocity without text to that with it; beyond it above 1."""
+    """Apply classifier-free guidance: move from the velocity without text toward the one with it, beyond it above 1."""
     return without + guidance * (with_text - without)

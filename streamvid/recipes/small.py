@@ -58,7 +58,7 @@ class SmallConfig(Options):
         if self.autoencoder is not None:
             object.__setattr__(self, "autoencoder", Path(self.autoencoder))
             if self.codec != "autoencoder":
-                raise ConfigError(f"autoencoder is {str(self.autoencoder)!r} and codec {self.codec!r}; drop one")
+                raise ConfigError(f"autoencoder is {str(self.autoencoder)!r} and codec {self.codec!r}; omit one")
         is_divided = self.dim % 2 == 0 and self.dim % self.heads == 0
         require(is_divided, "dim", self.dim, f"an even multiple of heads={self.heads}, 6 and up")
         patch = self.token_size
@@ -133,12 +133,12 @@ class SmallTraining(nn.Module):
         return {"text_states": no_text(self.config.text.states_width, self.transformer.always.device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss` float32 (B,), with the time and noise that the seed of each sample decides."""
+        """Return `loss` float32 (B,), with time and noise drawn from the seed of each sample."""
         return {"loss": self._losses(batch, self._velocity(batch))}
 
     @torch.no_grad()
     def validate(self, batch: Batch) -> dict[str, Tensor]:
-        """Return also `loss_without_text` (B,) with the same noise, to measure what the texts contribute."""
+        """Return also `loss_without_text` (B,) with the same noise, to measure the benefit of the texts."""
         return self(batch) | {"loss_without_text": self._losses(batch, self._velocity(batch, with_text=False))}  # type: ignore[no-any-return]
 
     @torch.no_grad()

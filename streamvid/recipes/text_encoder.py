@@ -33,7 +33,7 @@ _WIDTH_NAMES = ("hidden_size", "d_model", "dim")
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(Options):
-    """How captions become states.
+    """Options of the text encoder.
 
     kind "bytes" needs no files. "transformers" reads a folder with config.json, model.safetensors and the files of a
     tokenizer. Nothing is downloaded, and no code in the folder runs.
@@ -42,7 +42,7 @@ class TextConfig(Options):
     kind: Literal["bytes", "transformers"] = option("bytes", help="Encoder of captions.")
     path: Path | None = option(None, help="Folder of a text encoder.")
     package: str | None = option(None, help="Installed Python package that contains one such folder, instead of path.")
-    max_tokens: int = option(256, minimum=2, help="Length that captions are cut at, in bytes or tokens.")
+    max_tokens: int = option(256, minimum=2, help="Maximum caption length, in bytes or tokens.")
     width: int | None = option(None, minimum=2, help="Width of a state.", shown_default="that in config.json")
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class TextConfig(Options):
                     f"text path {str(self.path)!r} has no {' and no '.join(missing)}; give a folder of save_pretrained"
                 )
             return self.path
-        # Found without an import: a package of weights may import much else.
+        # Found without an import, because a package of weights may import much more.
         spec = importlib.util.find_spec(self.package) if self.package else None
         if spec is None or not spec.submodule_search_locations:
             raise ConfigError(f"text package is {self.package!r}, which is not installed; pip install it, or give path")
@@ -101,7 +101,7 @@ def no_text(width: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class BytesEncoder(nn.Module):
-    """Fixed random features of each byte and its neighbours: no weights, no tokenizer, the same on every machine.
+    """Fixed random features of each byte and its neighbors: no weights, no tokenizer, the same on every machine.
 
     The model that reads them learns what they mean.
     """
@@ -125,12 +125,12 @@ class BytesEncoder(nn.Module):
         middle = _NEIGHBOURS // 2
         around = functional.pad(rows, (0, 0, 0, 0, middle, middle))
         joined = torch.stack([around[at : at + len(encoded), at] for at in range(_NEIGHBOURS)]).sum(dim=0)
-        # Without it, five neighbours would carry no more information than each of them alone.
+        # Without it, five neighbors would carry no more information than each of them alone.
         return functional.relu(joined / _NEIGHBOURS**0.5)
 
 
 class TransformersEncoder(nn.Module):
-    """Last hidden states of an encoder of `transformers`; of encoder-decoders, those of the encoder."""
+    """Last hidden states of a `transformers` encoder, or of the encoder in an encoder-decoder."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """tokens (B, N, dim), context (B, L, dim), mask bool (B, L), False for padding → (B, N, dim)."""
+        """Map tokens (B, N, dim), context (B, L, dim), mask bool (B, L), False for padding → (B, N, dim)."""
         q, k, v = (
             linear(source).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for linear, source in ((self.q, tokens), (self.k, context), (self.v, context))
@@ -75,7 +75,7 @@ class TransformerBlock(nn.Module):
         self.modulation = _zero(nn.Linear(dim, 9 * dim))
 
     def forward(self, tokens: Tensor, condition: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """tokens (B, N, dim), condition (B, dim), text (B, L, dim), mask bool (B, L) → (B, N, dim)."""
+        """Map tokens (B, N, dim), condition (B, dim), text (B, L, dim), mask bool (B, L) → (B, N, dim)."""
         own, cross, ffn = self.modulation(condition)[:, None].chunk(3, dim=-1)
         normed, gate = self._modulated(tokens, own)
         tokens = tokens + gate * self.self_attn(normed, normed)
@@ -93,7 +93,7 @@ class VideoTransformer(nn.Module):
     """Velocity of the flow at (latents, time), given states of a text."""
 
     def __init__(self, *, dim: int, depth: int, heads: int, channels: int, patch: Size, text_width: int) -> None:
-        """channels: of latents.   patch: (t, h, w) latents per token.   text_width: D of a state."""
+        """Build the model. channels: of latents. patch: (t, h, w) latents per token. text_width: D of a state."""
         super().__init__()
         self.dim = dim
         self.patch = patch

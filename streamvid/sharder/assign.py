@@ -48,7 +48,7 @@ class PlannedSample:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its clip and its conditioning inputs."""
+        """Size of its clip and its conditioning inputs."""
         return self.clip.num_bytes + sum(medium.clip.num_bytes for medium in self.media)
 
     @property
@@ -59,7 +59,7 @@ class PlannedSample:
 
     @property
     def cropped_share(self) -> float | None:
-        """Share of the source's picture that the bucket's shape cuts away; None without a picture."""
+        """Share of the source's picture that the bucket's shape cuts off; None without a picture."""
         return None if self.bucket.is_text else float(cropped_share(*self._sizes))
 
     @property
@@ -76,7 +76,7 @@ class PlannedSample:
 class Assignment:
     """Every window of every record, as a sample or as a rejection.
 
-    draw_sets: of clips that several buckets store: their PlannedSample.draw_set → (bucket id, probability) of each.
+    draw_sets: for clips that several buckets store: PlannedSample.draw_set → (bucket id, probability) of each bucket.
     """
 
     samples: tuple[PlannedSample, ...]
@@ -85,7 +85,7 @@ class Assignment:
 
 
 def window_name(window: Window, probe: Probe) -> str:
-    """Return the name of a window that is not the whole source; otherwise an empty text."""
+    """Return the name of a window that is not the whole source, else ""."""
     is_whole = window.num_frames == probe.num_frames
     return "" if is_whole else f"frames {window.start} to {window.start + window.num_frames - 1}: "
 
@@ -134,7 +134,7 @@ _NOTHING = Probe(0, 0, 0, 0.0, 0.0, "text", TEXT_EXTENSION, False)
 
 
 def assign_texts(records: Sequence[Record], options: ShardOptions) -> Assignment:
-    """Make a sample of each record of texts. Equal texts share a record key, so that no split separates them."""
+    """Make a sample from each text record. Equal texts share a record key, so that splits never separate them."""
     seen: Counter[str] = Counter()
     samples = []
     for record in records:
@@ -154,13 +154,13 @@ def _drawn(
     options: ShardOptions,
     draw_sets: dict[str, Sequence[tuple[str, Fraction]]],
 ) -> Iterator[tuple[Window, Bucket | None, str]]:
-    """Yield each window with its bucket and draw set, once per bucket that stores it; or no bucket, and the reason.
+    """Yield each window with its bucket and draw set, once per bucket that stores it; or no bucket and the reason.
 
-    A draw depends on nothing but the seed and what is drawn for, so that more input changes no other clip's bucket.
+    A draw depends only on the seed and the clip, so that more input never changes the bucket of another clip.
     """
     for window, choices in windows:
         if options.config.assign == "all" and (choices.rest or len(choices.options) > 1):
-            # From here on it is drawn in each pass of a loader: sharder/plan.py, dataset/draws.py, plan/draws.py.
+            # A loader draws it in each pass: see sharder/plan.py, dataset/draws.py, plan/draws.py.
             members = tuple(sorted((bucket.id, probability) for bucket, probability in choices.options))
             draw_set = f"{stable_hash('draw set', *(f'{name} {share}' for name, share in members)):016x}"
             draw_sets[draw_set] = members
@@ -173,7 +173,7 @@ def _drawn(
 
 
 def _windows(probe: Probe, options: ShardOptions) -> Iterator[tuple[Window, Choices]]:
-    """Yield the windows of a source and the choices of each. Raises NoBucketError if a window has none."""
+    """Yield the windows of a source and the choices of each. Raises NoBucketError if a window has no choice."""
     windows = [Window(0, probe.num_frames, _num_frames(probe, options))]
     if options.clips.is_native and probe.timing and not probe.is_image:
         timing = Timing.from_text(probe.timing)
@@ -210,7 +210,7 @@ def _with_rate(reason: str, probe: Probe, options: ShardOptions) -> str:
 
 
 def _stored(copy: Clip, probe: Probe, window: Window, bucket: Bucket, options: ShardOptions) -> Clip:
-    """Return the clip that a file is stored as: its copy, or what is known of a native clip before it is encoded."""
+    """Return the clip that stores a file: a copy, or a native clip with the facts known before it is encoded."""
     if not options.clips.is_native:
         return copy
     return replace(
@@ -231,7 +231,7 @@ def sample_key(
 ) -> str:
     """Return a sample's key: a readable stem and a hash of its identity. Later input never changes it.
 
-    `occurrence` counts earlier rows with the same file in the same bucket. stem_of: what the stem is of, if not source.
+    `occurrence` counts earlier rows with the same file in the same bucket. stem_of: name for the stem, if not source.
     """
     parts = [source, str(window_start), str(window_num_frames), bucket_id]
     if occurrence:
@@ -251,7 +251,7 @@ def safe_stem(source: str) -> str:
 
 
 def split_of(own: str, val_fraction: float) -> str:
-    """Return train or val, by the record key alone, so that more input never moves a sample."""
+    """Return "train" or "val" from the record key alone, so that more input never moves a sample."""
     return "val" if stable_hash("split", own) < val_fraction * 2.0**64 else "train"
 
 

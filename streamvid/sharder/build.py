@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """All that a worker needs to build a shard. folder: the plan's own, in the staging folder."""
+    """Everything that a worker needs to build a shard. folder: the plan's folder inside the staging folder."""
 
     dest: str
     storage: StorageOptions
@@ -42,10 +42,10 @@ class ShardTask:
 
 
 def input_sha256(shard: PlannedShard) -> str:
-    """Return the checksum of everything that decides a shard's bytes."""
+    """Return the checksum of everything that determines a shard's bytes."""
     digest = hashlib.sha256()
     for sample in shard.samples:
-        # Not where a file is: another machine may have it elsewhere.
+        # Without the place of a file: it may differ on another machine.
         files = [
             (file.source, clip.num_bytes, extension, clip.sha256 or file.version)
             for extension, file, clip in sample.members
@@ -56,7 +56,7 @@ def input_sha256(shard: PlannedShard) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Record of a finished shard: checksums and sizes of what was written.
+    """Record of a finished shard: checksums and sizes of the written files.
 
     member_offsets, member_sha256: per sample, of its clip and its conditioning inputs in the tar.
     """
@@ -72,7 +72,7 @@ class Marker:
 
 
 def sample_json(sample: PlannedSample) -> str:
-    """Return the `.json` member, which tells foreign readers about a sample. Sizes are pixels, times seconds."""
+    """Return the `.json` member, which describes a sample for foreign readers, in pixels and seconds."""
     value = {
         "columns": sample.record.columns,
         "duration_seconds": sample.clip.duration_seconds,
@@ -110,7 +110,7 @@ def load_marker(staging: Path, path: str) -> Marker:
 
 
 def is_finished(shard: PlannedShard, folder: Path, sizes: Mapping[str, int]) -> bool:
-    """Check that a shard is finished and was built from the same input. sizes: bytes in the store, by path."""
+    """Return whether a shard is finished and was built from the same input. sizes: bytes in the store, by path."""
     try:
         marker = load_marker(folder, shard.path)
         packets = packets_path(folder, shard.path).read_bytes()
@@ -128,7 +128,7 @@ def shard_sizes(store: Store) -> dict[str, int]:
 
 
 def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Build every shard that is not finished yet. Raises what `build_shard` does.
+    """Build every shard that is not finished yet. Raises the errors of `build_shard`.
 
     Encoded clips are removed as soon as no unfinished shard needs them.
     """
@@ -146,7 +146,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
         for number, answer in pool.run(len(todo), lambda index: ShardTask(dest, storage, folder, todo[index])):
             if isinstance(answer, Crash):
                 raise StorageError(
-                    f"cannot write {todo[number].path}: its worker was ended by {answer}, twice. SIGKILL (9) mostly "
+                    f"cannot write {todo[number].path}: its worker was ended by {answer}, twice. SIGKILL (9) usually "
                     "means that memory ran out: run the same command again with fewer workers"
                 )
             done += 1
@@ -156,7 +156,7 @@ def build_all(plan: ShardPlan, staging: Staging, options: ShardOptions, progress
 
 
 def _drop_clips(shard: PlannedShard, uses: Counter[str]) -> None:
-    """Remove the encoded clips of a finished shard, apart from those that another shard still needs."""
+    """Remove the encoded clips of a finished shard, except those that another shard still needs."""
     uses.subtract(_clip_paths(shard))
     for path in set(_clip_paths(shard)):
         if not uses[path]:
@@ -168,9 +168,9 @@ def _clip_paths(shard: PlannedShard) -> Iterator[str]:
 
 
 def build_shard(task: ShardTask) -> None:
-    """Write a shard, its offsets and then its marker, each whole or not at all. Runs in a worker.
+    """Write a shard, its offsets and then its marker, each atomically. Runs in a worker.
 
-    Raises SourceError for a file that changed since it was probed, StorageError if writing fails or an encoded clip is
+    Raises SourceError if a file has changed since it was probed, StorageError if writing fails or an encoded clip is
     damaged.
     """
     folder, shard = task.folder, task.shard
@@ -214,7 +214,7 @@ def build_shard(task: ShardTask) -> None:
 
 @dataclass
 class _Clips:
-    """Checksums and packets of the clips, gathered while their shard is written."""
+    """Checksums and packets of the clips, collected while their shard is written."""
 
     sha256: list[list[str]] = field(default_factory=list)
     indexes: list[ClipIndex | None] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Encoding native clips, in workers that a hostile file may kill.
+"""Encoding of native clips, in workers that a hostile file may kill.
 
-Shards are cut by bytes, so all clips are encoded before the first shard is written; until then they wait in the staging
-folder. A journal holds the findings, so that no run encodes a clip twice (SHARD-1).
+Shards are cut by bytes, so all clips are encoded before the first shard is written; until then they stay in the staging
+folder. A journal holds the findings, so that no clip is encoded twice (SHARD-1).
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def encode_all(assignment: Assignment, options: ShardOptions, staging: Staging, 
 def restore_clips(
     samples: Sequence[PlannedSample], options: ShardOptions, staging: Staging, progress: Progress
 ) -> None:
-    """Encode again the clips that these samples need and an earlier run removed; remove all others.
+    """Encode again the clips that these samples need and an earlier run removed; remove all other clips.
 
-    Raises StorageError if the bytes differ from those of before.
+    Raises StorageError if their bytes differ from the earlier ones.
     """
     wanted = _wanted(samples, staging.clips)
     store = LocalStore(staging.clips)
@@ -88,7 +88,7 @@ def restore_clips(
     for done, (key, finding) in enumerate(_run(missing, options, staging)):
         if finding.get("sha256") != wanted[key].clip.sha256:
             raise StorageError(
-                f"{wanted[key].file.source} was encoded before, and again gives other bytes; delete {staging.folder} "
+                f"{wanted[key].file.source} was encoded before, but now gives other bytes; delete {staging.folder} "
                 "and run the same command again"
             )
         progress("encode", len(wanted) - len(missing) + done + 1, len(wanted))
@@ -98,7 +98,7 @@ def restore_clips(
 class Job:
     """One clip to encode: a sample's own file, or one of its conditioning inputs.
 
-    clip: what is known of it.   follows: the Timing, as text, of the clip whose frames and times the input follows.
+    clip: its known facts.   follows: the Timing, as text, of the clip whose frames and times the input follows.
     """
 
     file: Record | MediaFile
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Return what distinguishes one clip from another with the same encoding."""
+        """Return the key that distinguishes clips with the same encoding."""
         window, bucket = self.window, self.bucket
         own = (*file_state(self.file), window.start, window.num_frames, bucket.height, bucket.width)
         if not self.label:
@@ -132,12 +132,12 @@ def jobs_of(sample: PlannedSample) -> list[Job]:
 
 
 def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterator[tuple[Key, Finding]]:
-    """Yield the key and the finding of each job, as they are done."""
+    """Yield the key and the finding of each job as they finish."""
     handler, limit = f"{__name__}:encode_sample", "encode_timeout_seconds"
 
     def task(number: int) -> EncodeTask:
         job = jobs[number]
-        # Edges carry the meaning of a mask: it is stored without loss.
+        # The edges of a mask matter, so it is stored without loss.
         encoding = Encoding("ffv1") if job.is_mask else options.clips.encoding
         path = staging.clips / _name(job.key)
         return EncodeTask(job, options.worker_storage, encoding, options.rate, options.limits, path)
@@ -150,7 +150,7 @@ def _run(jobs: Sequence[Job], options: ShardOptions, staging: Staging) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class EncodeTask:
-    """One clip to encode. path: where it goes.   fps: None keeps all frames of the window."""
+    """One clip to encode. path: the output file.   fps: None keeps all frames of the window."""
 
     job: Job
     storage: StorageOptions
@@ -197,7 +197,7 @@ def _encode(task: EncodeTask, source: Source) -> Finding:
 
 
 def _timeline(task: EncodeTask) -> Timeline:
-    """Return frames and times of the clip that a conditioning input follows."""
+    """Return the frames and times of the clip that a conditioning input follows."""
     timing = Timing.from_text(task.job.follows)
     return make_timeline(
         tuple(timing.timestamps),
@@ -218,7 +218,7 @@ def read_encoded(path: Path, source: str, sha256: str) -> bytes:
         raise StorageError(f"cannot read {path}: {error.strerror or error}; run the same command again") from error
     if hashlib.sha256(data).hexdigest() != sha256:
         path.unlink(missing_ok=True)
-        raise StorageError(f"the clip encoded of {source} was damaged on the disk; run the same command again")
+        raise StorageError(f"the encoded clip of {source} was damaged on disk; run the same command again")
     return data
 
 
@@ -229,7 +229,7 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 
 
 def _holds(finding: Finding | None, options: ShardOptions) -> bool:
-    """Check that a clip need not be encoded again. A rejection under other limits is tried once more."""
+    """Return whether a clip need not be encoded again. A rejection under other limits is tried once more."""
     return finding is not None and finding.get("worker_limits", _worker_limits(options)) == _worker_limits(options)
 
 
@@ -242,7 +242,7 @@ def _name(key: Key) -> str:
 
 
 def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip:
-    """Return the clip. Raises Rejected if there is none, or if it is not good enough."""
+    """Return the clip. Raises Rejected if it could not be encoded or is not good enough."""
     if (rejection := rejection_of(finding, job.file.path, job.file.source)) is not None:
         raise rejection
     clip = Clip(**{**finding, "path": str(path)})
@@ -252,12 +252,12 @@ def _clip(finding: Finding, path: Path, job: Job, options: ShardOptions) -> Clip
     least = options.clips.min_psnr
     if least is not None and not job.label and (clip.psnr_y or 0.0) < least:
         reason = f"its clip has a PSNR-Y of {clip.psnr_y:.2f} dB, below min_psnr={least:g}"
-        raise Rejected(f"{reason}; a lower crf keeps more of it", kind="min-psnr")
+        raise Rejected(f"{reason}; use a lower crf for better quality", kind="min-psnr")
     return clip
 
 
 def _wanted(samples: Iterable[PlannedSample], folder: Path) -> dict[Key, Job]:
-    """Return the jobs of these samples, and remove all clips but theirs from the folder."""
+    """Return the jobs of these samples; remove all other clips from the folder."""
     wanted = {job.key: job for sample in samples for job in jobs_of(sample)}
     names = {_name(key) for key in wanted}
     folder.mkdir(exist_ok=True)

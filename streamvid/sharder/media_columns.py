@@ -51,23 +51,23 @@ def media_columns(given: Mapping[str, str]) -> tuple[MediaColumn, ...]:
         match = _SPELLING.fullmatch(key) if isinstance(key, str) else None
         if match is None or match[1] not in (None, *KINDS) or not isinstance(column, str) or not column:
             raise ConfigError(
-                f"media {key!r}={column!r}: allowed is [KIND:]NAME[?]=COLUMN with KIND one of {', '.join(KINDS)} and "
-                "NAME of lowercase letters, digits and _, as control=control_video, reference?=ref or mask:matte=matte"
+                f"media {key!r}={column!r}: must be [KIND:]NAME[?]=COLUMN with KIND one of {', '.join(KINDS)} and NAME "
+                "of lowercase letters, digits and _, such as control=control_video, reference?=ref or mask:matte=matte"
             )
         is_mask = match[1] == "mask"
         found.append(MediaColumn(match[2], column, None if is_mask else match[1], is_mask, match[3] is not None))
     for taken in ([medium.stem for medium in found], [medium.column for medium in found]):
         twice = sorted({word for word in taken if taken.count(word) > 1 or word in _TAKEN})
         if twice:
-            raise ConfigError(f"media: {', '.join(twice)} is used twice, or is reserved; rename one")
+            raise ConfigError(f"media: {', '.join(twice)} is used twice or reserved; rename it")
     if len(found) > MAX_MEDIA:
-        raise ConfigError(f"media: {len(found)} are given, at most {MAX_MEDIA} are allowed")
+        raise ConfigError(f"media: {len(found)} inputs given; at most {MAX_MEDIA} are allowed")
     return tuple(found)
 
 
 def file_keys(text: str) -> tuple[str, dict[str, str]]:
-    """Parse DiffSynth's data_file_keys, such as ``video,control_video``: the clip's column, and optional media."""
+    """Parse DiffSynth's data_file_keys, such as ``video,control_video``: the clip's column, then optional inputs."""
     clip, *others = (word.strip() for word in text.split(","))
     if not clip or not all(others):
-        raise ConfigError(f"data_file_keys={text!r}: write the columns of files, the clip's first: video,control_video")
+        raise ConfigError(f"data_file_keys={text!r}: list the columns of files, the clip's first: video,control_video")
     return clip, {f"{re.sub('[^a-z0-9_]', '_', name.lower())}?": name for name in others}

@@ -23,9 +23,9 @@ SHAPE_TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PlannedMedium:
-    """One file of a conditioning input, as it is stored with a sample's clip.
+    """One file of a conditioning input, as stored with a sample's clip.
 
-    is_still: one picture for the whole clip; else it has the clip's frames.
+    is_still: True for one picture for the whole clip; otherwise it has the clip's frames.
     """
 
     column: MediaColumn
@@ -42,7 +42,7 @@ class PlannedMedium:
 
 
 def still_media(records: Sequence[Record], probes: Probes, columns: Sequence[MediaColumn]) -> frozenset[str]:
-    """Return the names of inputs that are one picture per sample: declared so, or all of their files are images."""
+    """Return the names of inputs with one picture per sample: declared so, or all of their files are images."""
     found: dict[str, bool] = {}
     for record in records:
         for file in record.extra:
@@ -68,7 +68,7 @@ def fit_media(
             raise Rejected(f"{file.label}: {own}", kind="medium")
         is_still = file.name in stills and medium.kind != "video"
         if is_still and not own.is_image:
-            raise Rejected(f"{file.label}: {file.source} is a video, and an image is wanted", kind="medium")
+            raise Rejected(f"{file.label}: {file.source} is a video, but must be an image", kind="medium")
         if not is_still:
             _check_frames(file, own, probe)
         if not is_still or medium.is_mask:
@@ -81,13 +81,13 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     """Raise Rejected unless an input has the clip's frames at the clip's times."""
     if file.item is not None:
         raise Rejected(
-            f"{file.label}: a list holds images, and {file.name} is taken for video; name it image:{file.name}",
+            f"{file.label}: a list holds images, but {file.name} is taken for video; name it image:{file.name}",
             kind="medium",
         )
     if own.num_frames != probe.num_frames or own.is_image != probe.is_image:
         raise Rejected(
-            f"{file.label}: {file.source} has {_count(own)}, the clip {_count(probe)}; a medium that follows the clip "
-            f"has as many frames (image:{file.name} is for one picture a clip)",
+            f"{file.label}: {file.source} has {_count(own)}, the clip {_count(probe)}; an input that follows the clip "
+            f"must have as many frames (use image:{file.name} for one picture per clip)",
             kind="medium",
         )
     if own.is_image or not (own.timing and probe.timing):
@@ -95,19 +95,19 @@ def _check_frames(file: MediaFile, own: Probe, probe: Probe) -> None:
     apart, limit = _apart_seconds(own, probe), TIME_TOLERANCE / probe.fps if probe.fps else 0.0
     if apart > limit:
         raise Rejected(
-            f"{file.label}: a frame of {file.source} lies {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
+            f"{file.label}: a frame of {file.source} is {apart:.3f} s from the clip's, {limit:.3f} s are allowed "
             f"(half a frame); give both the same frame rate ({own.fps:.3f} and {probe.fps:.3f} now)",
             kind="medium",
         )
 
 
 def _check_shape(file: MediaFile, own: Probe, probe: Probe) -> None:
-    """Raise Rejected if the input would be cropped to another part of the picture than the clip."""
+    """Raise Rejected if the crop would show another part of the picture than the clip's crop."""
     share = abs(own.width * probe.height - own.height * probe.width) / (own.height * probe.width)
     if share > SHAPE_TOLERANCE:
         raise Rejected(
             f"{file.label}: {file.source} is {own.width}x{own.height}, the clip {probe.width}x{probe.height}; their "
-            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, else another part of it would be shown",
+            f"shapes may differ by {SHAPE_TOLERANCE:.0%}, otherwise their crops would show different parts",
             kind="medium",
         )
 
@@ -117,7 +117,7 @@ def _count(probe: Probe) -> str:
 
 
 def _apart_seconds(own: Probe, probe: Probe) -> float:
-    """Return the largest distance in time between frames of one number, each counted from the first frame."""
+    """Return the largest distance in time between frames with the same number, each measured from its first frame."""
     import numpy as np
 
     times: list[Any] = []

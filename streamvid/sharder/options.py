@@ -38,7 +38,7 @@ _NATIVE_SIDES = range(16, 8193, 2)
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """Where captions come from."""
+    """Source of captions."""
 
     column: str | tuple[str, ...] | None = option(
         None,
@@ -50,7 +50,7 @@ class CaptionOptions:
     )
     weight_column: str | None = option(
         None,
-        help="Metadata column with a list of numbers: how often each caption is drawn.",
+        help="Metadata column with a list of caption weights.",
         metavar="C",
         flag="--caption-weight-column",
     )
@@ -62,19 +62,19 @@ class CaptionOptions:
         check_options(self)
         several = self.column if isinstance(self.column, tuple) else (self.column,)
         if not several or not all(isinstance(name, str | None) for name in several):
-            raise ConfigError(f"column={self.column!r}: must be a column's name, or a list of names")
+            raise ConfigError(f"column={self.column!r}: must be a column name or a list of names")
         if len(set(several)) < len(several) or (len(several) > 1 and not all(several)):
-            raise ConfigError(f"column={self.column!r}: name each column once, and '' alone for no captions")
+            raise ConfigError(f"column={self.column!r}: list each column once, or '' alone for no captions")
         if self.weight_column is not None and (self.column == "" or self.weight_column in several):
-            raise ConfigError(f"weight_column={self.weight_column!r}: must be another column than that of captions")
+            raise ConfigError(f"weight_column={self.weight_column!r}: must differ from the caption column")
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the input is and which rows of it are taken.
+    """Input of the sharder, and the choice of its rows.
 
     media: conditioning inputs and the columns that name their files: {"control": "control_video"}. "reference?" accepts
-        rows without one; "image:", "video:" or "mask:" before a name gives its kind.
+        rows without one; "image:", "video:" or "mask:" before a name sets its kind.
     where: a condition in the language of the loader's `where=`, on the metadata's columns, on text (the caption) and
         source, and on width, height, num_frames, fps, duration_seconds and aspect_ratio of the file. Rows for which it
         is false or unknown are rejected; a condition on metadata alone saves probing.
@@ -86,7 +86,7 @@ class SourceOptions:
     captions: CaptionOptions = option(default_factory=CaptionOptions, group="Captions")
     layout: SourceLayout | None = option(None, help="Layout of SOURCE.", shown_default="detected")
     base_path: str | Path | None = option(
-        None, help="Folder that relative paths of the metadata start from.", metavar="FOLDER", shown_default="SOURCE"
+        None, help="Base folder of relative paths in the metadata.", metavar="FOLDER", shown_default="SOURCE"
     )
     video_column: str | None = option(
         None,
@@ -95,12 +95,12 @@ class SourceOptions:
         shown_default="path, video, file_name, …",
     )
     where: str | None = option(
-        None, help="Take only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
+        None, help="Keep only rows that meet a condition, such as 'aesthetic > 5 and fps >= 24'.", metavar="TEXT"
     )
     media: Mapping[str, str] = option(
         default_factory=dict,
-        help="Conditioning input and its column, as control=control_video; repeatable. NAME?= accepts rows without it, "
-        "image:NAME, video:NAME or mask:NAME gives its kind.",
+        help="Conditioning input and its column, as control=control_video; repeatable. NAME?= accepts rows without it; "
+        "image:NAME, video:NAME or mask:NAME sets its kind.",
         metavar="NAME=COLUMN",
     )
     max_clip_bytes: int = option(
@@ -121,19 +121,19 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class ClipOptions:
-    """What shards store for a record.
+    """Form in which shards store records.
 
-    kind: "copy" stores each source file as it is; "native" stores it at its bucket's size, encoded for fast decoding;
+    kind: "copy" stores each source file unchanged; "native" stores it at its bucket's size, encoded for fast decoding;
         "text" takes metadata without files: each row with a caption is a sample.
-    fps, fps_rule: the rate at which clips are read: "resample" (each frame the source's nearest in time), "cap" or
-        "fix_frame_rate". None: every frame, or what the buckets say. Copies keep their frames, and readers choose among
-        them; native clips have those alone and allow "resample" only.
+    fps, fps_rule: the rate at which clips are read: "resample" (for each frame, the source's nearest in time), "cap" or
+        "fix_frame_rate". None: every frame, or the rate that the buckets set. Copies keep all frames, and readers
+        choose; native clips contain only the chosen frames and allow only "resample".
     codec, crf, gop, max_clip_seconds, min_psnr: for native clips only.
     """
 
     kind: Literal["copy", "native", "text"] = option(
         "copy",
-        help="Store files as they are, encoded at their bucket's size (much faster to read), or captions alone.",
+        help="Store files unchanged, encoded at their bucket's size (much faster to read), or captions only.",
         group="",
         flag="--clips",
     )
@@ -143,17 +143,17 @@ class ClipOptions:
     crf: int | float | None = option(
         None, help="Native: quality, lower is better.", metavar="N", shown_default="18; av1 24, mjpeg 3"
     )
-    gop: int | None = option(None, help="Native: frames per key frame.", metavar="N", minimum=1, shown_default="16")
+    gop: int | None = option(None, help="Native: key frame interval.", metavar="N", minimum=1, shown_default="16")
     fps: Fraction | float | None = option(
         None, help="Frame rate at which clips are read.", metavar="RATE", group="", shown_default="the source's"
     )
     fps_rule: Literal["resample", "cap", "fix_frame_rate"] | None = option(
         None,
-        help="Take the frames nearest in time, every n-th up to --fps, or by number as DiffSynth does.",
+        help="Take the nearest frames in time, every n-th frame up to --fps, or frames by number as DiffSynth does.",
         shown_default="resample",
     )
     max_clip_seconds: float | None = option(
-        None, help="Native: cut longer sources into clips.", metavar="S", above=0, maximum=86400
+        None, help="Native: maximum clip length; longer sources are cut.", metavar="S", above=0, maximum=86400
     )
     min_psnr: float | None = option(
         None, help="Native: reject clips with a lower PSNR-Y.", metavar="DB", above=0, maximum=100
@@ -162,17 +162,17 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.fps_rule is not None and self.fps is None:
-            raise ConfigError(f"fps_rule={self.fps_rule!r}: give the rate too, such as fps=16")
+            raise ConfigError(f"fps_rule={self.fps_rule!r}: set the rate too, such as fps=16")
         if self.kind == "native":
             _ = self.encoding, self.frame_rate
             return
         for name in ("codec", "crf", "gop", "max_clip_seconds", "min_psnr"):
             value = getattr(self, name)
             if value is not None:
-                stores = "stores files as they are" if self.kind == "copy" else "has no files"
+                stores = "stores files unchanged" if self.kind == "copy" else "has no files"
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips={self.kind!r}, which {stores}; give "
-                    f"ClipOptions(kind='native') (--clips native), or leave {name} out"
+                    f"{name}={value!r}: cannot be combined with clips={self.kind!r}, which {stores}; use "
+                    f"ClipOptions(kind='native') (--clips native), or omit {name}"
                 )
 
     @property
@@ -186,21 +186,21 @@ class ClipOptions:
 
     @cached_property
     def encoding(self) -> Encoding:
-        """How native clips are encoded."""
+        """Encoding of native clips."""
         return Encoding(self.codec or "h264", self.crf, self.gop or 0)
 
     @cached_property
     def frame_rate(self) -> FrameRate | None:
-        """Rate at which clips are read; None if only the buckets say so."""
+        """Rate at which clips are read; None if only the buckets may set it."""
         return None if self.fps is None else FrameRate(self.fps_rule or "resample", self.fps)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """How the work is done. None of it changes the dataset.
+    """Options of the work itself, which never change the dataset.
 
-    work_dir: for a dataset in a bucket, the local folder of everything that is unfinished (encoded clips, tars, probing
-        results). None: in the user's cache folder.
+    work_dir: for a dataset in a bucket, the local folder of unfinished work (encoded clips, tars, probing results).
+        None: in the user's cache folder.
     """
 
     workers: int = option(
@@ -212,23 +212,23 @@ class WorkOptions:
         maximum=1024,
         shown_default="one per CPU",
     )
-    overwrite: bool = option(False, help="Replace another dataset that is sealed at DEST.", group="")
+    overwrite: bool = option(False, help="Replace another sealed dataset at DEST.", group="")
     work_dir: str | Path | None = option(
-        None, help="Local folder of unfinished work, if DEST is in a bucket.", metavar="FOLDER"
+        None, help="Local folder for unfinished work if DEST is in a bucket.", metavar="FOLDER"
     )
     probe_timeout_seconds: float = option(
-        60.0, help="Seconds for probing one file.", metavar="S", flag="--probe-timeout", above=0, maximum=_WEEK_SECONDS
+        60.0, help="Time limit for probing a file.", metavar="S", flag="--probe-timeout", above=0, maximum=_WEEK_SECONDS
     )
     encode_timeout_seconds: float = option(
         4 * 3600.0,
-        help="Seconds for encoding or fully decoding one clip.",
+        help="Time limit for encoding or fully decoding one clip.",
         metavar="S",
         flag="--encode-timeout",
         above=0,
         maximum=_WEEK_SECONDS,
     )
     worker_memory_bytes: int = option(
-        4 * 2**30, help="Memory per worker.", metavar="SIZE", flag="--worker-memory", minimum=2**28, maximum=2**60
+        4 * 2**30, help="Memory limit per worker.", metavar="SIZE", flag="--worker-memory", minimum=2**28, maximum=2**60
     )
 
     def __post_init__(self) -> None:
@@ -237,15 +237,15 @@ class WorkOptions:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How records become shards. Nested options may be given as mappings of their fields.
+    """Options of the sharder. Nested options may be given as mappings of their fields.
 
     buckets: a BucketConfig, the name of a preset, a YAML file, or a mapping of the fields of such a file.
         None: 256px with 1, 17 and 33 frames.
     verify: "decode" decodes every frame of a source, so that damage is a rejection; "probe" decodes one key frame.
         None: "probe" for copies; native clips are always decoded.
-    hdr: "refuse" rejects PQ and HLG; "allow" takes them as they are.
+    hdr: "refuse" rejects PQ and HLG; "allow" accepts them unchanged.
     val_fraction: share of the records that go to split "val".
-    Raises ConfigError that names the option, its value and what is allowed.
+    Raises a ConfigError that names the option, its value and what is allowed.
     """
 
     source: SourceOptions = option(default_factory=SourceOptions, group="Source")
@@ -253,12 +253,12 @@ class ShardOptions:
     clips: ClipOptions = option(default_factory=ClipOptions, group="Clips")
     verify: Literal["decode", "probe"] | None = option(
         None,
-        help="Decode all frames of a source, or one.",
+        help="Decode all frames of a source, or only one.",
         group="Verification",
         shown_default="probe; native: decode",
     )
     hdr: Literal["refuse", "allow"] = option(
-        "refuse", help="Reject HDR video (PQ, HLG), or take it as it is.", group="Verification"
+        "refuse", help="Reject HDR video (PQ, HLG), or accept it unchanged.", group="Verification"
     )
     val_fraction: float = option(0.0, help="Share of videos for split 'val'.", metavar="SHARE", minimum=0)
     shard_size_bytes: int = option(
@@ -273,7 +273,7 @@ class ShardOptions:
         check_options(self)
         if self.val_fraction >= 1:
             raise ConfigError(f"val_fraction={self.val_fraction!r}: must be a number from 0 to below 1, such as 0.01")
-        # Read once: a file that changes meanwhile changes nothing.
+        # Read once, so that a file that changes meanwhile has no effect.
         object.__setattr__(self, "config", self._bucket_config())
         self.config.check_rate(self.frame_rate)
         if self.clips.is_text:
@@ -285,7 +285,7 @@ class ShardOptions:
         if self.clips.is_text:
             if self.buckets is not None or self.clips.fps is not None:
                 name = "fps" if self.buckets is None else "buckets"
-                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; leave it out")
+                raise ConfigError(f"{name} cannot be combined with clips='text', which has no pictures; omit it")
             return BucketConfig(buckets=(TEXT_BUCKET,))
         config = bucket_config_of(DEFAULT_BUCKETS if self.buckets is None else self.buckets)
         if self.clips.frame_rate is None or self.clips.is_native:  # the rate of native clips is part of their encoding
@@ -302,34 +302,34 @@ class ShardOptions:
         for name, value in given.items():
             if value:
                 raise ConfigError(
-                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; leave one of them out"
+                    f"{name}={value!r}: cannot be combined with clips='text', which has no files; omit one of them"
                 )
         if self.source.captions.column == "" or self.source.captions.lines:
             raise ConfigError(
-                "clips='text' makes samples of captions alone: leave caption column '' and caption lines out"
+                "clips='text' makes samples from captions alone: omit caption column '' and caption lines"
             )
 
     def _check_native(self) -> None:
         if self.frame_rate.rule not in ("native", "resample"):
             raise ConfigError(
                 f"fps_rule={self.frame_rate.rule!r}: cannot be combined with clips='native', whose frames are those "
-                "nearest in time; give 'resample', or clips='copy'"
+                "nearest in time; use 'resample', or clips='copy'"
             )
         if self.verify == "probe":
             raise ConfigError(
-                "verify='probe': cannot be combined with clips='native', because encoding decodes every frame; leave "
-                "verify out"
+                "verify='probe': cannot be combined with clips='native', because encoding decodes every frame; omit "
+                "verify"
             )
         for bucket in () if self.config.is_dynamic else self.table.candidates:
             if bucket.height not in _NATIVE_SIDES or bucket.width not in _NATIVE_SIDES:
                 raise ConfigError(
-                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips are even, from 16 to "
-                    f"{_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
+                    f"bucket {bucket.id} is {bucket.width}x{bucket.height}; sides of native clips must be even and 16 "
+                    f"to {_NATIVE_SIDES[-1]}: choose another size, or clips='copy'"
                 )
 
     @property
     def worker_storage(self) -> StorageOptions:
-        """Storage options of each worker, so that all of them together keep to the limits."""
+        """Storage options of each worker, so that all workers together respect the limits."""
         whole, workers = self.storage, self.work.workers
         return replace(
             whole,
@@ -339,7 +339,7 @@ class ShardOptions:
 
     @property
     def needs_timing(self) -> bool:
-        """True if it matters when each frame of a source is shown."""
+        """True if the times of a source's frames are needed."""
         is_timed = self.rate is not None or self.clips.max_clip_seconds is not None
         return (self.clips.is_native and is_timed) or bool(self.source.media)
 
@@ -360,16 +360,16 @@ class ShardOptions:
 
     @property
     def table(self) -> BucketTable:
-        """Buckets that clips are assigned to; ConfigError if sizes follow the clips."""
+        """Buckets that clips are assigned to. Raises ConfigError if sizes follow the clips."""
         return self.config.table
 
     def encoding_json(self) -> dict[str, object]:
-        """Return everything that decides the bytes of a native clip, apart from its source and size."""
+        """Return everything that determines the bytes of a native clip, except its source and size."""
         fps = None if self.rate is None else str(self.rate)
         return {**asdict(self.clips.encoding), "fps": fps, "versions": encoder_versions()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that decide the dataset's content, for the manifest, without those at their defaults."""
+        """Return the options that determine the dataset's content, for the manifest, without default values."""
         value = {
             **_buckets_json(self.config),
             "clips": self.clips.kind,
@@ -392,7 +392,7 @@ class ShardOptions:
 
 
 def _buckets_json(config: BucketConfig) -> dict[str, object]:
-    """Return what decides the buckets: a list if the configuration is nothing more than that."""
+    """Return everything that determines the buckets: a plain list if the configuration is no more than that."""
     is_listed = config.buckets or config.resolution
     if is_listed and config.ratios == Ratios(config.multiple):
         plain = BucketConfig(

@@ -1,4 +1,4 @@
-"""The shard plan: the samples of each shard. Pure: equal input and options give the same plan on any machine."""
+"""The shard plan: the samples of each shard. Pure: equal input and options result in the same plan on any machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamvid.sharder.source.records import RecordSet, Rejection
 
 _Item = TypeVar("_Item")
 Build: TypeAlias = dict[str, Any]
-"""JSON of everything that decides a dataset's content, as the manifest stores it: equal builds mean equal datasets."""
+"""JSON of everything that determines a dataset's content, as in the manifest: equal builds mean equal datasets."""
 
 SPLITS = ("train", "val")
 PLAN_VERSION = 1
@@ -29,7 +29,7 @@ MAX_TEXTS_A_SHARD = 8192
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """A unit of work: the ordered samples of one tar, which share bucket, split and the extensions of members."""
+    """A unit of work: the ordered samples of one tar, which share bucket, split and member extensions."""
 
     bucket: Bucket
     number: int
@@ -42,7 +42,7 @@ class PlannedShard:
 
     @property
     def clip_bytes(self) -> int:
-        """Bytes of clips and conditioning inputs."""
+        """Size of clips and conditioning inputs."""
         return sum(sample.num_bytes for sample in self.samples)
 
 
@@ -70,7 +70,7 @@ class ShardPlan:
 
 
 def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions, build: Build) -> ShardPlan:
-    """Cut the buckets into shards, by the bytes of their clips."""
+    """Cut the buckets into shards by the size of their clips."""
     groups: dict[tuple[str, str, tuple[str, ...]], list[PlannedSample]] = {}
     for sample in assignment.samples:
         if not sample.draw_set:
@@ -97,7 +97,7 @@ def make_plan(records: RecordSet, assignment: Assignment, options: ShardOptions,
 
 
 def _ordered_buckets(config: BucketConfig, found: Iterable[Bucket]) -> tuple[Bucket, ...]:
-    """Return the buckets that got clips, in the table's order; if sizes follow the clips, the largest first."""
+    """Return the buckets that have clips, in the table's order; if sizes follow the clips, the largest first."""
     if not config.is_dynamic:
         return config.table.buckets
     return tuple(sorted(set(found), key=lambda bucket: (-bucket.num_pixels, bucket.id)))
@@ -133,7 +133,7 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
         end, total = start, 0
         while end < len(items):
             size = sizes[end]
-            # Half of a clip beyond an equal share is rounding; more would make the last shards small.
+            # Exceeding an equal share by half a clip is rounding; more would make the last shards small.
             is_full = total + size > shard_size_bytes or num_shards * (2 * total + size) > 2 * remaining
             if is_full and end > start:
                 break
@@ -146,8 +146,8 @@ def cut_by_bytes(items: Sequence[_Item], sizes: Sequence[int], shard_size_bytes:
 class DrawnGroup:
     """Clips of one draw set, one split and the same members, in shards.
 
-    buckets: (bucket id, probability in parts of UNIT). shards: of each bucket, in the order of `buckets`: the samples
-    of each of its shards, clip for clip the same as in the others.
+    buckets: (bucket id, probability in parts of UNIT). shards: for each bucket, in the order of `buckets`, the samples
+    of each of its shards, clip for clip the same as in the other buckets.
     """
 
     buckets: tuple[tuple[str, int], ...]
@@ -155,15 +155,15 @@ class DrawnGroup:
     shards: tuple[tuple[Sequence[PlannedSample], ...], ...]
 
     def shards_of(self, bucket_id: str) -> tuple[Sequence[PlannedSample], ...]:
-        """Return the samples of each shard in a bucket; none for a bucket outside the set."""
+        """Return the samples of each shard in a bucket; empty for a bucket outside the set."""
         return next((mine for (name, _), mine in zip(self.buckets, self.shards, strict=True) if name == bucket_id), ())
 
     def stored(self, firsts: Mapping[str, int]) -> StoredSet:
-        """Return the group as the manifest stores it. firsts: number of the group's first shard by bucket id."""
+        """Return the group as the manifest stores it. firsts: bucket id → number of the group's first shard."""
         return StoredSet(tuple((name, weight, firsts[name]) for name, weight in self.buckets), len(self.shards[0]))
 
 
-_Clip = tuple[PlannedSample, ...]  # one clip's samples, a bucket each
+_Clip = tuple[PlannedSample, ...]  # the samples of one clip, one per bucket
 
 
 def drawn_groups(
@@ -172,10 +172,9 @@ def drawn_groups(
     seed: int,
     shard_size_bytes: int,
 ) -> list[DrawnGroup]:
-    """Group the samples that belong to a draw set, in an order that does not depend on that of the input.
+    """Group the samples that belong to a draw set, in an order that does not depend on the order of the input.
 
-    A clip that lost the sample of a bucket, because it could not be encoded at that size, keeps the others with their
-    probabilities.
+    A clip that could not be encoded at the size of one bucket keeps its other samples with their probabilities.
     """
     clips: dict[tuple[int, int, int], list[PlannedSample]] = {}
     for sample in samples:
@@ -200,10 +199,10 @@ def drawn_groups(
 
 
 def weights_of(probabilities: Sequence[tuple[str, Fraction]]) -> dict[str, int]:
-    """Round probabilities to parts of UNIT by bucket id; their sum is rounded to the nearest part too."""
+    """Return bucket id → probability in parts of UNIT, rounded so that their sum is the nearest part too."""
     exact = [(name, probability * UNIT) for name, probability in probabilities]
     weights = {name: max(1, int(value)) for name, value in exact}
-    # What is too rare for a part takes one all the same, of the most probable.
+    # A probability too small for one part still gets one, taken from the largest.
     for _ in range(sum(weights.values()) - UNIT):
         weights[max(weights, key=lambda name: (weights[name], name))] -= 1
     missing = int(sum((value for _, value in exact), Fraction(0)) + Fraction(1, 2)) - sum(weights.values())

@@ -1,4 +1,4 @@
-"""Probing: workers, which a hostile file may kill, find out what each record's file is."""
+"""Probing: workers, which a hostile file may kill, determine the facts of each record's file."""
 
 from __future__ import annotations
 
@@ -67,28 +67,28 @@ class Probe:
 
     @property
     def seconds(self) -> Fraction:
-        """Exact `duration_seconds`, the same that readers of the index compute."""
+        """Exact `duration_seconds`, equal to what readers of the index compute."""
         return exact_seconds(self.duration_seconds)
 
     def copy_of(self, file: Record | MediaFile) -> Clip:
-        """Return the clip that stores the file as it is."""
+        """Return the clip that stores the file unchanged."""
         return copied(Clip, self, path=file.path, num_bytes=file.num_bytes)
 
 
 Finding: TypeAlias = dict[str, Any]
-"""JSON of what a worker found, as the journal holds it: fields of a Probe or of a Clip, or {"rejected", "kind"}."""
+"""Result of a worker as JSON, as the journal holds it: fields of a Probe or of a Clip, or {"rejected", "kind"}."""
 
 
 Probes: TypeAlias = Mapping[FileState, Probe | Rejected]
-"""What probing found out of each file: its facts, or why it cannot be used."""
+"""Result of probing for each file: its facts, or why it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
     """One file to probe.
 
-    verify: decode every frame.   timing: find out when each frame is shown.
-    folder: place for what is read of an object meanwhile; None: a temporary file.
+    verify: decode every frame.   timing: read the time of each frame.
+    folder: place for temporary copies of objects; None: the system's temporary directory.
     """
 
     media: Media
@@ -102,7 +102,7 @@ def probe_file(task: ProbeTask) -> Finding:
     """Probe one file. Runs in a worker.
 
     For an object, "bytes_read" in the finding says how much of it was read. Raises StorageError if its store fails and
-    SourceError if the file is no longer the one that was listed: neither is a reason against the file.
+    SourceError if the file is no longer the one that was listed: neither is a reason to reject the file.
     """
     with opened(task.media, task.folder, clock_paused) as source:
         finding = attempt("probing", lambda: _probe(task, source))
@@ -118,7 +118,7 @@ def _probe(task: ProbeTask, source: Source) -> Finding:
 
 
 def attempt(what: str, work: Callable[[], Finding]) -> Finding:
-    """Run the work on one file; an error that is the file's own becomes a rejection."""
+    """Run the work on one file; an error caused by the file becomes a rejection."""
     try:
         return work()
     except (ProbeError, DecodeError) as error:
@@ -130,7 +130,7 @@ def attempt(what: str, work: Callable[[], Finding]) -> Finding:
     except MemoryError:
         return rejected("needs more memory than worker_memory_bytes allows", "memory")
     except Exception as error:  # noqa: BLE001 — one odd file among a million must not end the run, and is not lost
-        return rejected(f"{what} failed on it, which is a fault of streamvid: {type(error).__name__}: {error}", "fault")
+        return rejected(f"{what} failed on it, which is a bug in streamvid: {type(error).__name__}: {error}", "fault")
 
 
 def rejected(reason: str, kind: str) -> Finding:
@@ -139,19 +139,19 @@ def rejected(reason: str, kind: str) -> Finding:
 
 
 def rejection_of(finding: Finding, path: str, source: str) -> Rejected | None:
-    """Return why a file cannot be used, if that was found."""
+    """Return why a file cannot be used, or None."""
     if "rejected" not in finding:
         return None
-    # No path of this machine goes into a sealed dataset (SHARD-1).
+    # A sealed dataset contains no path of this machine (SHARD-1).
     return Rejected(str(finding["rejected"]).replace(path, source)[:MAX_REASON_CHARS], kind=finding["kind"])
 
 
 def run_tasks(
     what: str, handler: str, num_tasks: int, task: Callable[[int], Any], options: ShardOptions, limit: str, held_fd: int
 ) -> Iterator[tuple[int, Finding]]:
-    """Run tasks on worker processes; yield (number, finding) as they are done. A crash is a rejection.
+    """Run tasks on worker processes; yield (number, finding) as they finish. A crash is a rejection.
 
-    limit: the option that says how many seconds a task may take.
+    limit: the option that limits the seconds of a task.
     """
     seconds = getattr(options.work, limit)
     with Pool(handler, options.work.workers, held_fd, seconds, options.work.worker_memory_bytes) as pool:
@@ -165,14 +165,14 @@ def run_tasks(
 
 
 def clip_extension(container: str, source: str) -> str:
-    """Return the extension of a clip's member in a tar, by the file's container and not by its name.
+    """Return the extension of a clip's member in a tar, which depends on the file's container, not its name.
 
-    There is one extension per family, so that .mov and .MP4 share a shard. Only .webm is kept, because it promises its
-    codecs.
+    There is one extension per family, so that .mov and .MP4 share a shard. Only .webm is kept, because it implies
+    certain codecs.
     """
     name = _EXTENSIONS.get(container)
     if name is None:
-        raise ProbeError(f"the container {container} is not stored; allowed are {', '.join(_EXTENSIONS)}", kind="codec")
+        raise ProbeError(f"the container {container} is not supported; use {', '.join(_EXTENSIONS)}", kind="codec")
     return "webm" if name == "mkv" and posixpath.splitext(source)[1].lower() == ".webm" else name
 
 
@@ -184,10 +184,10 @@ def probe_all(
     progress: Progress,
     folder: Path | None = None,
 ) -> Probes:
-    """Return what probing found out of each record's file, whatever the number of workers.
+    """Probe each record's file; the result does not depend on the number of workers.
 
-    folder: place for what is read of objects meanwhile. A file that crashes the decoder, exceeds
-    `probe_timeout_seconds` or exceeds `worker_memory_bytes` is rejected.
+    folder: place for temporary copies of objects. A file that crashes the decoder, exceeds `probe_timeout_seconds` or
+    exceeds `worker_memory_bytes` is rejected.
     """
     files: list[Record | MediaFile] = [*records, *chain.from_iterable(record.extra for record in records)]
     sources = {file_state(file): file for file in files}
@@ -210,7 +210,7 @@ def probe_all(
 
 
 def probe_bytes_read(states: Iterable[FileState], journal: Journal) -> int | None:
-    """Return how many bytes of objects were read, in this run or an earlier one; None if no file is an object."""
+    """Return the bytes of objects that this or an earlier run read; None if no file is an object."""
     read = [journal.findings[state]["bytes_read"] for state in states if "bytes_read" in journal.findings[state]]
     return sum(read) if read else None
 
@@ -223,17 +223,17 @@ def journal_header(options: ShardOptions) -> dict[str, object]:
 
 
 def _is_verified(options: ShardOptions) -> bool:
-    # Encoding decodes every frame anyway, and rejects what does not decode.
+    # Encoding decodes every frame anyway, and rejects files that do not decode.
     return options.verify == "decode" and not options.clips.is_native
 
 
 def _time_limit(options: ShardOptions) -> str:
-    """Return the option that limits probing. Decoding all frames takes as long as encoding may."""
+    """Return the option that limits probing. Decoding all frames may take as long as encoding."""
     return "encode_timeout_seconds" if _is_verified(options) else "probe_timeout_seconds"
 
 
 def file_state(record: Record | MediaFile) -> FileState:
-    """Return what distinguishes a version of the file from another one."""
+    """Return the state that distinguishes versions of the file."""
     return (record.path, record.num_bytes, record.version)
 
 

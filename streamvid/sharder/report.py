@@ -19,10 +19,10 @@ BUILT, ALREADY_SEALED, DRY_RUN = "built", "already sealed", "dry run"
 
 @dataclass(frozen=True, slots=True)
 class BucketRow:
-    """One bucket in a report. `num_bytes` counts clips, `mean_crop` is the mean share of a frame's area cut off.
+    """One bucket in a report. num_bytes: size of its clips. mean_crop: mean share of a frame's area that is cut off.
 
-    source_bytes: of the files that its clips come from, each counted once. mean_psnr_y, min_psnr_y: of native clips, in
-    decibels, else None. In a dry run of native clips num_bytes and num_shards are 0, as nobody knows them yet.
+    source_bytes: size of the files that its clips come from, each counted once. mean_psnr_y, min_psnr_y: of native
+    clips, in decibels, else None. In a dry run of native clips, num_bytes and num_shards are unknown and 0.
     """
 
     bucket_id: str
@@ -41,13 +41,13 @@ class BucketRow:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """`state` is "built", "already sealed" or "dry run".
+    """Report of a run. `state` is "built", "already sealed" or "dry run".
 
-    num_records counts input rows, num_windows what they were cut into: as many, unless sources were longer than
-    max_clip_seconds. stored_clips: (clips that several buckets store, samples that these are), of assign="all".
+    num_records: input rows. num_windows: windows that the rows were cut into; the same number, unless sources are
+    longer than max_clip_seconds. stored_clips: with assign="all", (clips that several buckets store, their samples).
     num_windows = num_samples + num_rejected, each clip counted once (SHARD-3). clips: "copy" or "native".
-    encode_seconds: of CPU, earlier unfinished runs among it; None where nothing was encoded. probe_bytes_read: of
-    objects, to find out what they are; None where no source is in a bucket.
+    encode_seconds: CPU time, including earlier unfinished runs; None if nothing was encoded. probe_bytes_read: bytes of
+    objects read for probing; None if no source is in a bucket.
     """
 
     state: str
@@ -90,7 +90,7 @@ class ShardReport:
         return sum(row.source_bytes for row in self.buckets)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, including all rejections."""
+        """Return JSON-serializable values, including all rejections."""
         sums = ("num_samples", "num_shards", "num_bytes", "num_rejected", "num_windows", "source_bytes")
         kinds = [kind.to_json() for kind in self.rejected_by_kind]
         return {**asdict(self), **{name: getattr(self, name) for name in sums}, "rejected_by_kind": kinds}
@@ -139,7 +139,7 @@ def report_plan(plan: ShardPlan, state: str) -> ShardReport:
 
 
 def report_dataset(dataset: Dataset) -> ShardReport:
-    """Return the report of a sealed dataset: that of the run that built it, except for state and encode_seconds."""
+    """Return the report of a sealed dataset: as the run that built it, except for state and encode_seconds."""
     clips: dict[str, list[_Clip]] = {}
     for shard in dataset.shards:
         rows = dataset.samples(shard, list(_COLUMNS)).to_pylist()
@@ -158,7 +158,7 @@ def report_dataset(dataset: Dataset) -> ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class _Clip:
-    """Facts of a clip that a report needs, columns of the index."""
+    """Columns of the index that a report needs for each clip."""
 
     num_bytes: int
     duration_seconds: float

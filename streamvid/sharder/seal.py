@@ -1,4 +1,4 @@
-"""Sealing: the index from the markers of finished shards, and the manifest last (SHARD-2)."""
+"""Sealing: write the index from the markers of finished shards, and the manifest last (SHARD-2)."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from streamvid.storage import LocalStore, Store
 
 
 def planned_paths(plan: ShardPlan) -> list[str]:
-    """Return the files that building the plan's shards writes."""
+    """Return the paths of the files that the plan's shards consist of."""
     return [path for shard in plan.shards for path in (shard.path, offsets_path(shard.path))]
 
 
 def seal(plan: ShardPlan, staging: Staging, options: ShardOptions, progress: Progress) -> None:
-    """Write index, foreign readers' files and manifest.json, in this order, then remove the staging folder."""
+    """Write the index, files for other readers and manifest.json, in this order, then remove the staging folder."""
     folder = staging.plan_folder(plan.sha256)
     store, temporary = staging.store, LocalStore(folder)
     names = planned_paths(plan)
@@ -102,7 +102,7 @@ def _write_samples(
 ) -> tuple[list[ShardInfo], list[FileInfo], list[FileInfo]]:
     """Write samples and packets, with a limited number of shards per file.
 
-    Returns the rows of the shard table, the files of samples and those of packets.
+    Returns the rows of the shard table, the samples files and the packets files.
     """
     shards: list[ShardInfo] = []
     files: list[FileInfo] = []
@@ -126,7 +126,7 @@ def _write_samples(
 
 
 def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, list[TablePlace | None]]:
-    """Join the packet tables of some shards; return them with the place of each."""
+    """Join the packet tables of shards; return them with the place of each."""
     tables = [_packets(shard, folder) for shard in shards]
     places: list[TablePlace | None] = []
     offset = 0
@@ -137,7 +137,7 @@ def _join_packets(shards: Sequence[PlannedShard], folder: Path) -> tuple[bytes, 
 
 
 def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
-    """Raise StorageError if a finished shard is not in the store, to which others may write."""
+    """Raise StorageError if a finished shard is missing from the store; others may have changed it."""
     sizes = shard_sizes(store)
     for shard in plan.shards:
         marker = _marker(shard, folder)
@@ -145,8 +145,8 @@ def _check_shards(plan: ShardPlan, store: Store, folder: Path) -> None:
         for path, num_bytes in sizes_noted.items():
             if sizes.get(path) != num_bytes:
                 raise StorageError(
-                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes there, {num_bytes} were written; "
-                    "was it removed meanwhile? Run the same command again"
+                    f"{store.url}: {path} has {sizes.get(path, 'no')} bytes, but {num_bytes} were written; it was "
+                    "changed or removed meanwhile. Run the same command again"
                 )
 
 
@@ -226,7 +226,7 @@ def _shard_info(shard: PlannedShard, marker: Marker, index_path: str, row_group:
 
 
 def _manifest(plan: ShardPlan, options: ShardOptions, shards: Sequence[ShardInfo], files: ManifestFiles) -> Manifest:
-    # Buckets that got no sample stay out: whoever warms up for every shape should meet no shape that never comes.
+    # Buckets without samples stay out, so that a warm-up over all shapes meets only shapes that occur.
     buckets = tuple({shard.bucket.id: shard.bucket for shard in plan.shards}.values())
     return Manifest(
         buckets=buckets,
@@ -272,7 +272,7 @@ def media_facts(shards: Sequence[PlannedShard], columns: Sequence[MediaColumn]) 
 
 
 def _quality(plan: ShardPlan) -> dict[str, object]:
-    """Return the PSNR-Y of native clips in decibels, of all and per bucket."""
+    """Return the PSNR-Y of native clips in decibels, overall and per bucket."""
     found: dict[str, list[float]] = {}
     for shard in plan.shards:
         found.setdefault(shard.bucket.id, []).extend(sample.clip.psnr_y or 0.0 for sample in shard.samples)

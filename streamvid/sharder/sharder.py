@@ -1,4 +1,4 @@
-"""The sharder's stages in a row: records → probe → assign (→ encode) → shard plan → build → seal."""
+"""The stages of the sharder: records → probe → assign (→ encode) → shard plan → build → seal."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def shard(
 ) -> ShardReport:
     """Build the dataset at `dest` from a folder of media, a metadata file, tars or sealed datasets. Idempotent.
 
-    Several sources are taken one after the other. All may be in buckets.
+    Several sources are read one after the other. All may be in buckets.
 
-    Killed at any point and run again, it goes on where it was and ends with the same bytes (SHARD-1). A dataset that
-    is sealed already and would be built the same is left as it is.
+    Killed at any point and run again, it resumes and ends with the same bytes (SHARD-1). If an equal dataset is already
+    sealed at `dest`, it does not change.
 
     Raises SourceError (input that cannot be read, nothing accepted, a file that changes while it is read), SealedError
-    (another dataset stands there), DatasetError (`dest` holds something else, or another sharder), StorageError.
+    (another dataset at `dest`), DatasetError (other files or another sharder at `dest`), StorageError.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     place.check_free()
@@ -58,7 +58,7 @@ def shard(
     if report is not None and not place.is_begun:
         return report
     with locked_staging(place) as staging:
-        # Once more, now that nobody else is at it.
+        # Check again, now that the lock excludes others.
         report = _sealed_report(place.store, build, options.work.overwrite)
         if report is not None:
             staging.remove()
@@ -71,20 +71,20 @@ def shard(
                 raise
             raise StorageError(f"{error}. {_REMEDY}") from error
         except BaseException:
-            _logger.info("unfinished: what is done so far stays, and the same command goes on with %s", place.url)
+            _logger.info("unfinished: finished work is kept, and the same command resumes %s", place.url)
             raise
 
 
 _REMEDY = (
-    "What is done so far stays: the same command goes on from there; with --abandon "
-    "(streamvid.sharder.sharder.abandon) it removes instead what is unfinished, parts of uploads among it"
+    "Finished work is kept: run the same command again to resume, or with --abandon "
+    "(streamvid.sharder.sharder.abandon) to remove all unfinished work, including parts of uploads"
 )
 
 
 def abandon(dest: str | Path, options: ShardOptions) -> bool:
-    """Remove what unfinished builds left at `dest`, in the bucket and on this machine; return False if nothing was.
+    """Remove unfinished work at `dest`, in the bucket and on this machine; return False if there was none.
 
-    A sealed dataset stays. No sharder may be at work there: one on this machine is noticed (DatasetError), one on
+    A sealed dataset stays. No sharder may be running there: one on this machine is detected (DatasetError), one on
     another machine is not.
     """
     place = find_destination(dest, options)
@@ -101,17 +101,17 @@ def dry_run(
     options: ShardOptions,
     progress: Progress | None = None,
 ) -> ShardReport:
-    """Do everything up to the shard plan. Write nothing to `dest`, and reuse what an unfinished run there probed.
+    """Do everything up to the shard plan. Write nothing to `dest`, and reuse the probes of an unfinished run there.
 
-    Native clips are not encoded: the report has neither their bytes nor how many shards they make.
+    Native clips are not encoded: the report has neither their size nor their number of shards.
 
-    Raises as `shard` does, but for what stands at `dest` and for nothing being accepted: the report tells why.
+    Raises the errors of `shard`, but not for an occupied `dest`, nor if all rows are rejected: the report has reasons.
     """
     place, progress = find_destination(dest, options), progress or _no_progress
     records = apply_where(read_records(source, options), options)
     progress("records", records.num_rows, records.num_rows)
     journal = Journal(place.folder / "probes.jsonl", journal_header(options), writable=False)
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is no path to look at
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 — os.devnull is not a file
         records, assignment, num_bytes = _assigned(records, options, journal, nothing.fileno(), progress)
     report = report_plan(make_plan(records, assignment, options, _build_facts(records, options)), DRY_RUN)
     return replace(report, probe_bytes_read=num_bytes)
@@ -123,7 +123,7 @@ def _check_apart(source: str | Path | Sequence[str | Path], dest: Store, options
         store = open_store(one, options.storage)
         if _real(store) == _real(dest):
             raise SourceError(
-                f"source {store.url} is dest too, which would be built over what it is made of; give another dest"
+                f"source {store.url} is also dest, and would be overwritten while it is read; choose another dest"
             )
 
 
@@ -157,7 +157,7 @@ def _assigned(
     progress: Progress,
     folder: Path | None = None,
 ) -> tuple[RecordSet, Assignment, int | None]:
-    """Probe and assign all records. Return those that meet the condition, and how much of objects was read."""
+    """Probe and assign all records. Return those that meet the condition, and the bytes of objects read."""
     if options.clips.is_text:
         return records, assign_texts(records.records, options), None
     probes = probe_all(records.records, options, journal, held_fd, progress, folder)
@@ -170,9 +170,9 @@ def _build_facts(records: RecordSet, options: ShardOptions) -> Build:
 
 
 def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> ShardReport | None:
-    """Return the report of a dataset that is there and is the requested one; None if none is, or it is to be replaced.
+    """Return the report of the sealed dataset if it is the requested one; None without one, or if it is to be replaced.
 
-    Raises SealedError, naming the difference, where it is another one and `overwrite` is not set.
+    Raises SealedError, naming the difference, if it is another one and `overwrite` is not set.
     """
     if store.size(MANIFEST) is None:
         return None
@@ -186,8 +186,8 @@ def _sealed_report(store: Store, build: Mapping[str, Any], overwrite: bool) -> S
     if overwrite:
         return None
     raise SealedError(
-        f"{store.url} holds a sealed dataset, and another would be built ({difference}); give another dest, "
-        "or overwrite=True (--overwrite) to replace it"
+        f"{store.url} holds another sealed dataset ({difference}); choose another dest, or set "
+        "overwrite=True (--overwrite) to replace it"
     )
 
 
@@ -196,14 +196,14 @@ def _difference(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str | Non
     for name in [*new, *(name for name in old if name not in new)]:
         before, now = old.get(name), new.get(name)
         if before != now:
-            if isinstance(before, dict) and isinstance(now, dict):  # an encoding: what of it differs
+            if isinstance(before, dict) and isinstance(now, dict):  # an encoding: name the part that differs
                 part = next(part for part in [*now, *before] if before.get(part) != now.get(part))
                 return f"{name}.{part}: {_short(before.get(part))} there, {_short(now.get(part))} asked"
             return f"{name}: {_short(before)} there, {_short(now)} asked"
     if there.get("num_records") != asked["num_records"]:
         return f"input: {there.get('num_records')} rows there, {asked['num_records']} now"
     if there.get("input_sha256") != asked["input_sha256"]:
-        return f"input: {asked['num_records']} rows as there, but with other files, sizes, captions or columns"
+        return f"input: {asked['num_records']} rows as there, but files, sizes, captions or columns differ"
     return None
 
 
@@ -223,8 +223,8 @@ def _condemn_old(staging: Staging) -> None:
         paths += [path for info in old.shards for path in (info.path, offsets_path(info.path))]
     except StreamvidError as error:
         raise DatasetError(
-            f"{store.url} holds a damaged dataset, so that its files cannot be told from yours ({error}); "
-            "delete all there yourself"
+            f"{store.url} holds a damaged dataset, so its files cannot be distinguished from yours ({error}); "
+            "delete everything there yourself"
         ) from error
     staging.condemn(paths)
 
@@ -232,8 +232,8 @@ def _condemn_old(staging: Staging) -> None:
 def _nothing_accepted(rejections: tuple[Rejection, ...]) -> str:
     shown = "; ".join(f"row {row.row} {row.source}: {row.reason}" for row in rejections[:_REASONS_SHOWN])
     more = f"; and {len(rejections) - _REASONS_SHOWN} more" if len(rejections) > _REASONS_SHOWN else ""
-    return f"all {len(rejections)} records are rejected, nothing is built. {shown}{more}"
+    return f"all {len(rejections)} records were rejected, so nothing was built. {shown}{more}"
 
 
 def _no_progress(phase: str, done: int, total: int) -> None:
-    """Report to nobody."""
+    """Report nothing."""

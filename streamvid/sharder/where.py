@@ -1,6 +1,6 @@
 """`where` in the sharder: rows that do not meet a condition become rejections, if possible before they are probed.
 
-The language and what missing values mean are those of `where=` at load time (dataset/filter/expression.py).
+The language and the meaning of missing values are those of `where=` at load time (dataset/filter/expression.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FACTS = {
     "duration_seconds": "float",
     "aspect_ratio": "float",
 }
-"""Facts that probing finds: display size, width / height, frames, frames per second, seconds."""
+"""Facts found by probing: display size, width / height, frames, frames per second, seconds."""
 _OWN = {"text": "str", "source": "str"}
 _USER_KINDS = {"int64": "int", "double": "float", "bool": "bool", "string": "str"}
 _ARROW = {"int": "int64", "float": "float64", "bool": "bool", "str": "string"}
@@ -38,9 +38,9 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Where:
-    """A condition on records: `text` as it was written, and the condition itself over `columns`, kinds by name.
+    """A condition on records: its original `text`, and the condition itself over `columns`, kinds by name.
 
-    columns: index names as `user.aesthetic` for the user's own, else those of FACTS, `text` and `source`.
+    columns: index names such as `user.aesthetic` for the user's own, else those of FACTS, `text` and `source`.
     """
 
     text: str
@@ -49,13 +49,13 @@ class Where:
 
     @property
     def needs_probe(self) -> bool:
-        """True if the condition needs a fact that only probing finds."""
+        """True if the condition needs a fact that requires probing."""
         return bool(self.node.columns & FACTS.keys())
 
     def keep(self, records: RecordSet, probes: Probes | None) -> RecordSet:
         """Return the records that meet the condition; the others become rejections of kind "where".
 
-        probes: of all records, where the condition needs them. A record that probing rejected stays: that is its own.
+        probes: those of all records, if the condition needs them. A record that probing rejected stays, for its reason.
         """
         kept: list[Record] = []
         rejections = list(records.rejections)
@@ -105,15 +105,15 @@ def parse_where(text: str, user_types: Mapping[str, str]) -> Where:
             if candidate in kinds:
                 return candidate, kinds[candidate]
         known = [*user_types, *FACTS, *_OWN]
-        raise LookupError(f"{name!r} is no column of the metadata{nearest(name, known)}; there are {', '.join(known)}")
+        raise LookupError(f"{name!r} is not a column of the metadata{nearest(name, known)}; it has {', '.join(known)}")
 
     return Where(text, compile_condition(text, resolve), kinds)
 
 
 def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None = None) -> RecordSet:
-    """Reject the rows that do not meet the condition: without `probes` one on the metadata alone, with them any other.
+    """Reject rows that do not meet the condition, without `probes` only if it needs none, with them only if it does.
 
-    Rows that are texts alone are not probed: a condition on such facts is a ConfigError.
+    Text rows are not probed: a condition on facts of videos is then a ConfigError.
     """
     text = options.source.where
     if text is None:
@@ -122,7 +122,7 @@ def apply_where(records: RecordSet, options: ShardOptions, probes: Probes | None
     if options.clips.is_text and where.needs_probe:
         names = sorted(where.node.columns & FACTS.keys())
         raise ConfigError(
-            f"where={text!r}: {names[0]!r} is a fact of videos, and rows of clips='text' have none; name columns of "
+            f"where={text!r}: {names[0]!r} is a fact of videos, and rows of clips='text' have none; use columns of "
             f"the metadata{''.join(f', {name}' for name in records.user_types)}, text or source"
         )
     return where.keep(records, probes) if where.needs_probe == (probes is not None) else records

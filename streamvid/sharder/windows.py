@@ -1,4 +1,4 @@
-"""Windows of a source: the parts of it that become samples, in exact integers, and the clips that store them."""
+"""Windows of a source: the parts that become samples, in exact integers, and the clips that store them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TEXT_EXTENSION = "txt"
 
 
 def copied(cls: type[_Made], source: Any, /, **others: Any) -> _Made:
-    """Return a dataclass instance with the fields of the same name in another one; `others` go first."""
+    """Return a dataclass instance with the values of another one's equally named fields; `others` take precedence."""
     names = {field.name for field in fields(cast("Any", cls))} & {field.name for field in fields(source)}
     return cls(**{**{name: getattr(source, name) for name in names}, **others})
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What is stored for a file: a clip, or a conditioning input. Before it is encoded, num_bytes is 0 and path empty.
+    """Stored form of a file: a clip, or a conditioning input. Before it is encoded, num_bytes is 0 and path empty.
 
-    path: where its bytes are now.   sha256: of an encoded clip; "" for a copy of its source.
+    path: current place of its bytes.   sha256: of an encoded clip; "" for a copy of its source.
     psnr_y: in decibels, None for a copy.   encode_seconds: CPU time.
     """
 
@@ -64,7 +64,7 @@ class Window:
 class Timing:
     """Presentation times of a source's frames: ascending ticks of time_base.
 
-    last_duration: of the last frame, in ticks; 0 where unknown. usual_rate: what the file says of its rate.
+    last_duration: duration of the last frame in ticks; 0 if unknown. usual_rate: frame rate according to the file.
     """
 
     timestamps: Sequence[int]
@@ -78,7 +78,7 @@ class Timing:
         return Timing(info.timestamps, info.time_base, info.last_duration, usual)
 
     def to_text(self) -> str:
-        """Return compressed steps of time, which are short if the frame rate is steady."""
+        """Return compressed time steps, which are short if the frame rate is constant."""
         import numpy as np
 
         steps = np.diff(np.array(self.timestamps, "<i8"), prepend=0)
@@ -113,8 +113,8 @@ class Timing:
 def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None, least: int) -> list[Window]:
     """Return consecutive windows of about equal length that together contain every frame once.
 
-    None lasts longer than `max_seconds`, unless it would have fewer clip frames than `least`, the fewest that a bucket
-    takes, or is one frame. Equal means: as many frames; with `fps`, as many seconds, which makes as many clip frames.
+    No window is longer than `max_seconds`, unless it is one frame or would have fewer clip frames than `least`, the
+    fewest that a bucket takes. Equal length means equal frames, or with `fps` equal seconds and thus clip frames.
     """
     whole = timing.window(0, len(timing.timestamps), fps)
     if max_seconds is None:
@@ -123,7 +123,7 @@ def cut_windows(timing: Timing, max_seconds: float | None, fps: Fraction | None,
     limit = max(1, min(whole.num_frames, whole.num_clip_frames // least))
     count = min(limit, max(1, -(-timing.seconds(0, whole.num_frames) // most)))
     windows = _cut(timing, count, fps)
-    # Uneven frame rates make some windows longer than others. Steps of a sixteenth: few even for a film.
+    # Uneven frame rates make some windows longer than others. Steps of a sixteenth are few even for a film.
     while count < limit and any(timing.seconds(w.start, w.start + w.num_frames) > most for w in windows):
         count = min(limit, count + max(1, count // 16))
         windows = _cut(timing, count, fps)

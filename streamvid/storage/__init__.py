@@ -1,4 +1,4 @@
-"""Files by URL: the only room that uses fsspec and speaks S3. Imports errors, config and host.
+"""Files by URL: the only room that uses fsspec and S3. Imports errors, config and host.
 
 Everything above calls `open_store(url)` for a `Store` and names files by paths relative to it. Read store.py, url.py
 and local.py first; remote.py, requests.py and transport.py for object stores; then s3/ and cache/.

@@ -1,4 +1,4 @@
-"""Other stores, through their fsspec packages. memory:// is tested; gs://, hf:// and the others are not."""
+"""Other stores, through their fsspec packages. memory:// is tested; gs://, hf:// and others are not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Requests to `fsspec.filesystem(protocol)`, which splits uploads as it likes.
+    """Requests to `fsspec.filesystem(protocol)`, which splits uploads in its own way.
 
-    A requested version is compared after the read. Answers carry no version, so that parts of one large read may be of
-    two versions.
+    A requested version is compared after the read. Responses carry no version, so parts of one large read may belong
+    to two versions.
     """
 
     def __init__(self, protocol: str) -> None:
@@ -41,18 +41,18 @@ class FsspecTransport(Transport):
         try:
             return getattr(self._filesystem(), method)(*arguments, **named)
         except FileNotFoundError:
-            raise RequestError("there is no such object", "absent") from None
+            raise RequestError("no such object", "absent") from None
         except (PermissionError, NotImplementedError) as error:
-            raise RequestError(f"it was refused ({type(error).__name__})") from None
+            raise RequestError(f"access was refused ({type(error).__name__})") from None
         except RequestError:
             raise
         except Exception as error:  # noqa: BLE001 - each package has its own errors
-            raise RequestError(f"it failed ({type(error).__name__})", "transient") from None
+            raise RequestError(f"the request failed ({type(error).__name__})", "transient") from None
 
     def state(self, key: str) -> FileState:
         found = self._call("info", key)
         if found.get("type") == "directory":
-            raise RequestError("there is no such object", "absent")
+            raise RequestError("no such object", "absent")
         return FileState(key, int(found["size"]), _version(found))
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
@@ -63,14 +63,14 @@ class FsspecTransport(Transport):
                 raise RequestError(
                     f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have", "short"
                 )
-            raise RequestError("the answer ended early", "transient")
+            raise RequestError("the response ended early", "transient")
         if version and self.state(key).version != version:
             raise RequestError("it was replaced by another version", "conflict")
         return Body(data)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
         if if_absent and self._call("exists", key):
-            raise RequestError("there is such an object already", "conflict")
+            raise RequestError("the object already exists", "conflict")
         self._call("pipe_file", key, data)
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:

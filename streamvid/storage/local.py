@@ -49,8 +49,8 @@ class LocalStore(Store):
                     done = fill(descriptor, offset, buffer)
                     if done < len(buffer):
                         raise StorageError(
-                            f"{self.url}: {path} ends at byte {offset + done}, {len(buffer) - done} bytes too early "
-                            "for the index; verify the dataset, or copy it again"
+                            f"{self.url}: {path} ends at byte {offset + done}, {len(buffer) - done} bytes earlier "
+                            "than the index says; verify the dataset, or copy it again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
                     raise StorageError(f"{self.url}: {path} has changed since its version was read")
@@ -102,7 +102,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _naming(self, verb: str, path: str) -> Iterator[None]:
-        """Turn errors of the file system into StorageErrors that name store and path."""
+        """Convert file system errors to StorageErrors that name store and path."""
         try:
             yield
         except OSError as error:
@@ -110,7 +110,7 @@ class LocalStore(Store):
 
 
 def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
-    """Fill a buffer from an offset in an open file; return the number of bytes, fewer if the file ends before."""
+    """Fill a buffer from an offset in an open file; return the number of bytes read, fewer at the end of the file."""
     done = 0
     while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):
         done += count

@@ -1,4 +1,4 @@
-"""How a store is reached: what is no secret of it. Keys come from where AWS tools look for them, never from here."""
+"""How to reach a store, without secrets. Keys come from where AWS tools look for them, never from here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamvid.config import check_options, option, options_of
 from streamvid.errors import ConfigError
 
 MAX_RANGE_BYTES = 16 * 2**20
-"""No request asks for more: what fails is asked for again, and large reads go side by side."""
+"""Maximum size of a request: a failed request is repeated whole, and large reads run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +21,29 @@ class StorageOptions:
 
     endpoint_url: str | None = option(
         None,
-        help="Object store server that is not AWS, such as http://127.0.0.1:9000.",
+        help="Object store server other than AWS, such as http://127.0.0.1:9000.",
         metavar="URL",
         shown_default="AWS_ENDPOINT_URL or ~/.aws/config",
     )
     region: str | None = option(None, help="Region.", metavar="R", shown_default="AWS_REGION or ~/.aws/config")
     profile: str | None = option(None, help="Profile in ~/.aws.", metavar="P", shown_default="AWS_PROFILE")
     anon: bool = option(False, help="Read without keys.")
-    requester_pays: bool = option(False, help="Pay for reading.")
+    requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(
-        50.0, help="Seconds for one read or write with all retries.", flag="", maximum=86400
+        50.0, help="Time limit of one read or write with all its retries, in seconds.", flag="", maximum=86400
     )
-    connect_seconds: float = option(5.0, help="Seconds for connecting.", flag="", maximum=86400)
+    connect_seconds: float = option(5.0, help="Time limit for connecting, in seconds.", flag="", maximum=86400)
     stall_seconds: float = option(
-        10.0, help="Seconds without a byte until a request is repeated.", flag="", maximum=86400
+        10.0, help="Seconds without a byte before a request is repeated.", flag="", maximum=86400
     )
     max_requests: int = option(
-        128, help="Simultaneous requests of all ranks of this machine.", flag="", minimum=1, maximum=1 << 30
+        128, help="Maximum concurrent requests of all ranks per machine.", flag="", minimum=1, maximum=1 << 30
     )
     max_bytes_in_flight: int = option(
-        2**30, help="Response bytes in flight on this machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
+        2**30, help="Maximum response bytes in flight per machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
     )
     cache_dir: str | Path | None = option(
-        None, help="Local folder that caches what is read; all ranks and jobs of a machine can share it.", flag=""
+        None, help="Local cache folder, which all ranks and jobs of a machine can share.", flag=""
     )
     cache_bytes: int | None = option(None, help="Size limit of cache_dir.", flag="", minimum=1)
 
@@ -56,7 +56,7 @@ class StorageOptions:
             _check_endpoint(self.endpoint_url)
         if self.anon and self.profile is not None:
             raise ConfigError(
-                f"profile={self.profile!r}: cannot be combined with anon=True, which uses no keys; leave one out"
+                f"profile={self.profile!r}: cannot be combined with anon=True, which uses no keys; omit one of them"
             )
         for name in ("deadline_seconds", "connect_seconds", "stall_seconds"):
             if not getattr(self, name) > 0:
@@ -71,7 +71,7 @@ class StorageOptions:
 
     @staticmethod
     def of(value: StorageOptions | Mapping[str, Any] | None) -> StorageOptions:
-        """Return options as a caller gives them; a mapping has the names of the fields."""
+        """Convert what a caller gives to options; the keys of a mapping are field names."""
         unknown = set(value) - {field.name for field in fields(StorageOptions)} if isinstance(value, Mapping) else None
         try:
             return options_of(StorageOptions, value, "storage")
@@ -91,6 +91,6 @@ def _check_endpoint(url: str) -> None:
         parts, is_url = urlsplit(""), False
     if not is_url or parts.username is not None or parts.password is not None or parts.query:
         raise ConfigError(
-            "endpoint_url is no http(s) URL of a server alone, as https://minio.example.org:9000; keys do not belong "
-            "into it"
+            "endpoint_url is not the http(s) URL of a server, such as https://minio.example.org:9000; it must not "
+            "contain a path or keys"
         )

@@ -1,4 +1,4 @@
-"""Ranges of one file to requests: near ranges are read together, large ones in parts."""
+"""Requests for ranges of one file: nearby ranges are read together, large ones in parts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Largest gap that is read along: more than lies between neighbouring clips of a tar, less than a clip."""
+"""Largest gap that is read along: larger than gaps between neighboring clips of a tar, smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """One request for the bytes from `start` to `end`. pieces: the wanted ones, as (offset in the request, buffer)."""
+    """A request for the bytes from `start` to `end`. pieces: the wanted bytes, as (offset in the request, buffer)."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class RangeRequest:
 def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES) -> list[RangeRequest]:
     """Return requests of at most `max_bytes` that cover all ranges, in any order and with any overlap.
 
-    Ranges share a request if at most `gap_bytes` lie between them.
+    Ranges share a request if the gap between them is at most `gap_bytes`.
     """
     cut = [
         (offset + start, buffer[start : start + max_bytes])
@@ -52,9 +52,9 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
 def near_spans(
     spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
 ) -> list[list[int]]:
-    """Group the numbers of (start, end) spans, in order of their starts.
+    """Group the indices of (start, end) spans, in order of their starts.
 
-    Within a group, gaps are at most `gap_bytes`, and all spans cover at most `max_bytes`; a longer span is alone.
+    Within a group, gaps are at most `gap_bytes`, and all spans cover at most `max_bytes`; a longer span has its own.
     """
     groups: list[list[int]] = []
     first = last = 0

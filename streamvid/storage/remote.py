@@ -1,7 +1,7 @@
 """An object store as a Store: retries, versions and atomic writes on top of single requests (transport.py).
 
-There is one deadline: transient failures are retried, with growing and jittered pauses, until `deadline_seconds` have
-passed. The libraries underneath try once.
+There is one deadline: transient failures are retried, after increasing, jittered pauses, until `deadline_seconds` have
+passed. The libraries underneath try only once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
-_QUIET_SECONDS = 3.0  # then a warning: the endpoint may be wrong, and somebody may wait
+_QUIET_SECONDS = 3.0  # then a warning: the endpoint may be wrong while a user waits
 _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
 
 
 class RemoteStore(Store):
-    """Objects below `prefix` of a bucket. `make` makes a transport in each process that uses the store."""
+    """Objects below `prefix` of a bucket. `make` creates a transport in each process that uses the store."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options
@@ -71,7 +71,7 @@ class RemoteStore(Store):
         return self._made
 
     def _forget_process(self) -> None:
-        """Drop connections, locks and threads, which are another process' own."""
+        """Drop connections, locks and threads, which belong to another process."""
         self._lock = threading.Lock()
         self._made = None
         self._versions = OrderedDict()
@@ -93,10 +93,10 @@ class RemoteStore(Store):
         for is_last in (False, False, True):
             state = self.state(path)
             if state is None:
-                raise StorageError(f"{self.url}: cannot read {path}: there is no such object")
+                raise StorageError(f"{self.url}: cannot read {path}: no such object")
             try:
                 return self._read_version(path, state)
-            except _ConflictError:  # its size may have changed, too
+            except _ConflictError:  # its size may have changed too
                 if is_last:
                     raise
         raise AssertionError
@@ -106,7 +106,7 @@ class RemoteStore(Store):
         self.read_ranges(path, [(0, memoryview(data))], version)
         wrong = WrongReads()
         while _is_md5(version) and (digest := hashlib.md5(data, usedforsecurity=False).hexdigest()) != version:
-            # Damaged in transit, or a version that is not an MD5: bytes that arrive twice are those of the object.
+            # Damaged in transit, or a version that is not an MD5: if the same bytes arrive twice, the object has them.
             match wrong.judge(digest):
                 case "stored":
                     break
@@ -130,7 +130,7 @@ class RemoteStore(Store):
                     raise self._error("read", path, error, num_tries, time.monotonic() - since) from None
                 # Checksums decide whether the new object is right.
                 num_changes += 1
-                _log.warning("%s: %s was replaced while it is in use", self.url, path)
+                _log.warning("%s: %s was replaced while in use", self.url, path)
                 self._forget_version(path)
             else:
                 self._keep_version(path, read.version)
@@ -154,7 +154,7 @@ class RemoteStore(Store):
             found, following = self._retry("list", folder or "it", partial(_page, prefix=prefix, following=following))
             for state in found:
                 path = state.path[len(self._prefix) :]
-                if path and not path.endswith("/"):  # a "folder" made by some tools
+                if path and not path.endswith("/"):  # some tools create such "folders"
                     yield FileState(path, state.num_bytes, state.version)
             if not following:
                 return
@@ -188,7 +188,7 @@ class RemoteStore(Store):
         try:
             self._retry("write", path, attempt, len(data))
         except _ConflictError:
-            # The answer to an earlier try may have been lost.
+            # The response to an earlier try may have been lost.
             return len(tries) > 1 and self.size(path) == len(data) and self.read(path) == data
         self._engine().stats.count(num_bytes_written=len(data))
         return True
@@ -246,7 +246,7 @@ class RemoteStore(Store):
             upload = self._retry("write", path, attempt)
             return upload
         finally:
-            if tries > 1:  # the answer to an earlier try may have been lost, and nobody finishes its upload
+            if tries > 1:  # the response to an earlier try may have been lost, and its upload would stay unfinished
                 self._try_abort(path, lambda: [(k, u) for k, u in self._uploads(key) if k == key and u != upload])
 
     def _try_abort(self, path: str, begun: Callable[[], list[tuple[str, str]]]) -> None:
@@ -254,14 +254,14 @@ class RemoteStore(Store):
             for key, upload in begun():
                 self._abort(key, upload)
         except StorageError as error:
-            _log.warning("%s: parts of an upload of %s are left: %s", self.url, path, error)
+            _log.warning("%s: parts of an upload of %s remain: %s", self.url, path, error)
 
     def _end_parts(self, path: str, key: str, upload: str, sent: list[tuple[str, bytes]], num_bytes: int) -> None:
         tags = [tag for tag, _ in sent]
         try:
             self._retry("write", path, lambda transport: transport.end_parts(key, upload, tags))
         except _AbsentError:
-            # No such upload: if the object is there as expected, the answer to an earlier try was lost.
+            # No such upload: if the object exists as expected, the response to an earlier try was lost.
             state = self.state(path)
             whole = hashlib.md5(b"".join(digest for _, digest in sent), usedforsecurity=False).hexdigest()
             if state is None or state.num_bytes != num_bytes or whole not in state.version:
@@ -269,8 +269,8 @@ class RemoteStore(Store):
 
     def _given_up(self, path: str) -> StorageError:
         return StorageError(
-            f"{self.url}: cannot write {path}: another process aborted its upload, as one that seals the same dataset "
-            "does; run the same command again"
+            f"{self.url}: cannot write {path}: another process aborted its upload, perhaps one that seals the same "
+            "dataset; run the same command again"
         )
 
     def stats(self) -> StoreStats:
@@ -320,8 +320,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class _AbsentError(StorageError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class _ConflictError(StorageError):
-    """There is another version of the object, or an object where none was to be."""
+    """The object has another version, or exists where none was expected."""

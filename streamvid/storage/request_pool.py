@@ -1,6 +1,6 @@
 """Threads for requests, with limits on their number and on their bytes; first come, first served.
 
-Threads start when needed and end after a second without work, so that no pool has to be closed.
+Threads start when needed and end after a second without work, so pools need not be closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def shared_pool(options: StorageOptions) -> RequestPool:
 
 
 def _forget_parent() -> None:
-    global _lock  # noqa: PLW0603 - a fork may have come while a thread held it
+    global _lock  # noqa: PLW0603 - the fork may have happened while a thread held it
     _lock = threading.Lock()
     _pools.clear()
 
@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestPool:
-    """At most `max_requests` at a time: fewer after a store has asked for fewer, then slowly more again."""
+    """Threads for at most `max_requests` requests at a time: fewer after a store asks for fewer, then slowly more."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -57,7 +57,7 @@ class RequestPool:
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job`, which must not raise and has a body of `num_bytes`, as soon as the limits allow."""
+        """Run `job` as soon as the limits allow. It has a body of `num_bytes` and must not raise."""
         with self._condition:
             self._queue.append((num_bytes, job))
             if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
@@ -103,7 +103,7 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
-                # A starting job wakes the next thread; one that ends looks for work itself. None wakes in vain.
+                # A job that starts wakes the next thread; one that ends looks for work itself. No thread wakes in vain.
                 if self._may_begin():
                     self._condition.notify()
             try:

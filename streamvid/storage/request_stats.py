@@ -1,4 +1,4 @@
-"""Statistics of a store's requests: counts for reports, and latencies that tell when a request is slow."""
+"""Statistics of a store's requests: counts for reports, and latencies that show when a request is slow."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from streamvid.storage.store import StoreStats
 from streamvid.storage.transport import RequestError
 
 _KEPT = 256
-_LEAST = 32  # a percentile of fewer means little
-_LOOK_EVERY = 16  # requests: to sort the latencies for each one would cost as much as the request
+_LEAST = 32  # latencies: a percentile of fewer means little
+_LOOK_EVERY = 16  # requests: sorting the latencies for each one would cost as much as the request
 _UNKNOWN_SECONDS = 4.0
 _MIN_SECONDS = 0.05
 _SLOW_PERCENTILE, _SLOW_FACTOR = 0.95, 2.0
-_HEDGED_SHARE = 0.05  # of requests may be hedged, or a slow store would get twice the load
+_HEDGED_SHARE = 0.05  # of requests that may be hedged: with all, a slow store would get twice the load
 _MOST_ERRORS = 20
 
 
 class RequestStats:
-    """Counts and recent latencies of one process' requests to a store. Safe in several threads."""
+    """Counts and recent latencies of one process's requests to a store. Safe in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class RequestStats:
         self._allowance = 1.0
 
     def count(self, seconds_lost: float = 0.0, **counts: int) -> None:
-        """Add to fields of StoreStats."""
+        """Add to the given fields of StoreStats."""
         with self._lock:
             self._counts.update(counts)
             self._seconds_lost += seconds_lost
@@ -53,7 +53,7 @@ class RequestStats:
             self._allowance = min(8.0, self._allowance + _HEDGED_SHARE)
 
     def slow_seconds(self, num_bytes: int) -> float:
-        """Return the latency from which on a request of this size is worth hedging."""
+        """Return the latency above which a request of this size is worth hedging."""
         size = _size_class(num_bytes)
         num_timed = self._num_timed[size]
         if num_timed < _LEAST:
@@ -89,7 +89,7 @@ class RequestStats:
 
 
 def _size_class(num_bytes: int) -> int:
-    """A factor of four each."""
+    """Return the size class; each spans a factor of four."""
     return num_bytes.bit_length() // 2
 
 

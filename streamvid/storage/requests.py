@@ -1,6 +1,6 @@
-"""Operations on one store: requests that are retried on failure, and those of a read hedged when slow.
+"""Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
-Requests run in the threads of a pool. The calling thread only waits, so that no socket holds it beyond its deadline.
+Requests run in the threads of a pool. The calling thread only waits, so no socket holds it beyond its deadline.
 A read keeps its bytes until all have arrived; the first request to finish copies them to their buffers. After the read
 has ended, for whatever reason, no request writes to a buffer.
 """
@@ -26,19 +26,19 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SLOW_DOWN_PAUSE_SECONDS = 0.5
 MAX_RENEWALS = 5  # of expired keys, for one request
 _NEVER = float("inf")
-_HINT = "Look at the network and at the server"
+_HINT = "Check the network and the server"
 _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the time before a retry: growing, and random, so that readers do not come back all at once."""
+    """Return the time before a retry: increasing, and random so that readers do not all return at once."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What all requests of one process to a store share."""
+    """State that all requests of one process to a store share."""
 
     transport: Transport
     pool: RequestPool
@@ -49,8 +49,8 @@ class Engine:
 class Request:
     """One request of an operation: its tries, and what comes next.
 
-    num_bytes: of its body. attempt: tries once, in a thread of the pool. `lock` guards `is_done` and the buffers of a
-    read.
+    num_bytes: size of its body. attempt: tries once, in a thread of the pool. `lock` guards `is_done` and the buffers
+    of a read.
     """
 
     num_bytes: int
@@ -79,10 +79,10 @@ class _Event:
 
 
 class Operation:
-    """Requests that succeed or fail together. Raises the RequestError that is final, or the last before the deadline.
+    """Requests that succeed or fail together. Raises the final RequestError, or the last one before the deadline.
 
-    extra_seconds: after the deadline, for an answer, but for no retry. on_retry: called with an error and the time
-    since the beginning.
+    extra_seconds: time after the deadline for a response, but not for a retry. on_retry: called with an error and the
+    time since the start.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Operation:
 
     @property
     def seconds(self) -> float:
-        """Time since the beginning."""
+        """Time since the start."""
         return time.monotonic() - self._since
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -130,7 +130,7 @@ class Operation:
             raise self._overdue(waiting)
         wake = min(self._deadline, *(min(one.retry_at, self._slow_at(one)) for one in waiting))
         try:
-            # Bounded, because a request that waits for its turn in the pool sets its times later, without an event.
+            # Bounded, because a request queued in the pool sets its times later, without an event.
             return self._events.get(timeout=min(LOOK_SECONDS, max(0.0, wake - now)))
         except Empty:
             return None
@@ -159,7 +159,7 @@ class Operation:
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Take notice of an event; return whether its request was answered."""
+        """Process an event; return whether its request was answered."""
         one, now = event.request, time.monotonic()
         one.num_active -= 1
         if event.error is not None:
@@ -198,7 +198,7 @@ class Operation:
         if self._last_error is not None:
             return self._last_error
         is_sent = any(one.sent_at != _NEVER for one in waiting)
-        cause = "no answer came" if is_sent else "no request could be sent, as earlier ones are not answered"
+        cause = "no answer came" if is_sent else "no request could be sent, because earlier ones are unanswered"
         return RequestError(cause, hint=_HINT)
 
     # In a thread of the pool.

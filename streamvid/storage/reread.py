@@ -1,4 +1,4 @@
-"""What wrong bytes prove: the same ones twice are what is stored, different ones each time come from the network."""
+"""Repeated reads of wrong bytes: equal ones are stored that way, different ones are damaged on the way."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Hashable
 from typing import Literal
 
 MAX_READS = 5
-"""Reads of the same bytes, as long as each of them gives other wrong ones."""
+"""Maximum reads of the same bytes while each returns different wrong ones."""
 
-UNPROVEN = f"{MAX_READS} reads gave other bytes each time; look at the network and the store"
+UNPROVEN = f"{MAX_READS} reads returned different bytes each time; check the network and the store"
 
 
 class WrongReads:
@@ -21,9 +21,9 @@ class WrongReads:
         return len(self._seen)
 
     def judge(self, wrong: Hashable) -> Literal["again", "stored", "unproven"]:
-        """Judge one more wrong read: read again, or stop, as the bytes are proved bad or never will be.
+        """Judge one more wrong read: read again, or stop, because the bytes are verified to be bad or never will be.
 
-        wrong: something that two reads share only if they gave the same bytes, such as their digest.
+        wrong: a value that two reads share only if they returned the same bytes, such as their digest.
         """
         if wrong in self._seen:
             return "stored"

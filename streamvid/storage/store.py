@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from streamvid.errors import StorageError
 
 Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
-"""(offset, buffer for its bytes) of parts of one file."""
+"""Parts of one file: (offset, buffer to fill)."""
 
 
 class ShortFileError(StorageError):
@@ -60,14 +60,14 @@ class Store(Protocol):
         ...
 
     is_local: bool = False
-    """Whether the store is a local disk, where joining neighbouring reads gains nothing."""
+    """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
     def state(self, path: str) -> FileState | None:
-        """Return size and version of a file, None if there is none."""
+        """Return size and version of a file, or None if it does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, None if there is none."""
+        """Return the size of a file in bytes, or None if it does not exist."""
         state = self.state(path)
         return None if state is None else state.num_bytes
 
@@ -76,14 +76,14 @@ class Store(Protocol):
         ...
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill all buffers, near ones with one request. A file that ends too early is an error, never a short read.
+        """Fill all buffers, nearby ones with one request. A file that ends too early is an error, never a short read.
 
         With `version`, raise StorageError for any other version.
         """
         ...
 
     def forget(self, path: str) -> None:
-        """Drop cached bytes of a file, which turned out to be wrong."""
+        """Drop cached bytes of a file that turned out to be wrong."""
         return
 
     def files(self, folder: str = "") -> Iterator[FileState]:
@@ -95,11 +95,11 @@ class Store(Protocol):
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file atomically unless there is one; return False in that case."""
+        """Write a file atomically; return False if it already exists."""
         ...
 
     def remove(self, path: str) -> None:
-        """Delete a file, if there is one."""
+        """Delete a file if it exists."""
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
@@ -107,12 +107,12 @@ class Store(Protocol):
         return 0
 
     def stats(self) -> StoreStats:
-        """Return the requests of this process so far."""
+        """Return statistics of this process's requests so far."""
         return StoreStats()
 
 
 def check_relative(path: str) -> str:
-    """Return `path` if it stays inside its store (SAFE-1): relative, no `..`, no NUL, no backslash, not empty."""
+    """Return `path` if it stays inside its store (SAFE-1): relative, not empty, without `..`, NUL or backslash."""
     try:
         path.encode()
     except UnicodeEncodeError:

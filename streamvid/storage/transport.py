@@ -1,4 +1,4 @@
-"""What a kind of object store offers: single requests, each tried once. Retries are remote.py's and requests.py's."""
+"""The interface of an object store: single requests, each tried once. remote.py and requests.py retry."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Failure: TypeAlias = Literal[
     "transient",  # the same request may succeed in a moment
     "slow down",  # transient; the store asks for fewer requests
     "expired",  # transient; keys or signature are no longer valid
-    "absent",  # there is no such object
-    "conflict",  # another version of the object is there, or an object where none was to be
-    "denied",  # these keys may not do this, or may not know that there is no such object
-    "unsupported",  # the store does not offer this
+    "absent",  # the object does not exist
+    "conflict",  # the object has another version, or exists where none was expected
+    "denied",  # these keys do not allow this, or must not learn that the object does not exist
+    "unsupported",  # the store does not support this
     "short",  # the object ends before the range
 ]
 
 
 class RequestError(Exception):
-    """One failed request. `cause` and `hint` (what the user can do, or "") hold neither keys nor signed URLs."""
+    """One failed request. `cause` and `hint` (what the user can do, or "") contain neither keys nor signed URLs."""
 
     def __init__(self, cause: str, kind: Failure = "refused", *, hint: str = "") -> None:
         super().__init__(cause)
@@ -32,20 +32,20 @@ class RequestError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether a retry may succeed."""
+        """True if a retry may succeed."""
         return self.kind in ("transient", "slow down", "expired")
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range, and their version ("" if the store has none)."""
+    """Bytes of a range, and their version ("" if the store has no versions)."""
 
     data: bytes | bytearray
     version: str = ""
 
 
 class Transport:
-    """Requests to one bucket or its like. `key` names an object from the root of the bucket.
+    """Requests to one bucket or its equivalent. `key` names an object from the root of the bucket.
 
     Methods raise RequestError. Any thread of the process that made the transport may call them.
     """
@@ -62,28 +62,28 @@ class Transport:
         raise NotImplementedError
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
-        """Write an object; with `if_absent` only where there is none."""
+        """Write an object; with `if_absent` only if it does not exist."""
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         """List a page of the objects whose keys begin with `prefix`, in order; `path` is the whole key.
 
-        The text is `following` of the next page, "" after the last one.
+        The returned text is the `following` of the next page, "" after the last one.
         """
         raise NotImplementedError
 
     def remove(self, key: str) -> None:
-        """Delete an object, if there is one."""
+        """Delete an object if it exists."""
         raise NotImplementedError
 
     def renew(self) -> None:
         """Look for keys again."""
         raise NotImplementedError
 
-    # Large objects, in parts, where a store offers that.
+    # Large objects, in parts, where a store supports them.
 
     part_bytes: int = 2**62
-    """Size of a part; smaller objects are put at once."""
+    """Size of a part; smaller objects are written with one request."""
 
     def begin_parts(self, key: str) -> str:
         """Begin an upload and return its id."""
@@ -94,7 +94,7 @@ class Transport:
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
-        """Make the object out of all parts."""
+        """Assemble the object from all parts."""
         raise NotImplementedError
 
     def abort_parts(self, key: str, upload: str) -> None:

@@ -18,7 +18,7 @@ from streamvid.storage.transport import Transport
 
 _log = logging.getLogger(__name__)
 OBJECT_SCHEMES = ("s3",)
-"""Schemes of stores that are tested: objects there may be sources of the sharder."""
+"""Schemes of tested stores, whose objects may be sources of the sharder."""
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "hf"}
 _REFUSED = {
     *("pipe", "cmd"),  # these run programs
@@ -34,7 +34,7 @@ def redact(url: str) -> str:
     if not colon:
         return url
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    # A secret may contain a slash: a user without a host extends to the last "@". Only web servers have ports.
+    # A secret may contain a slash: without a host, the user part extends to the last "@". Only web servers have ports.
     port = r":(?!\d*$)" if scheme in ("http", "https") else ":"
     if "@" in path and ("::" in scheme or re.search(port, host) is not None):
         host, slash, path = path.rpartition("@")[2].partition("/")
@@ -81,8 +81,8 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
         )
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
-            f"url {redact(url)!r} has more than a bucket and a path; keys come from AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
+            f"url {redact(url)!r} has more than a bucket and a path; remove the rest, because keys come from "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):
@@ -91,7 +91,7 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     if scheme in ("s3", "s3a"):
         return RemoteStore(f"s3://{bucket}/{path}".rstrip("/"), prefix, options, partial(_s3, bucket, options))
     if scheme != "memory":
-        _log.warning("%s:// is opened by its fsspec package, which streamvid is not tested with", scheme)
+        _log.warning("%s:// opens through its fsspec package, with which streamvid is not tested", scheme)
     clean = f"{scheme}://{bucket}/{path}".rstrip("/")
     return RemoteStore(clean, f"{bucket}/{prefix}", options, partial(_fsspec, scheme))
 

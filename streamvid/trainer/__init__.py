@@ -1,4 +1,4 @@
-"""The thin accelerate loop: any module trained on what the loader delivers.
+"""The thin accelerate loop: train any module on the loader's batches.
 
 Imports everything below it; the only user of accelerate. Reading order: config, trainer (the loop), run (one step),
 tasks, data, launch (processes and signals), checkpoint, metrics, evaluate, encode.

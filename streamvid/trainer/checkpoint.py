@@ -4,7 +4,7 @@ OUTPUT/step-N.safetensors             trained weights for any reader: one file p
 OUTPUT/config.yaml, versions.json     configuration and software of the run
 OUTPUT/state/step-N/                  everything that a resumed run needs
     model.safetensors, optimizer.bin …    accelerate's own files, without frozen weights
-    trainer.json                          step, samples, tokens, and what the model was made of
+    trainer.json                          step, samples, tokens, and how the model was built
     loader.json                           the loader's state
 """
 
@@ -44,7 +44,7 @@ _PACKAGES = ("streamvid", "torch", "accelerate", "peft", "safetensors", "av", "n
 
 @dataclass(frozen=True)
 class TrainProgress:
-    """Position of a run: optimizer steps, and the samples and tokens of this rank and of the run that it resumed."""
+    """Position of a run: optimizer steps, and the samples and tokens of this rank, including resumed runs."""
 
     step: int = 0
     num_samples: int = 0
@@ -165,7 +165,7 @@ class Checkpoints:
         self.accelerator.step = 0  # it counts batches, and the number of batches per step may differ now
         loader.load_state_dict(_read_json(folder / "loader.json"))
         _log.info("resumed %s", folder)
-        # Counts are added up over the ranks, of which there may be more or fewer than before.
+        # Counts are summed over the ranks, whose number may have changed.
         if not self.accelerator.is_main_process:
             return TrainProgress(saved["step"])
         return TrainProgress(saved["step"], saved["num_samples"], saved["num_tokens"])
@@ -185,7 +185,7 @@ class Checkpoints:
 
 
 def _leave_frozen_out(accelerator: Accelerator, model: nn.Module) -> None:
-    """Make accelerate save and load only what training changes; weight files have the rest.
+    """Make accelerate save and load only what training changes; weight files contain everything else.
 
     FSDP and DeepSpeed write sharded weights themselves.
     """

@@ -18,10 +18,10 @@ DatasetValue = str | dict[str, Any] | tuple[str | dict[str, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig(Options):
-    """Precomputed features: what task "sft:data_process" writes and "sft:train" reads."""
+    """Precomputed features, which task "sft:data_process" writes and "sft:train" reads."""
 
     url: str | None = option(None, metavar="URL", help="Folder or URL of the features.")
-    num_visits: int = option(1, minimum=1, help="Crops of each clip that are encoded.")
+    num_visits: int = option(1, minimum=1, help="Number of crops to encode per clip.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         None, help="Stored dtype of floating-point features.", shown_default="that of the module's output"
     )
@@ -34,7 +34,7 @@ class DataConfig(Options):
     dataset: DatasetValue = option(help="URL of a sealed dataset, or fields of a DatasetConfig, or a list of either.")
     batch_size: int | dict[str, int] | None = option(None, help="Samples per rank, or {bucket: samples}.")
     max_tokens_per_batch: int | None = option(None, minimum=1, help="Video tokens per batch, instead of batch_size.")
-    accumulate: int = option(1, minimum=1, help="Batches of a rank per optimizer step.")
+    accumulate: int = option(1, minimum=1, help="Batches per rank and optimizer step.")
     num_workers: int | None = option(
         None, minimum=0, help="Decode processes per rank.", shown_default="this rank's share of the cores"
     )
@@ -53,11 +53,11 @@ class DataConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(Options):
-    """Held-out loss, on the same batches with the same noise each time, and generated samples."""
+    """Held-out loss, always on the same batches with the same noise, and generated samples."""
 
     steps: int | None = option(100, minimum=1, help="Evaluate every N steps; null: never.")
     num_batches: int = option(2, minimum=0, help="Held-out batches per rank.")
-    sample_steps: int | None = option(None, minimum=1, help="Generate videos by the module's `sample` every N steps.")
+    sample_steps: int | None = option(None, minimum=1, help="Generate videos with the module's `sample` every N steps.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,18 @@ class LoggingConfig(Options):
     """Metrics of a run, in OUTPUT/metrics.jsonl and elsewhere."""
 
     steps: int = option(10, minimum=1, help="Log metrics every N steps.")
-    trackers: tuple[str, ...] = option((), help="Further trackers, by accelerate: tensorboard, wandb, …")
+    trackers: tuple[str, ...] = option((), help="Further trackers of accelerate: tensorboard, wandb, …")
     profile_steps: int = option(0, minimum=0, help="Steps to profile with torch, after the first ones.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccelerateConfig(Options):
-    """Settings of accelerate that `accelerate launch` does not decide."""
+    """Settings of accelerate that `accelerate launch` does not control."""
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = option(
         None, help="Precision of autocast.", shown_default="as `accelerate launch` sets it"
     )
-    cpu: bool = option(False, help="Use no accelerator.")
+    cpu: bool = option(False, help="Use the CPU even if there are accelerators.")
     find_unused_parameters: bool = option(False, help="Allow trainable parameters that some steps do not use.")
 
 
@@ -97,7 +97,7 @@ class TrainConfig(Options):
 
     output: Path = option(help="Folder of the run: metrics, weights and training states.")
     task: str = option("sft", help="sft, sft:data_process, sft:train or package.module:name.")
-    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of everything random in the run.")
+    seed: int = option(0, minimum=0, maximum=2**63 - 1, help="Seed of all random numbers in the run.")
     max_steps: int | None = option(None, minimum=1, help="Length of the run in steps.")
     num_epochs: int | None = option(None, minimum=1, help="Length of the run in epochs.", shown_default="1")
     data: DataConfig = option(help="The batches of the run.")

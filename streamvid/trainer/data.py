@@ -1,4 +1,4 @@
-"""The batches of a run: the training loader, a few held-out batches, and the time that both took."""
+"""The batches of a run: the training loader, a few held-out batches, and the time spent on both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SET_ELSEWHERE = {
     *("dataset", "world", "num_epochs", "accumulate", "split", "seed", "batch_size", "max_tokens_per_batch", "storage"),
     *("num_workers", "device", "groups", "features"),
 }
-"""Arguments of VideoLoader that `data.loader` may not set: other fields do, or the trainer."""
+"""Arguments of VideoLoader that `data.loader` may not set, because other fields or the trainer set them."""
 
 
 class Batches(Protocol):
@@ -71,7 +71,7 @@ class BatchClock:
         return batch
 
     def take_fields(self) -> dict[str, float]:
-        """Return the seconds since the last call, those of them spent waiting for data, and the loader's figures."""
+        """Return the seconds since the last call, the part of them spent waiting for data, and the loader's figures."""
         now = time.perf_counter()
         seconds, waited = now - self._since, self._wait_seconds
         spent = {"seconds": round(seconds, 4), "data_wait_seconds": round(waited, 4)}
@@ -123,17 +123,17 @@ def _opened(source: DatasetConfig) -> Dataset:
 
 @contextmanager
 def open_loaders(config: TrainConfig, module: nn.Module) -> Iterator[tuple[Batches, Iterable[Batch]]]:
-    """Open the training loader and that for evaluation: of split "val" if a dataset has it, else of "train"."""
+    """Open the training loader and one for evaluation: on split "val" if a dataset has it, else on "train"."""
     stores = Stores.of(config.data.storage)
     sources = open_configs(config.data.dataset, stores)
     options = loader_options(config, sources)
     if config.task == "sft:train":
         features = Sidecar(open_store(str(config.data.features.url), stores.options), stores.cache)
         check_fresh(features, config.model, module)
-        options.pop("media", None)  # `encode` had them, and the features hold what it made of them
+        options.pop("media", None)  # the features hold what `encode` made from them
         options["features"] = features
     with_val = [source for source in sources if "val" in _opened(source).shards.splits]
-    # Padded, so that a held-out split of a few samples still fills a step on every rank; read once, so no prefetch.
+    # Padded, so that even a held-out split of a few samples fills a step on every rank; read once, so no prefetch.
     held_out = options | {
         "split": "val" if with_val else "train",
         "num_workers": 0,

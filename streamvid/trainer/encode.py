@@ -21,11 +21,11 @@ from streamvid.trainer.launch import make_accelerator, stop_requests
 def encode(
     config: TrainConfig, world: World | None = None, progress: Callable[[str, int, int], object] | None = None
 ) -> EncodeResult:
-    """Write `data.features` with all ranks of this launch and return once it is sealed. Run again, it resumes.
+    """Write `data.features` with all ranks of this launch and return once it is sealed. If it runs again, it resumes.
 
     world: position among independent processes, such as the jobs of an array, instead; the last of them seals.
     progress: called with ("encode", samples done, samples of this process).
-    Raises ConfigError, what loader and writer raise, and SampleError for too many bad samples.
+    Raises ConfigError, the errors of loader and writer, and SampleError for too many bad samples.
     """
     source = source_of(config)
     features = config.data.features

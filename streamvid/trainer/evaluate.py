@@ -1,4 +1,4 @@
-"""Evaluation of a model: its loss on held-out batches that stay the same, and videos that it generates."""
+"""Evaluation of a model: its loss on fixed held-out batches, and videos that it generates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
     total = torch.zeros(2, device=accelerator.device)
     with evaluating(module):
         for number, batch in enumerate(one.to(accelerator.device) for one in batches):
-            set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # for what the module draws itself
+            set_seed(hash64(number, accelerator.process_index) & 0x7FFFFFFF)  # for the module's own random numbers
             losses = module(batch, validates=True)["loss"].float()
             count = (~batch.is_repeat).float() if losses.ndim else losses.new_tensor(len(batch.sample_keys))
             total += torch.stack([(losses * count).sum(), count.sum()])
@@ -38,7 +38,7 @@ def evaluate(accelerator: Accelerator, module: nn.Module, batches: Sequence[Batc
 
 
 def save_samples(accelerator: Accelerator, module: nn.Module, batch: Batch, folder: Path, name: str) -> None:
-    """Write a contact sheet and a movie of what the module's `sample` generates; every rank calls it."""
+    """Write a contact sheet and a movie of the module's `sample` output; every rank calls it."""
     unwrapped = accelerator.unwrap_model(module)
     model = unwrapped.model
     if not hasattr(model, "sample"):

@@ -40,7 +40,7 @@ def stop_requests() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signal_number = request.signal_number or number
 
-    # Python lets only the main thread handle signals; in other threads the caller decides when to stop.
+    # In Python, only the main thread can handle signals; in other threads the caller decides when to stop.
     is_main = threading.current_thread() is threading.main_thread()
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if is_main else ()
     before = {number: signal.signal(number, note) for number in handled}
@@ -52,18 +52,18 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
-    """Make the Accelerator of this process. Raises ConfigError if launcher and config contradict each other."""
+    """Create the Accelerator of this process. Raises ConfigError if launcher and config contradict each other."""
     backend = next((name for name in ("DEEPSPEED", "FSDP") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"), None)
-    # Without an accelerator, accelerate does not connect the ranks unless it gets `cpu`; or, for DeepSpeed, which it
-    # ignores together with `cpu`, a communication backend.
+    # Without an accelerator, accelerate connects the ranks only with `cpu` or, for DeepSpeed, which it ignores together
+    # with `cpu`, with a communication backend.
     has_none = not torch.accelerator.is_available()
     needs_gloo = has_none and backend == "DEEPSPEED"
     if missing := set(config.logging.trackers) - set(map(str, get_available_trackers())):
-        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or leave it out")
+        raise ConfigError(f"trackers has {min(missing)}, whose package is not installed; install it, or omit it")
     accelerator = Accelerator(
         mixed_precision=config.accelerate.mixed_precision,
         cpu=(config.accelerate.cpu or has_none) and not needs_gloo,
-        # A plugin, because a plain number yields to the launcher's.
+        # A plugin, because the launcher's number would override a plain number.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=config.data.accumulate),
         log_with=list(config.logging.trackers) or None,
         project_dir=str(config.output),
@@ -90,7 +90,7 @@ def end_processes() -> None:
 
 
 def is_launched_alone(environ: Mapping[str, str]) -> bool:
-    """Check whether accelerate's CPU launcher set up a group whose other processes it leaves to mpirun to start."""
+    """Return whether accelerate's CPU launcher set up a group but left it to mpirun to start the other processes."""
     ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
     is_cpu_launch = environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "MASTER_PORT" in environ
     return is_cpu_launch and not any(name in environ for name in ranks)
@@ -127,7 +127,7 @@ def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
         if settings.get(key, "auto") not in ("auto", value):
             raise ConfigError(f"{key} of DeepSpeed's JSON is {settings[key]} and {name} {value}; allowed there: 'auto'")
         settings[key] = value
-    # Only its own throughput figures use this: batches have several sizes.
+    # Only used for its own throughput figures: batches have several sizes.
     batch_size = config.data.batch_size
     settings["train_micro_batch_size_per_gpu"] = batch_size if isinstance(batch_size, int) else 1
     # As everywhere here: float32 weights and autocast. DeepSpeed's own bf16 casts weights but not their inputs.
@@ -135,7 +135,7 @@ def _configure_deepspeed(accelerator: Accelerator, config: TrainConfig) -> int:
     dtype = "bfloat16" if settings["bf16"]["enabled"] else {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
     if settings.get("torch_autocast", _AUTO) == _AUTO:
         settings["torch_autocast"] = {"enabled": dtype is not None} | ({} if dtype is None else {"dtype": dtype})
-    # accelerate would replace any other optimizer that is offloaded by DeepSpeed's Adam.
+    # accelerate would replace any other offloaded optimizer with DeepSpeed's Adam.
     is_adam = config.optimizer.factory in ("torch.optim:AdamW", "torch.optim:Adam")
     settings.setdefault("zero_force_ds_cpu_optimizer", is_adam)
     return int(settings["zero_optimization"]["stage"])

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, at most one line per step, without gaps or repeats over any resumes."""
+"""metrics.jsonl: one JSON object per line, at most one line per step, without gaps or repeats across resumes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def merge_reports(reports: Sequence[RankReport]) -> MetricLine:
     spent = dict(reports[0].spent)
     seconds = max(spent["seconds"], 1e-9)
     spent["data_substituted"] = sum(report.spent.get("data_substituted", 0) for report in reports)
-    # The slowest rank's wait holds up all others.
+    # All ranks wait for the slowest one.
     for name in ("data_wait_seconds", "data_wait_share"):
         spent[name] = max(report.spent[name] for report in reports)
     return {
@@ -105,7 +105,7 @@ def readable(line: MetricLine) -> str:
 
 
 def drop_metrics_after(folder: Path, step: int) -> None:
-    """Remove what a lost stretch of the run wrote: lines of later steps, and a last line that a kill cut short."""
+    """Remove lines of a lost part of the run: those of later steps, and a last line that a kill cut short."""
     path = folder / METRICS_FILE
     if not path.exists():
         return

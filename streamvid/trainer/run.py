@@ -1,4 +1,4 @@
-"""Everything that a run holds from its first step to its last; the same on every rank except for the batches."""
+"""The state of a run from its first step to its last; the same on every rank except for the batches."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Run:
         self.is_main: bool = accelerator.is_main_process
         self.checkpoints = Checkpoints(config, accelerator)
         folder = self.checkpoints.find()
-        # No rank may write before every rank has looked.
+        # No rank may write before every rank has checked.
         accelerator.wait_for_everyone()
         if module is None:
             recompute = checkpoint_function(accelerator)
@@ -95,7 +95,7 @@ class Run:
         self.ema = None if decay is None else Ema(accelerator.unwrap_model(self.module).model, decay)
         self.held_out = self._held_out(eval_loader)
         self.progress = self.checkpoints.load(folder, self.module, self.ema, loader)
-        for group in self.optimizer.param_groups:  # the checkpoint has those of its own configuration
+        for group in self.optimizer.param_groups:  # the checkpoint has the values of its own configuration
             group |= {name: value for name, value in config.optimizer.arguments.items() if name in group}
         self.num_steps = self._num_steps()
         self._begin_output(is_resumed=folder is not None)
@@ -130,14 +130,14 @@ class Run:
         result = StepResult(torch.zeros((), device=accelerator.device), config.optimizer.lr_at(number, self.num_steps))
         for micro_step in range(config.data.accumulate):
             batch = clock.next_batch().to(accelerator.device)
-            # What a module draws itself, such as dropout, is then the same in a resumed run.
+            # The module's own random numbers, such as dropout, are then the same in a resumed run.
             set_seed(hash64(config.seed, number, micro_step, accelerator.process_index) & 0x7FFFFFFF)
             with accelerator.accumulate(self.module):
                 for group in self.optimizer.param_groups:  # before `backward`, in which DeepSpeed steps
                     group["lr"] = result.lr
                 figures = self.module(batch)
                 mean = figures.pop("loss").float().mean()
-                # accelerate averages over ranks and batches; with the loader's weights that is the mean of all samples.
+                # accelerate averages over ranks and batches; with the loader's weights this is the mean of all samples.
                 accelerator.backward(mean * batch.loss_weight)
                 if accelerator.sync_gradients:
                     largest = config.optimizer.grad_clip or float("inf")
@@ -179,7 +179,7 @@ class Run:
         self.accelerator.log(flat(line), step=step)
 
     def _merged(self, progress: TrainProgress, made: StepResult, spent: Mapping[str, float]) -> MetricLine:
-        """Merge what all ranks did since the last line."""
+        """Merge the reports of all ranks since the last line."""
         batches = [BucketLoss(one.id, float(loss), count, count * one.tokens) for one, loss, count in self._batches]
         self._batches.clear()
         step_seconds = round(spent["seconds"] * self.config.data.accumulate / len(batches), 5)

@@ -38,7 +38,7 @@ TASKS = {"sft": Task(), "sft:data_process": Task(features="write"), "sft:train":
 
 
 def find_task(name: str) -> Task:
-    """Return one of TASKS, or a user's own by import path: a Task, or the function that computes its loss."""
+    """Return one of TASKS, or a user's task by import path: a Task, or the function that computes its loss."""
     if name in TASKS:
         return TASKS[name]
     module, _, attribute = name.partition(":")
@@ -66,7 +66,7 @@ class TaskModule(nn.Module):
         if encode is None or self.task.features == "read":
             return batch
         device = next(batch.tensors()).device
-        # Random numbers of `encode` do not shift those of the rest of the step: with features it would draw none.
+        # Random numbers of `encode` must not shift later ones in the step: with features, `encode` draws none.
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             return with_encoded(batch, encode(batch))
 

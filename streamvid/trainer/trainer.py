@@ -1,4 +1,4 @@
-"""train(): batches in, trained weights out. accelerate handles processes, devices and precision."""
+"""Train: batches in, trained weights out. accelerate handles processes, devices and precision."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def train(
     eval_loader: Iterable[Batch] | None = None,
     module: nn.Module | None = None,
 ) -> TrainResult:
-    """Train as `config` says, from the newest checkpoint if there is one; not for task "sft:data_process".
+    """Train according to `config`, from the newest checkpoint if any; not for task "sft:data_process".
 
     loader, eval_loader: batches instead of those of `config.data`; the caller closes them. A loader without an
     eval_loader trains without evaluation.   module: replaces that of `config.model`.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the current step, with a checkpoint.
-    Raises ConfigError, StateError, what the loader raises, and StreamvidError if the loss is no longer finite.
+    Raises ConfigError, StateError, the loader's errors, and StreamvidError if the loss is no longer finite.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
@@ -90,6 +90,6 @@ def _loop(run: Run, stop: StopRequest) -> TrainResult:
         num_samples=run.total(progress).num_samples,
         loss=run.last.get("loss"),
         eval_loss=run.last.get("eval_loss"),
-        # A rank that got no signal itself stops for another rank's.
+        # A rank without a signal of its own stops if another rank got one.
         stopped_by=signal.Signals(stop.signal_number or signal.SIGTERM) if is_stopped else None,
     )

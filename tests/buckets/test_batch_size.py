@@ -38,8 +38,8 @@ def test_derived_from_tokens(max_tokens: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, None), "give exactly one"),
-        ((4, 1000), "give exactly one"),
+        ((None, None), "set exactly one"),
+        ((4, 1000), "set exactly one"),
         ((0, None), "batch_size=0"),
         ((True, None), "batch_size=True"),
         ((None, -1), "max_tokens_per_batch=-1"),

@@ -50,11 +50,11 @@ def test_ids_and_json_read_back(num_frames: int, multiple: int, name: str, draw:
         ({"width": 1.5}, "width=1.5"),
         ({"width": True}, "width=True"),
         ({"height": 10**9}, "height=1000000000"),
-        ({"resolution": "256px"}, "give both"),
-        ({"aspect_ratio": "16:9"}, "give both"),
-        ({"resolution": "../x", "aspect_ratio": "16:9"}, "no resolution name"),
-        ({"resolution": "256px", "aspect_ratio": "16-9"}, "no ratio"),
-        ({"resolution": "256px", "aspect_ratio": "0:9"}, "no ratio"),
+        ({"resolution": "256px"}, "set both"),
+        ({"aspect_ratio": "16:9"}, "set both"),
+        ({"resolution": "../x", "aspect_ratio": "16:9"}, "not a resolution name"),
+        ({"resolution": "256px", "aspect_ratio": "16-9"}, "not a ratio"),
+        ({"resolution": "256px", "aspect_ratio": "0:9"}, "not a ratio"),
         ({"resolution": 7, "aspect_ratio": "1:1"}, "expected text"),
     ],
 )
@@ -78,10 +78,10 @@ def test_lists_of_buckets() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no bucket"),
-        (" , ", "names no bucket"),
-        ("832x480", "no bucket name"),
-        ("832x480@0", "no bucket name"),
+        ("", "is empty"),
+        (" , ", "is empty"),
+        ("832x480", "not a bucket name"),
+        ("832x480@0", "not a bucket name"),
         ("832x480@81,480x832@81,832x480-81f", "832x480-81f twice"),
         ("830x480@81", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
         ("832x481@81", "height=481 is not a multiple of 16; nearest allowed: 480 and 496"),
@@ -105,5 +105,5 @@ def test_matching() -> None:
     assert match_buckets("*", buckets) == buckets
     with pytest.raises(ConfigError, match=r"no bucket matches '832x480@80'; nearest of 3: .*832x480-81f"):
         match_buckets("832x480@80", buckets)
-    with pytest.raises(ConfigError, match="there are no buckets"):
+    with pytest.raises(ConfigError, match="the list of buckets is empty"):
         match_buckets("*", ())

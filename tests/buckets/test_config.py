@@ -80,7 +80,7 @@ def test_opensoras_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bucket_config = {256: {1: (1.0, 4)}}", "resolution='256' is no resolution name"),
+        ("bucket_config = {256: {1: (1.0, 4)}}", "resolution='256' is not a resolution name"),
         ("bucket_config = " + "-" * 100_000 + "1", "cannot read bucket_config"),
         ("bucket_config = {'256px': {1, 2}}", "expected frame counts"),
     ],
@@ -149,7 +149,7 @@ def test_ratios_are_bounded_or_evenly_spaced() -> None:
 
 def test_frame_rules_and_models_are_kept() -> None:
     with pytest.raises(
-        ConfigError, match=r"832x480-80f: 80 frames do not keep the rule 4k\+1; nearest allowed: 77 and 81"
+        ConfigError, match=r"832x480-80f: 80 frames do not follow the rule 4k\+1; nearest allowed: 77 and 81"
     ):
         BucketConfig(buckets=parse_buckets("832x480@80"), frame_rule=FrameRule(4))
     config = load_bucket_config("wan2.1-480p")
@@ -163,29 +163,29 @@ def test_frame_rules_and_models_are_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "no buckets are given; give exactly one of"),
+        ("{}", "no buckets are given; set exactly one of"),
         ("{buckets: [832x480@81], resolution: [256px]}", "buckets and resolution cannot be combined"),
         ("{resolution: [256px]}", "resolution needs num_frames"),
         ("{max_pixels: 1000}", "max_pixels with neither num_frames nor max_frames"),
-        ("{height: 480, max_frames: 81}", "height=480 needs width: give both for one fixed size, or max_pixels"),
+        ("{height: 480, max_frames: 81}", "height=480 needs width: set both for one fixed size, or max_pixels"),
         ("{height: 480, width: 830, max_frames: 81}", "width=830 is not a multiple of 16; nearest allowed: 816 and 832"),
-        ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not keep the rule 4k\+1"),
+        ("{height: 480, width: 832, max_frames: 80}", r"max_frames: 80 frames do not follow the rule 4k\+1"),
         ("{buckets: [832x480@81], max_frames: 81}", "max_frames=81 cannot be combined with buckets"),
         ("{buckets: [832x480@81], min_ar: 0.5}", "min_ar cannot be combined with buckets"),
-        ("{bucket: [832x480@81]}", "bucket is no field; did you mean 'buckets'"),
+        ("{bucket: [832x480@81]}", "bucket is not a field; did you mean 'buckets'"),
         ("{buckets: [33x480x832]}", "write it as '832x480@33'"),
         ('{bucket_config: {256px: {33: [[1.0, 0.33], 12]}}}', "probabilities=None: allowed are opensora-v2"),
         ('{bucket_config: {256px: {1: [[1.0, 0.3], 12]}}, probabilities: opensora-v2}', "images take one probability"),
-        ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: allowed is 0 to 1"),
+        ('{bucket_config: {256px: {33: [1.5, 12]}}}', "probability=1.5: must be from 0 to 1"),
         ('{bucket_config: {256px: {33: [1.0, [4, 8]]}}}', r"the batch size \[4, 8\] is a range for Open-Sora's search"),
         ('{bucket_config: {256px: {33: [1.0, 0]}}}', "batch size=0: must be an integer from 1"),
         ('{bucket_config: {256px: {33: 1.0}}}', r"=1.0: expected \[probability, batch size\]"),
         ('{bucket_config: {256px: {x: [1.0, 2]}}}', "bucket_config"),
         ('{bucket_config: {256px: {}}}', "has no frame counts"),
         ('{bucket_config: {256px: {33: [0.0, 1]}}}', "every probability is 0"),
-        ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is no setting; allowed are 256px, 256px_max"),
+        ('{bucket_config: {256px_min: {33: [1.0, 1]}}}', "_min is not a setting; use 256px, 256px_max"),
         ('{bucket_config: {"256px_ar7:5": {33: [1.0, 1]}}}', "256px has no ratio 7:5; it has 2.39:1"),
-        ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is no resolution name"),
+        ('{bucket_config: {"256": {33: [1.0, 1]}}}', "resolution='256' is not a resolution name"),
         ('{bucket_config: {256px: {33: [1.0, 1]}, "256px_ar16:9": {33: [1.0, 2]}}}', "the batch sizes 1 and 2"),
         ('{bucket_config: {256px: {33: [0.5, 1]}}, policy: {frames: longest}}', "cannot be combined with keep probabilities"),
         ('{buckets: [832x480@81], policy: {ratio: real}}', "policy.ratio='real': must be 'nominal' or 'log'"),

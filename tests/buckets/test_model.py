@@ -26,7 +26,7 @@ MOCHI = ModelRule("mochi", FrameRule(6), 16, Fraction(30), vae_time=6)
 @pytest.mark.parametrize(
     ("model", "bucket", "message"),
     [
-        (WAN, "832x480@80", r"bucket 832x480-80f for wan2.1: 80 frames do not keep the rule 4k\+1.*77 and 81"),
+        (WAN, "832x480@80", r"bucket 832x480-80f for wan2.1: 80 frames do not follow the rule 4k\+1.*77 and 81"),
         (WAN, "832x472@81", "height=472 is not a multiple of 16; nearest allowed: 464 and 480"),
         (MOCHI, "848x480@81", r"the rule 6k\+1; nearest allowed: 79 and 85"),
         (
@@ -54,12 +54,12 @@ def test_the_rate_must_be_the_models() -> None:
     WAN.check_all(bucket, FrameRate("resample", Fraction(16)))
     WAN.check_all(bucket, FrameRate("fix_frame_rate", Fraction(16)))
     for rate in (FrameRate(), FrameRate("cap", Fraction(16)), FrameRate("resample", Fraction(24))):
-        with pytest.raises(ConfigError, match="wan2.1 takes 16 frames a second; shard with --fps 16"):
+        with pytest.raises(ConfigError, match="wan2.1 takes 16 frames per second; shard with --fps 16"):
             WAN.check_all(bucket, rate)
     OPENSORA.check_all(bucket, FrameRate("cap", Fraction(24)))
     OPENSORA.check_all(bucket, FrameRate("resample", Fraction(16)))
     for rate in (FrameRate(), FrameRate("cap", Fraction(30))):
-        with pytest.raises(ConfigError, match="opensora2 takes at most 24 frames a second"):
+        with pytest.raises(ConfigError, match="opensora2 takes at most 24 frames per second"):
             OPENSORA.check_all(bucket, rate)
     ModelRule("any", FrameRule(4)).check_all(bucket, FrameRate())
 
@@ -68,13 +68,13 @@ def test_the_rate_must_be_the_models() -> None:
     ("fields", "message"),
     [
         ({"name": ""}, "name=''"),
-        ({"frame_rule": "4k!"}, "frame_rule='4k!' is no rule"),
+        ({"frame_rule": "4k!"}, "frame_rule='4k!' is not a rule"),
         ({"multiple": 0}, "multiple=0"),
         ({"vae_time": 0}, "vae_time=0: must be an integer from 1 to 256"),
         ({"patch_space": True}, "patch_space=True"),
         ({"max_num_frames": 0}, "max_num_frames=0"),
-        ({"fps": Fraction(0)}, "fps=0: allowed is above 0"),
-        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: give one"),
+        ({"fps": Fraction(0)}, "fps=0: must be above 0"),
+        ({"fps": Fraction(16), "max_fps": Fraction(24)}, "fps=16 with max_fps=24: set only one"),
     ],
 )
 def test_a_rule_that_no_model_has_is_refused(fields: dict[str, object], message: str) -> None:

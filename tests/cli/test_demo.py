@@ -18,7 +18,7 @@ from tests.conftest import run_streamvid
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     done = run_streamvid("demo", "--dir", tmp_path / "taken", check=False)
-    assert done.returncode == 2 and "is a file; give a folder" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "is a file; choose a new" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

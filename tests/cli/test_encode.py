@@ -81,7 +81,7 @@ def test_what_is_wrong_is_named_before_anything_is_written(tiny: Tiny, tmp_path:
             ["--set", "model.weights.paths={autoencoder: nowhere.safetensors}", "--dry-run"],
             "nowhere.safetensors does not exist",
         ),
-        (["--set", "data.batch_size=null"], "give exactly one of them"),
+        (["--set", "data.batch_size=null"], "set exactly one of them"),
     ):
         with pytest.raises((ConfigError, click.UsageError), match=re.escape(said)):
             cli.main(["encode", *given, *more], standalone_mode=False)

@@ -142,7 +142,7 @@ def test_cost_classes_come_from_tokens_or_a_file(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         ((), 2, "batch_size=None"),
-        (("--batch-size", "4", "--max-tokens-per-batch", "9"), 2, "give exactly one"),
+        (("--batch-size", "4", "--max-tokens-per-batch", "9"), 2, "set exactly one"),
         (("--batch-size", "four"), 2, "'four': expected N"),
         (("--batch-size", "=4"), 2, "'=4': expected N"),
         (("--batch-size", "4", "--batch-size", "*=4"), 2, "cannot be combined"),

@@ -49,7 +49,7 @@ def test_a_copy_of_a_preset_can_be_changed(tmp_path: Path) -> None:
 
 def test_of_many_buckets_the_largest_of_each_count_is_shown_unless_all_are_asked_for() -> None:
     shown, every = run("show", "opensora2-256"), run("show", "opensora2-256", "--all")
-    assert "Of 363 buckets, of each frame count the one with most tokens" in shown
+    assert "363 buckets; shown is the one with the most tokens per frame count" in shown
     assert sum(line.startswith("256px-") for line in shown.splitlines()) == 33
     assert sum(line.startswith("256px-") for line in every.splitlines()) == 363
     assert "searched on an H200 of 140 GB" in shown
@@ -67,5 +67,5 @@ def test_show_as_json_has_fields_and_costs() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known() -> None:
-    with pytest.raises(ConfigError, match="'wan2.1' is no file and no preset; presets: cogvideox"):
+    with pytest.raises(ConfigError, match="'wan2.1' is neither a file nor a preset; presets: cogvideox"):
         run("show", "wan2.1")

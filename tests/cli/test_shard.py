@@ -77,7 +77,7 @@ def test_copies_have_a_rate_too(tiny: Tiny, tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "ds").manifest.frame_rate.to_json() == {"rule": "cap", "fps": "30000/1001"}
     refused = run_streamvid("shard", tiny.videos, tmp_path / "no", *OPTIONS, "--fps-rule", "cap", check=False)
     assert refused.returncode == 2
-    assert "--fps-rule 'cap': give the rate too" in refused.stderr
+    assert "--fps-rule 'cap': set the rate too" in refused.stderr
 
 
 @pytest.mark.parametrize("output", [(), ("--json",)])
@@ -99,7 +99,7 @@ def test_dry_run_beside_a_dataset_leaves_it_alone(tiny: Tiny) -> None:
 def test_sealed_already_is_exit_code_0_and_said(tiny: Tiny) -> None:
     before = tree_of(tiny.dataset)
     done = run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS)
-    assert "sealed there before, left as it is" in done.stdout
+    assert "already sealed, unchanged" in done.stdout
     state = json.loads(run_streamvid("shard", tiny.videos, tiny.dataset, *OPTIONS, "--json").stdout)
     assert state == tiny.report | {"state": "already sealed"}
     assert tree_of(tiny.dataset) == before
@@ -146,7 +146,7 @@ def test_another_plan_needs_overwrite(tiny: Tiny, tmp_path: Path) -> None:
         (("--clips", "native", "--crf", "x"), "'x' is not a number"),
         (("--clips", "native", "--codec", "vp9"), "allowed are h264"),
         (("--clips", "native", "--fps", "1/0"), "write it as 24, 0.5 or 30000/1001"),
-        (("--clips", "native", "--fps", "2000"), "above 0 to 1000"),
+        (("--clips", "native", "--fps", "2000"), "above 0, at most 1000"),
         (("--clips", "native", "--verify", "probe"), "encoding decodes every frame"),
     ],
 )
@@ -170,8 +170,8 @@ def test_a_size_is_written_as_people_write_it(tiny: Tiny, tmp_path: Path) -> Non
     [
         (lambda root: None, "neither a folder nor a metadata file"),
         (lambda root: root.mkdir(), "no file named like a video or an image"),
-        (lambda root: (root.mkdir(), (root / "a.mp4").write_bytes(b"text")), "all 1 records are rejected"),
-        (lambda root: root.write_text("path\n"), "allowed are files named *.csv"),
+        (lambda root: (root.mkdir(), (root / "a.mp4").write_bytes(b"text")), "all 1 records were rejected"),
+        (lambda root: root.write_text("path\n"), "the name must be one of *.csv"),
     ],
     ids=["missing", "empty", "all rejected", "no metadata"],
 )
@@ -266,7 +266,7 @@ def test_an_interrupt_is_exit_code_130_and_the_same_command_goes_on(
         output, errors = process.communicate(timeout=200)
     assert process.returncode == 130, errors
     assert not output and "Traceback" not in errors
-    remedy = "run the same command again (copy, encode, shard, train and verify go on where they were)"
+    remedy = "run the same command again (copy, encode, shard, train and verify resume)"
     assert errors.splitlines()[-1] == f"interrupted; {remedy}"
     assert not (tmp_path / "ds" / "manifest.json").exists()
     assert run_streamvid("stats", tmp_path / "ds", check=False).returncode == 1

@@ -40,7 +40,7 @@ def test_damage_is_exit_code_1_and_says_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 1 and "Traceback" not in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"{TAR}: checksum: expected ") and "samples affected: 1 of bucket 96x64-5f" in lines[0]
-    assert lines[1] == "not part of this dataset, and left alone: notes.txt"
+    assert lines[1] == "not part of this dataset, ignored: notes.txt"
     assert lines[2] == f"1 problem(s) in 1 file(s): {root}"
     assert lines[3].endswith(f"streamvid copy SRC {root} --check-existing")
     run_streamvid("copy", NATIVE, root, "--check-existing", env=env)

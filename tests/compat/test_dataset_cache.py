@@ -202,7 +202,7 @@ def test_which_of_the_keys_is_the_clip(
 def test_sizes_that_cannot_be_are_named_as_the_flags_are(videos: Path) -> None:
     """Where theirs takes 80 frames unchecked, or ignores a height without a width."""
     with pytest.raises(
-        ConfigError, match="num_frames: 80 frames do not keep the rule 4k\\+1; nearest allowed: 77 and 81"
+        ConfigError, match="num_frames: 80 frames do not follow the rule 4k\\+1; nearest allowed: 77 and 81"
     ):
         options_of(videos, num_frames=80)
     with pytest.raises(ConfigError, match="height is 64 but width is not given"):

@@ -170,7 +170,7 @@ def test_rows_of_no_sample_are_counted_and_shown(root: Path, tmp_path: Path) -> 
         ("key,caption\ns0-0,1\n", {"caption_column": "captoin"}, ConfigError, "did you mean 'caption'"),
         ("key,motion\ns0-0,1\n", {"key_column": "keys"}, ConfigError, "key_column='keys'.*did you mean 'key'"),
         ("key,motion\ns0-0,1\ns0-0,2\n", {}, SourceError, "more than one row for 's0-0'"),
-        ("key\ns0-0\n", {}, ConfigError, "nothing but keys"),
+        ("key\ns0-0\n", {}, ConfigError, "only keys"),
         ("key,a,a\ns0-0,1,2\n", {}, SourceError, "a column twice"),
         ("key,a\ns0-0\n", {}, SourceError, "row 0: line 2 has 1 fields"),
         ("key,t\ns0-0,a\0b\n", {"caption_column": "t"}, SourceError, "NUL"),

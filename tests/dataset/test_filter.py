@@ -102,17 +102,17 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
         ("score > 5 and motoin > 3", "column 15: 'motoin'"),
         ("`my col` > 1 and é > 2", "column 18: 'é'"),
         ("score > 'a'", r"column 1: `user.score` is a number and 'a' is a text: they cannot be compared"),
-        ("place + 1 > 2", "arithmetic takes numbers, and `user.place` is a text"),
+        ("place + 1 > 2", "arithmetic takes numbers, but `user.place` is a text"),
         ("place in (1, 'a')", "column 11: `user.place` is a text and 1 is a number"),
         ("place in ('a')", r"'in' takes a list"),
-        ("place in (year,)", "but no expression"),
+        ("place in (year,)", "but not expressions"),
         ("score", "it is a number, not a condition; compare it"),
-        ("score and good", "'and' takes conditions, and here is a number"),
+        ("score and good", "'and' takes conditions, not a number"),
         ("good > False", "no order"),
         ("score == None", "write 'score is None'"),
         ("score is 5", "'is' is only allowed before None"),
         ("clip_sha256 == 'a'", r"of type fixed_size_binary\[32\], which conditions do not support"),
-        ("1 < 2", "names no column"),
+        ("1 < 2", "does not name a column"),
         ("", "is empty"),
         ("score >", "not a condition: invalid syntax"),
         ("score > 5 # and more", "'#' is not allowed"),
@@ -122,9 +122,9 @@ def test_equal_conditions_have_one_text(dataset: Dataset) -> None:
         ("𝐬core > 1", "write it in backquotes: `𝐬core`"),
         ("score > 1in", "'1in' is not a number"),
         ("place == 'a\\d'", "an unknown escape"),
-        ("place == '''a'''", "triple quotes"),
+        ("place == '''a'''", "triple-quoted"),
         ("score > 99999999999999999999", "more than 64 bits"),
-        ("score > 1e999", "larger than a double"),
+        ("score > 1e999", "too large for a double"),
         ("contains(place, place)", "takes a column of texts and a text"),
         ("contains(score, 'a')", "takes a column of texts and a text"),
     ],
@@ -160,7 +160,7 @@ def test_hostile_texts_are_config_errors(dataset: Dataset, text: str) -> None:
 
 @pytest.mark.parametrize("value", [None, 5, b"score > 5", ["score > 5"]])
 def test_what_is_no_text(dataset: Dataset, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"must be text; write a condition as 'aesthetic > 5'"):
+    with pytest.raises(ConfigError, match=r"must be text; write a condition such as 'aesthetic > 5'"):
         parse_filter(value, dataset)
 
 
@@ -299,7 +299,7 @@ def test_any_condition_means_what_python_means(table_dataset: Dataset, rows: lis
     try:
         parsed = parse_filter(text, table_dataset)
     except ConfigError as error:
-        assert "names no column" in str(error)
+        assert "does not name a column" in str(error)
         return
     stored = [{f"user.{name}": value for name, value in row.items()} for row in rows]
     table = pa.Table.from_pylist(stored, schema=pa.schema([f.with_name(f"user.{f.name}") for f in SCHEMA]))

@@ -342,10 +342,10 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
     samples = list(samples_of(dataset, shard))
     x = {"x": RawTensor("U8", (1,), b"1")}
     wrong: list[tuple[list[Any], type[Exception], str]] = [
-        (samples[:2], DatasetError, "has 3 samples, and tensors of 2 were given"),
+        (samples[:2], DatasetError, "has 3 samples, but tensors of 2 were given"),
         ([*samples, samples[0]], DatasetError, "sample 3 of"),
         ([samples[1], samples[0], samples[2]], DatasetError, "is .*'a-0'.*, not 'a-1'"),
-        ([(samples[0][0], samples[0][1][:1])], ConfigError, "tensors of 1 visits, num_visits=2"),
+        ([(samples[0][0], samples[0][1][:1])], ConfigError, "tensors of 1 visits, but num_visits=2"),
         ([(samples[0][0], [x, {"x": RawTensor("U8", (2,), b"12")}])], ConfigError, "sample a-0 has the tensors x U8"),
         ([(samples[0][0], [x, {"x": RawTensor("I8", (1,), b"1")}])], ConfigError, "x I8"),
         ([(samples[0][0], [x, {"y": x["x"]}])], ConfigError, "y U8"),
@@ -359,7 +359,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
         with pytest.raises(error, match=match):
             writer.write_shard(shard, given_samples)
     assert not list((tmp_path / "s").rglob("*.tar*")) and not writer.is_done(shard)
-    with pytest.raises(DatasetError, match=r"4 of 4 shards are not finished, first shards/96x64-9f"):
+    with pytest.raises(DatasetError, match=r"4 of 4 shards are not finished, such as shards/96x64-9f"):
         writer.seal()
     for one in dataset.shards:
         if one is not dataset.shards[3]:
@@ -435,7 +435,7 @@ def test_a_changed_byte_is_found_wherever_it_is(dataset: Dataset, copy: Path) ->
     read()
     claimed = 1 << 50
     edit_manifest(copy, lambda value: value["null"].update(num_bytes=claimed))
-    with pytest.raises(IntegrityError, match=f"has {claimed} bytes, .* are allowed"):
+    with pytest.raises(IntegrityError, match=f"has {claimed} bytes; .* are allowed"):
         read()
     edit_manifest(copy, lambda value: value["shards"].update(num_bytes=claimed))
     with pytest.raises(IntegrityError, match="missing or has the wrong size"):

@@ -16,6 +16,8 @@ from tests.docs.snippets import RUN, blocks_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "content").rglob("*.md"))]
+#: Pages that train: minutes.
+LONG = ("tutorials/lora.md", "tutorials/several-gpus.md", "tutorials/s3.md", "guides/features.md", "guides/trainer.md")
 #: name → (width, height, number of frames)
 CLIPS = {"bikes": (432, 256, 60), "carphone_pristine": (272, 368, 40), "bigbuckbunny": (288, 256, 50)}
 
@@ -38,7 +40,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if str(page).endswith(LONG) else ()) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_snippets_of_a_page_run(page: Path, start: Path, tmp_path: Path) -> None:
     if not any(True for _ in blocks_of(page.read_text())):
         return

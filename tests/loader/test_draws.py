@@ -147,7 +147,7 @@ def test_copies_of_a_clip_are_annotated_alike(dataset: str, tmp_path: Path) -> N
     by_key.write_text(
         "".join(json.dumps({"key": row["key"], "good": number % 2}) + "\n" for number, row in enumerate(rows))
     )
-    with pytest.raises(ConfigError, match="give record_key or source"):
+    with pytest.raises(ConfigError, match="use record_key or source"):
         annotate(copied, by_key)
     sources = sorted({row["source"] for row in rows})
     by_source.write_text(

@@ -81,17 +81,20 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
 @pytest.mark.parametrize(
     ("preset", "message"),
     [
-        (replace(RULE, fps=Fraction(16)), "clips are read at 12 frames a second, and ours takes 16 frames a second"),
-        (replace(RULE, fps=None, max_fps=Fraction(8)), "ours takes at most 8 frames a second; shard with --fps 8"),
+        (
+            replace(RULE, fps=Fraction(16)),
+            "clips are read at 12 frames per second, and ours takes 16 frames per second",
+        ),
+        (replace(RULE, fps=None, max_fps=Fraction(8)), "ours takes at most 8 frames per second; shard with --fps 8"),
         (
             replace(RULE, frame_rule=FrameRule(8)),
             r"bucket 96x64-5f for ours: 5 frames.* 8k\+1; nearest allowed: 1 and 9",
         ),
         (replace(RULE, multiple=64), "width=96 is not a multiple of 64; nearest allowed: 64 and 128"),
         (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
-        ("wan2.1-480p", "and wan2.1 takes 16 frames a second; shard with --fps 16 --fps-rule resample"),
-        ("wan2.1", "'wan2.1' is no file and no preset"),
-        (3, "preset=3: must be a preset name"),
+        ("wan2.1-480p", "and wan2.1 takes 16 frames per second; shard with --fps 16 --fps-rule resample"),
+        ("wan2.1", "'wan2.1' is neither a file nor a preset"),
+        (3, "preset=3: expected a preset's name"),
     ],
 )
 def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
@@ -146,11 +149,11 @@ def test_the_log_says_what_a_batch_takes_of_the_host(tmp_path: Path, caplog: pyt
 
 def test_a_rule_is_checked_when_the_dataset_is_made(tmp_path: Path) -> None:
     """Rate and buckets, before a file is looked at."""
-    with pytest.raises(ConfigError, match="and wan2.1 takes 16 frames a second; shard with --fps 16"):
+    with pytest.raises(ConfigError, match="and wan2.1 takes 16 frames per second; shard with --fps 16"):
         shard_options(bucket_config="wan2.1-480p", fps=24)
     with pytest.raises(ConfigError, match="rates of their own"):
         shard_options(bucket_config=BucketConfig(buckets=parse_buckets("96x64@5"), model=RULE))
-    with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not keep the rule 4k\+1"):
+    with pytest.raises(ConfigError, match=r"96x64-8f for ours: 8 frames do not follow the rule 4k\+1"):
         BucketConfig(buckets=parse_buckets("96x64@8"), model=RULE)
     assert shard_options(bucket_config="opensora2-256", fps=16).frame_rate.fps == 16
     assert shard_options(bucket_config="wan2.1-480p", clips="native").rate == 16

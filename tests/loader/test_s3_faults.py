@@ -169,7 +169,7 @@ def test_a_manifest_that_goes_wrong_on_its_way_is_read_again(sources: dict[str, 
         assert streamvid.open_dataset(sources["plain"].url).manifest == expected
         assert proxy.counts().faults["flipped"] == num_wrong
     proxy.set(faults=("flipped",), path="manifest.json", methods=("GET",), fault_rate=1.0)
-    with pytest.raises(StorageError, match="5 reads gave other bytes each time"):
+    with pytest.raises(StorageError, match="5 reads returned different bytes each time"):
         streamvid.open_dataset(sources["plain"].url)
 
 
@@ -352,7 +352,7 @@ def test_a_tar_that_is_gone_is_named(rgw: Rgw, s3_env: S3Env, tmp_path: Path, de
     s3_env(rgw)
     path = "shards/96x64-5f/96x64-5f-000001.tar"
     rgw.remove(source.bucket, f"{source.prefix}/{path}")
-    with pytest.raises(SampleError, match=f"{source.url}: cannot read {path}: there is no such object"):
+    with pytest.raises(SampleError, match=f"{source.url}: cannot read {path}: no such object"):
         s3_run.run(source.url, batch_size=2, output={"decode": decode})
 
 
@@ -382,7 +382,7 @@ def test_a_tar_that_is_replaced_while_it_is_read_is_noticed(
         rgw.put(source.bucket, f"{source.prefix}/{path}", bytes(data))
         got += [s3_run.received(batch) for batch in batches]
         assert [record.key for record in loader.substituted] == ([] if is_same else [last["key"]])
-    assert f"{source.url}: {path} was replaced while it is in use" in caplog.text
+    assert f"{source.url}: {path} was replaced while in use" in caplog.text
     assert got[:-1] == expected[:-1] and (got == expected) == is_same
 
 

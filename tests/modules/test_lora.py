@@ -191,7 +191,7 @@ def test_layers_are_named_by_their_ends_or_an_expression(wanted: str | tuple[str
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("to_q", "'to_q', but no name ends with it; allowed: ends of names, as 0, 2, embed, head, k"),
+        ("to_q", "'to_q', but no name ends with it; use ends of names, such as 0, 2, embed, head, k"),
         ("q,w", "'w', but no name ends with it"),
         ("regex:q", "'q' matches no whole name"),
         ("regex:(", "is not a regular expression"),

@@ -83,7 +83,7 @@ def test_opensoras_form_with_probabilities(source: Path, form: Path, tmp_path: P
     """Its checklist 3, 6, 7, 9, 10, 14, 15: from the command to batches of the sizes that the form gives."""
     report = sharded(source, tmp_path / "ds", "--bucket-config", form, "--seed", 1)
     config, rows = load_bucket_config(form), rows_of(tmp_path / "ds")
-    drawn_out = [row for row in report["rejections"] if "drawn to be left out" in row["reason"]]
+    drawn_out = [row for row in report["rejections"] if "left out by a draw" in row["reason"]]
     assert report["num_samples"] + report["num_rejected"] == report["num_records"] == 19
     assert len(rows) + len(drawn_out) == CLIP_ROWS
     there = {bucket.id for bucket in open_dataset(tmp_path / "ds").manifest.buckets}
@@ -217,7 +217,7 @@ def test_clips_stored_in_all_their_buckets_are_drawn_in_each_pass(source: Path, 
     stats, again = run_streamvid("stats", tmp_path / "ds").stdout, [source, tmp_path / "ds", "--bucket-config", form]
     assert line in stats and " windows " not in stats
     text = run_streamvid("shard", *again, "--assign", "all", "--shard-size", "12KB", "--workers", 1).stdout
-    assert line in text and " windows " not in text and "sealed there before" in text
+    assert line in text and " windows " not in text and "already sealed" in text
     num_passes, counts = 6, Counter[str]()
     went: dict[str, set[str]] = {}
     sizes = {"batch_size": 1, "num_epochs": num_passes, "tail": "pad", "num_workers": 0, "world": World(0, 1)}
@@ -267,13 +267,13 @@ def test_a_configuration_is_in_the_manifest_and_reads_back(form: Path) -> None:
         ({"buckets": ()}, "no buckets are given"),
         ({"buckets": (Bucket(81, 480, 832),), "resolution": ("256px",)}, "buckets and resolution cannot be combined"),
         ({"bucket_config": "wan2.1-480p", "max_frames": 81}, "max_frames=81 cannot be combined with buckets"),
-        ({"bucket_config": "wan2.1-481p"}, "no file and no preset; presets: "),
+        ({"bucket_config": "wan2.1-481p"}, "neither a file nor a preset; presets: "),
         ({"height": 480, "max_frames": 81}, "height=480 needs width"),
         ({"max_pixels": 0, "max_frames": 81}, "max_pixels=0: must be an integer from 1 to"),
         ({"resolution": ("256px",), "num_frames": (17,), "min_ar": 3.0}, "256px has no ratio from min_ar=3"),
         (
             {"resolution": ("256px",), "num_frames": (18,), "frame_rule": "4k+1"},
-            r"18 frames do not keep the rule 4k\+1",
+            r"18 frames do not follow the rule 4k\+1",
         ),
         ({"resolution": ("256px",), "num_frames": (17,), "assign": "some"}, "assign='some'"),
         ({"resolution": ("256px",), "num_frames": (17,), "policy": {"crop": 1}}, "policy has no field 'crop'"),

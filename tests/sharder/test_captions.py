@@ -108,14 +108,14 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 
 
 REJECTED: list[tuple[Any, str]] = [
-    (["x"] * 257, "has 257 captions, 256 are allowed"),
+    (["x"] * 257, "has 257 captions; at most 256 are allowed"),
     ([["x"]], "the caption is a list; it must be text"),
     ([{"text": "x", "score": 1}], "the caption is a dict; it must be text"),
     ([{"text": "x", "weight": -1}], "the weight -1 of a caption is not a number from 0"),
     ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all its captions have weight 0"),
     (["x", "y" * 70_000], "has 70000 bytes"),
     (["\ud800", "y"], "not valid UTF-8"),
-    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes together, 262144 are allowed"),
+    ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total; at most 262144 are allowed"),
 ]
 
 
@@ -158,17 +158,17 @@ def test_another_second_caption_is_another_dataset(clips: Path, tmp_path: Path) 
     first = built(meta, tmp_path / "ds")
     assert built(meta, tmp_path / "ds") == first
     write_rows(meta, [{**rows[0], "caption": ["a", "c"]}])
-    with pytest.raises(SealedError, match="other files, sizes, captions or columns"):
+    with pytest.raises(SealedError, match="but files, sizes, captions or columns differ"):
         built(meta, tmp_path / "ds")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"caption_column": ("a", "a")}, "name each column once"),
+        ({"caption_column": ("a", "a")}, "list each column once"),
         ({"caption_column": ("a", "")}, "'' alone for no captions"),
-        ({"caption_column": 3}, "must be a column's name"),
-        ({"caption_column": "a", "caption_weight_column": "a"}, "must be another column"),
+        ({"caption_column": 3}, "must be a column name"),
+        ({"caption_column": "a", "caption_weight_column": "a"}, "must differ from the caption column"),
         ({"caption_lines": "yes"}, "captions.lines='yes': must be True or False"),
     ],
 )
@@ -252,7 +252,7 @@ def test_shards_of_prompts_are_small_enough_for_a_window_of_them(tmp_path: Path)
         ({"fps": 24}, "fps cannot be combined with clips='text'"),
         ({"codec": "h264"}, "codec='h264': cannot be combined with clips='text', which has no files"),
         ({"video_column": "v"}, "video_column='v': cannot be combined with clips='text'"),
-        ({"caption_column": ""}, "clips='text' makes samples of captions alone"),
+        ({"caption_column": ""}, "clips='text' makes samples from captions alone"),
         ({"media": {"control": "c"}}, "media=.*: cannot be combined with clips='text'"),
     ],
 )

@@ -72,8 +72,8 @@ def test_what_does_not_fit_a_clip_is_rejected_with_its_reason(source: Source, tm
     rows = source.rows
     wrong = {
         "control1.mkv": "'control': control1.mkv has 25 frames, the clip 24 frames",
-        "slow.mp4": "'control': a frame of slow.mp4 lies 0.042 s from the clip's, 0.021 s are allowed (half a frame)",
-        "late.mkv": "'control': a frame of late.mkv lies 1.042 s from the clip's",
+        "slow.mp4": "'control': a frame of slow.mp4 is 0.042 s from the clip's, 0.021 s are allowed (half a frame)",
+        "late.mkv": "'control': a frame of late.mkv is 1.042 s from the clip's",
         "square.mp4": "'control': square.mp4 is 64x64, the clip 192x128",
         "text.mp4": "'control': ",
         "empty.mp4": "'control' is empty",
@@ -101,10 +101,10 @@ def test_kinds(source: Source, tmp_path: Path) -> None:
     }
     row, clip, picture = source.rows[2], "control2.mkv", "ref2-0.jpg"
     for key, value, message in (
-        ("image:control", clip, "is a video, and an image is wanted"),
+        ("image:control", clip, "is a video, but must be an image"),
         ("video:control", picture, "has one picture, the clip 26 frames"),
         ("control", [picture, clip], "a list holds images"),
-        ("control", [picture] * 9, "has 9 files, 8 are allowed"),
+        ("control", [picture] * 9, "has 9 files; at most 8 are allowed"),
         ("control", [picture, 7], "number 1: the path is a int"),
         ("control", {"a": 1}, "the path is a dict"),
         ("control", [], "is missing"),
@@ -118,7 +118,7 @@ def test_lists_need_metadata_that_can_hold_them(source: Source, tmp_path: Path) 
     """DIFFSYNTH row 4: a list in a CSV is an error that says so; one path a cell is fine. Parquet holds lists."""
     folder, row = source.folder, source.rows[2]
     write_rows(folder / "a.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"]}])
-    with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot; write the metadata as .jsonl"):
+    with pytest.raises(SourceError, match=r"the column holds a list.*which CSV cannot; use .jsonl"):
         dry_run(folder / "a.csv", tmp_path / "dataset", options({"reference": "refs"}))
     write_rows(folder / "b.csv", [{"path": row["path"], "caption": "a", "refs": row["refs"][0]}])
     assert dry_run(folder / "b.csv", tmp_path / "dataset", options({"reference": "refs"})).num_samples == 1
@@ -137,9 +137,9 @@ def _column(root: Path, name: str) -> list[Any]:
 def test_input_that_cannot_name_media(source: Source, tmp_path: Path) -> None:
     for given, message in (
         ({"control": "depth"}, "'depth' is not a column of the metadata; it has path, caption"),
-        ({"Control": "refs"}, r"allowed is \[KIND:\]NAME\[\?\]=COLUMN"),
+        ({"Control": "refs"}, r"must be \[KIND:\]NAME\[\?\]=COLUMN"),
         ({"audio:control": "refs"}, r"KIND one of video, image, mask"),
-        ({"txt": "refs"}, "txt is used twice, or is reserved"),
+        ({"txt": "refs"}, "txt is used twice or reserved"),
         ({"a_b": "refs", "ab": "matte"}, "ab is used twice"),
     ):
         with pytest.raises((ConfigError, SourceError), match=message):
@@ -231,7 +231,7 @@ def test_equal_builds_are_equal_datasets(source: Source, built: Path, tmp_path: 
     with pytest.raises(SealedError, match="media"):
         shard(metadata, tmp_path / "again", options({"control": "control_video"}))
     other = [{**source.rows[0], "control_video": "matte0.mp4"}, *source.rows[1:]]
-    with pytest.raises(SealedError, match="with other files"):
+    with pytest.raises(SealedError, match="but files, sizes"):
         shard(source.write(other), tmp_path / "again", options())
 
 
@@ -277,7 +277,7 @@ def test_the_command(source: Source, tmp_path: Path) -> None:
             assert set(next(_batches(loader)).media) == set(names)
     for wrong in (["--media", "control"], ["--data-file-keys", "path,refs", "--media", "a=matte"]):
         done = run_streamvid("shard", metadata, tmp_path / "three", *wrong, check=False)
-        assert done.returncode == 2 or "leave one out" in done.stderr
+        assert done.returncode == 2 or "omit one" in done.stderr
 
 
 def _batches(loader: streamvid.VideoLoader) -> Iterator[streamvid.Batch]:

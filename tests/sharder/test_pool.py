@@ -59,7 +59,7 @@ def test_workers_that_cannot_start_are_an_error_and_no_rejection(
 ) -> None:
     with (
         Pool("tests.sharder.no_such_module:handle", 2, held_fd) as pool,
-        pytest.raises(StreamvidError, match="before it could work"),
+        pytest.raises(StreamvidError, match="before its first task"),
     ):
         list(pool.run(3, lambda number: number))
     assert "no_such_module" in capfd.readouterr().err

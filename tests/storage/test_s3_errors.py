@@ -122,7 +122,7 @@ def test_a_profile_has_keys_and_endpoint(
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     assert open_store(f"s3://{bucket}", StorageOptions(profile="mine")).read("x") == b"mine"
-    with pytest.raises(StorageError, match=r"the profile 'yours' is not in the files of AWS\. Look at profile"):
+    with pytest.raises(StorageError, match=r"the profile 'yours' is not in the AWS config files\. Check profile"):
         open_store(f"s3://{bucket}", StorageOptions(profile="yours")).read("x")
     monkeypatch.setenv("AWS_PROFILE", "mine")
     store = open_store(f"s3://{bucket}")
@@ -226,7 +226,7 @@ def test_a_key_that_is_none_is_an_error_at_once(
     s3_env(moto_server)
     monkeypatch.setenv(variable, value)
     store = open_store("s3://some-bucket/ds")
-    with pytest.raises(StorageError, match=f"Look at {variable}") as caught:
+    with pytest.raises(StorageError, match=f"Check {variable}") as caught:
         store.read("manifest.json")
     assert value not in str(caught.value)
     assert store.stats().num_retries == 0

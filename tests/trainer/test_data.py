@@ -38,7 +38,7 @@ def test_the_command_trains_and_names_mistakes(dataset: Path, tmp_path: Path) ->
     file.write_text(dump_config(config_of(dataset, tmp_path / "run", 2)))
     assert command.main(["--config", str(file), "--set", "logging.steps=2"], standalone_mode=False) == 0
     assert list(losses_in(tmp_path / "run")) == [2]
-    with pytest.raises(ConfigError, match=r"optimizer\.rl is no field; did you mean 'lr'\?"):
+    with pytest.raises(ConfigError, match=r"optimizer\.rl is not a field; did you mean 'lr'\?"):
         command.main(["--config", str(file), "--set", "optimizer.rl=1"], standalone_mode=False)
 
 

@@ -20,22 +20,22 @@ Examples:
   streamvid annotate s3://bucket/ds captions.jsonl --key-column source
 
 FILE is a CSV, JSON, JSON lines or Parquet file. Its column `key`, `record_key` or `source` (or path, video, file_name)
-names the sample of each row. Tars and index files do not change, and plans and saved states remain valid. columns=,
-where= and captions see the new columns once this command ends. A sample without a row, or with an empty cell, keeps its
-value. If interrupted, run the same command again."""
+identifies the sample of each row. Tars and index files do not change, and plans and saved states remain valid. Loaders
+that start after this command see the new columns. A sample without a row, or with an empty cell, keeps its value. If
+interrupted, run the same command again."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("dataset")
 @click.argument("file", type=click.Path())
-@click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first that FILE has]")
+@click.option("--key-column", metavar="C", help="key, record_key or source.  [default: the first in FILE]")
 @click.option("--columns", type=list_of(str), metavar="LIST", help="Columns to take.  [default: all but the key]")
 @click.option(
     "--caption-column",
     metavar="C",
-    help="Column with captions: a text, or a list of them; '' for none.  [default: caption, text, …]",
+    help="Column with captions, one or a list; '' for none.  [default: caption, text, …]",
 )
-@click.option("--overwrite", is_flag=True, help="Also replace values of columns that DATASET has.")
+@click.option("--overwrite", is_flag=True, help="Also replace values of existing columns.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
 def command(dataset: str, file: str, as_json: bool, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""streamvid bench: how many samples per second this machine and this store give, and what limits them."""
+"""streamvid bench: measure how many samples per second this machine and store deliver, and what limits them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Examples:
   streamvid bench ds/ --json | jq .verdict
 
 \b
-Caches are used as they are: the first pass over the store shows what a first epoch is like, if the
-kernel says that it came from a disk; all other figures are of warm caches. Nothing is written.
+Caches are not dropped: the first pass over the store represents a first epoch if the kernel reports
+that it came from a disk; all other figures are for warm caches. Nothing is written.
 
 \b
-Exit codes: 0 measured (and the step time, if given, can be kept), 1 it cannot be kept, or the dataset
+Exit codes: 0 measured (and --step-seconds, if given, can be met), 1 it cannot be met, or the dataset
 cannot be read, 2 wrong usage."""
 
 _LIMITS = {
     "decoders": "the decode workers, with cores left for more of them",
-    "cores": "decoding, on all the cores there are",
+    "cores": "decoding, on all available cores",
     "store": "the store",
     "main": "the main process",
-    "ring": "memory: prefetch_bytes has no room for as many samples as the workers could decode at once",
+    "ring": "memory: prefetch_bytes does not fit as many samples as the workers could decode at once",
 }
 
 
@@ -58,9 +58,9 @@ _LIMITS = {
 def command(
     dataset: str, sizes: tuple[str, ...], as_json: bool, storage: StorageOptions, options: BenchOptions
 ) -> None:
-    """Measure how many samples per second this machine and this store give, with the real loader, and what limits them.
+    """Measure with the real loader how many samples per second this machine and store deliver, and what limits them.
 
-    The store is read alone first, then a loader runs with each number of workers.
+    First the store is read alone, then a loader runs with each number of workers.
     """
     from streamvid.bench.bench import bench
     from streamvid.dataset.reader import open_dataset

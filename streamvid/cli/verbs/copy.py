@@ -18,7 +18,7 @@ Examples:
   streamvid copy ds/ s3://bucket/ds
   streamvid copy s3://bucket/ds /mnt/nvme/ds --region eu-west-1
   streamvid copy s3://theirs/ds s3://mine/ds --source-anon --dest-endpoint-url http://127.0.0.1:9000
-  streamvid copy ds/ s3://bucket/ds --check-existing      put again what differs there
+  streamvid copy ds/ s3://bucket/ds --check-existing      replace files that differ
 
 Every file's checksum is verified in transit, and manifest.json is written last, so that no reader sees a partial
 dataset. If interrupted, run the same command again: it resumes."""
@@ -27,8 +27,8 @@ dataset. If interrupted, run the same command again: it resumes."""
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
 @click.argument("source")
 @click.argument("dest")
-@click.option("--check-existing", is_flag=True, help="Read what is at DEST, and put again what differs.")
-@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at a time.")
+@click.option("--check-existing", is_flag=True, help="Read the files at DEST, and replace those that differ.")
+@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files to copy at a time.")
 @click.option(
     "--temp-dir",
     type=click.Path(),

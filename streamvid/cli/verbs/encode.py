@@ -61,7 +61,7 @@ def command(config: str | None, overrides: tuple[str, ...], part: World | None, 
 
 @dataclass(frozen=True)
 class EncodeSurvey:
-    """Work of an encoding. num_bytes_expected: total size, estimated from the shards that are finished."""
+    """Work of an encoding. num_bytes_expected: total size, estimated from the finished shards."""
 
     features: str | None
     num_visits: int

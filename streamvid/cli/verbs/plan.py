@@ -1,4 +1,4 @@
-"""streamvid plan: what a run would deliver, before a GPU is rented."""
+"""streamvid plan: show what a run would deliver, before a GPU is rented."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Examples:
 \b
 SOURCE is a sealed dataset, or a metadata file (CSV, JSON, JSONL, Parquet, or a folder of Parquet files) with the
 columns num_frames, height and width (fps, duration and bytes where a rule needs them). Nothing is decoded or probed.
-Bucket options are for metadata. For a dataset, --preset checks the model's rule and --bucket-config gives batch sizes.
+Bucket options are for metadata. For a dataset, --preset checks the model's rule and --bucket-config sets batch sizes.
 
 \b
 A cost table (--cost-table) is YAML: decode_ms: {'480p-*': 23}, num_workers: 8, ranks_per_node: 8, request_ms: 30,
 requests_in_flight: 8, link_mb_per_second: 1000, decode_ns_per_pixel: 2.0 …; defaults were measured on another
-machine. Everything derived from it is an estimate and marked with ~.
+machine. All results derived from it are estimates, marked with ~.
 
 \b
 Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 wrong usage."""
@@ -58,16 +58,16 @@ Exit codes: 0 the run has steps, 1 it has none or the source cannot be read, 2 w
     help="Samples per rank and step. BUCKET: an id, WxH@F or glob; '*' is for all others.",
 )
 @add_flags(_RUN_FLAGS)
-@click.option("--costs", type=click.Path(), help="Measured costs of steps (JSON of a CostTable), for --sync and time.")
+@click.option("--costs", type=click.Path(), help="Measured step costs (JSON of a CostTable), for --sync and time.")
 @click.option("--cost-table", type=click.Path(), help="Performance of machine and store (YAML), for estimates of time.")
 @click.option("--counts-only", is_flag=True, help="Read the shard table only: no bytes, shapes or times.")
-@click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write every batch's keys to this JSONL file.")
+@click.option("--keys", type=click.Path(dir_okay=False), help="Dataset: write each batch's keys to this JSONL file.")
 @add_flags(BUCKET_FLAGS)
-@click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; --fps-rule says how.")
+@click.option("--fps", type=RATE, help="Metadata: frame rate of the clips; see --fps-rule.")
 @click.option(
     "--fps-rule",
     type=click.Choice(["cap", "resample", "fix_frame_rate"]),
-    help="Metadata: how --fps is reached.  [default: resample]",
+    help="Metadata: rule for choosing frames at --fps.  [default: resample]",
 )
 @click.option("--video-column", metavar="C", help="Metadata column that holds media paths.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -83,14 +83,14 @@ def command(
     storage: StorageOptions,
     **given: Any,
 ) -> None:
-    """Show what training would deliver: steps, and what is left out or repeated, by bucket and tail; bytes, waste,
+    """Show what training would deliver: steps, and samples left out or repeated, by bucket and tail; bytes, waste,
     memory and time; and for metadata, which rows no bucket takes and why.
     """
     from streamvid.cli.plan_print import print_forecast
 
     run = _run(given)
     if costs is not None and run.options.sync != "cost" and counts_only:
-        raise ConfigError(f"--costs {costs} has no effect with --sync bucket --counts-only; leave one of them out")
+        raise ConfigError(f"--costs {costs} has no effect with --sync bucket --counts-only; omit one of them")
     run = replace(
         run,
         batch_size=parse_sizes(sizes) if sizes else None,
@@ -100,7 +100,7 @@ def command(
     )
     if _is_metadata(source):
         if keys is not None or run.where is not None:
-            raise ConfigError(f"--keys and --where are for sealed datasets, and {source} is metadata; leave them out")
+            raise ConfigError(f"--keys and --where are for sealed datasets, but {source} is metadata; omit them")
         found = _from_metadata(source, run, given)
     else:
         found = _from_dataset(source, run, storage, given, keys)
@@ -121,7 +121,7 @@ def _run(given: Values) -> PlannedRun:
 
 
 def _is_metadata(source: str) -> bool:
-    """Tell metadata from a sealed dataset. SourceError for a folder that is neither."""
+    """Return whether the source is metadata, not a sealed dataset. Raise SourceError for a folder that is neither."""
     from streamvid.forecast.facts import is_metadata
 
     if "://" in source:
@@ -132,7 +132,7 @@ def _is_metadata(source: str) -> bool:
     if path.is_dir() and not (path / "manifest.json").exists():
         raise SourceError(
             f"{source} is not a sealed dataset (it has no manifest.json), and it holds no Parquet files. For a folder "
-            f"of videos use `streamvid shard {source} DEST --dry-run`; for metadata with sizes give the file itself"
+            f"of videos use `streamvid shard {source} DEST --dry-run`; for metadata with sizes name the file itself"
         )
     return False
 
@@ -142,7 +142,7 @@ def _from_metadata(source: str, run: PlannedRun, given: Values) -> RunForecast:
     from streamvid.sharder.options import ClipOptions, ShardOptions
 
     video_column = given.pop("video_column")
-    # The buckets that `streamvid shard --clips copy` would make of the same flags.
+    # The buckets that `streamvid shard --clips copy` would make from the same flags.
     clips = ClipOptions(fps=given.pop("fps"), fps_rule=given.pop("fps_rule"))
     options = ShardOptions(buckets=take_buckets(given), clips=clips)
     config = replace(options.config, frame_rate=options.frame_rate)
@@ -161,12 +161,12 @@ def _from_dataset(
     for name, value in given.items():
         if name not in _BOTH_KINDS and value is not None:
             option = flags.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is for metadata, and SOURCE is a sealed dataset: leave it out, or shard again")
+            raise ConfigError(f"{option} is for metadata, but SOURCE is a sealed dataset: omit it, or shard again")
     dataset = open_dataset(source, storage=storage)
     run = replace(run, preset=given["preset"])
     if given["bucket_config"] is not None:
         if run.batch_size is not None or run.max_tokens_per_batch is not None:
-            raise ConfigError("--bucket-config gives a dataset's batch sizes, and so does another option: give one")
+            raise ConfigError("--bucket-config sets a dataset's batch sizes, and so does another option: use one")
         run = replace(run, batch_size=load_bucket_config(given["bucket_config"]))
     found = forecast_dataset(dataset, run)
     if keys is not None:
@@ -177,7 +177,7 @@ def _from_dataset(
 
 
 def parse_sizes(sizes: Sequence[str]) -> int | dict[str, int]:
-    """Parse batch sizes: `4`, or `BUCKET=N` any number of times. ConfigError for anything else."""
+    """Parse batch sizes: `4`, or `BUCKET=N` any number of times. Raise ConfigError for anything else."""
     pairs: dict[str, int] = {}
     for text in sizes:
         name, equals, number = text.rpartition("=")
@@ -199,4 +199,4 @@ def _read_costs(path: str | None) -> CostTable | None:
     try:
         return CostTable.from_json(json.loads(Path(path).read_bytes()))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--costs {path}: {error}; give a file with the JSON of CostTable.to_json()") from error
+        raise ConfigError(f"--costs {path}: {error}; use a file with the JSON of CostTable.to_json()") from error

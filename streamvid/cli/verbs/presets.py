@@ -35,17 +35,17 @@ def command(ctx: click.Context, as_json: bool) -> None:
         return
     rows = [list(_summary(config).values()) for config in configs]
     print_table(["preset", "sizes", "frames", "fps", "rule", "tokens of the largest", "MB per sample"], rows)
-    click.echo("\nMB: of its decoded frames in host memory, uint8 RGB. `streamvid presets show NAME` has the sources.")
+    click.echo("\nMB: decoded frames in host memory, uint8 RGB. `streamvid presets show NAME` shows the sources.")
 
 
 @command.command()
 @click.argument("name")
-@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Batch sizes that this gives.")
-@click.option("--all", "every", is_flag=True, help="All buckets, where there are many.")
-@click.option("--yaml", "as_yaml", is_flag=True, help="Its text alone, for --bucket-config with a changed copy.")
+@click.option("--max-tokens-per-batch", type=click.IntRange(min=1), metavar="N", help="Show its batch sizes.")
+@click.option("--all", "every", is_flag=True, help="Show all buckets, even if there are many.")
+@click.option("--yaml", "as_yaml", is_flag=True, help="Print only its YAML text, to edit for --bucket-config.")
 @click.option("--json", "as_json", is_flag=True, help="Print fields and buckets as JSON.")
 def show(name: str, max_tokens_per_batch: int | None, every: bool, as_yaml: bool, as_json: bool) -> None:
-    """Show the preset NAME, or the YAML file of that path: its text, then tokens and host memory by bucket."""
+    """Show the preset NAME, or the YAML file at that path: its text, then tokens and host memory by bucket."""
     from streamvid.buckets.document import bucket_config_to_json
     from streamvid.buckets.presets import bucket_costs, load_preset, preset_text
 
@@ -104,7 +104,7 @@ def _print_costs(costs: tuple[BucketCost, ...], every: bool) -> None:
     headers = ["bucket", "size", "tokens", "host bytes per sample", "batch size", "host bytes per batch", "choice"]
     print_table(headers, rows)
     if len(shown) < len(costs):
-        click.echo(f"\nOf {len(costs)} buckets, of each frame count the one with most tokens; --all shows all.")
+        click.echo(f"\n{len(costs)} buckets; shown is the one with the most tokens per frame count (--all: all).")
 
 
 def _largest_of_each_count(costs: tuple[BucketCost, ...]) -> tuple[BucketCost, ...]:

@@ -1,4 +1,4 @@
-"""streamvid shard: a folder of videos, or a metadata file, as a sealed dataset."""
+"""streamvid shard: turn a folder of videos, or a metadata file, into a sealed dataset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Examples:
   streamvid shard old-ds/ more-ds/ ds/ --resolution 480p --num-frames 17,81
   streamvid shard s3://videos/raw s3://datasets/ds --clips native --work-dir /scratch
 
-SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet there or in its folders, in
+SOURCE is a folder (captions in a metadata.csv/.jsonl/.json/.parquet in it or in its subfolders, in
 prompt.txt beside videos.txt, or in a .txt beside each video), such a metadata file, a folder of
 Parquet files, a folder of tars (webdataset, video2dataset, cosmos-curate), or a sealed dataset.
 Several sources become one dataset. If the command is stopped, run it again to resume."""
@@ -49,7 +49,7 @@ _FLAGS = sorted([*_OPTIONS, _KEYS, *BUCKET_FLAGS], key=lambda flag: _GROUPS.inde
 @click.argument("dest", type=click.Path())
 @add_flags(_FLAGS)
 @click.option("--dry-run", is_flag=True, help="Show what would be built; write nothing.")
-@click.option("--abandon", is_flag=True, help="Remove what an unfinished run left at DEST; build nothing.")
+@click.option("--abandon", is_flag=True, help="Remove unfinished work at DEST; build nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def command(source: tuple[str, ...], dest: str, abandon: bool, dry_run: bool, as_json: bool, **given: Any) -> None:
     """Turn a folder of videos, or a metadata file, into a sealed dataset at DEST. Both may be s3:// URLs."""
@@ -83,7 +83,7 @@ def _options(given: Values) -> ShardOptions:
         source = tree.setdefault("source", {})
         if source.keys() & {"media", "video_column"}:
             raise ConfigError(
-                f"--data-file-keys {keys}: cannot be combined with --media or --video-column; leave one out"
+                f"--data-file-keys {keys}: cannot be combined with --media or --video-column; omit one of them"
             )
         source["video_column"], source["media"] = file_keys(keys)
     return build(ShardOptions, _OPTIONS, tree)

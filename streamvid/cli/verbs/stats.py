@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     "  streamvid stats ds/ --json | jq .buckets",
 )
 @click.argument("dataset", type=click.Path())
-@click.option("--rejections", is_flag=True, help="What was rejected, by kind, and what would have let it in.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@click.option("--rejections", is_flag=True, help="Show rejections by kind, with remedies.")
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 @storage_flags
 def command(dataset: str, rejections: bool, as_json: bool, storage: StorageOptions) -> None:
     """Show what a dataset contains: buckets, splits, columns, and what was rejected and why."""
@@ -101,7 +101,7 @@ def rejected_by_kind(dataset: Dataset) -> tuple[RejectedKind, ...]:
 
 
 def collect(dataset: Dataset) -> dict[str, Any]:
-    """Return plain values: one row per bucket and split, counts, the user's columns, rejections."""
+    """Return JSON-serializable facts: one row per bucket and split, counts, the user's columns, rejections."""
     from streamvid.dataset.manifest import FORMAT_VERSION
 
     shards = dataset.shards

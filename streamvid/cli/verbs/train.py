@@ -1,4 +1,4 @@
-"""streamvid train: a training run; under `accelerate launch -m streamvid train` one of several processes."""
+"""streamvid train: a training run, or one of its processes under `accelerate launch -m streamvid train`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Examples:
       --lora_base_model dit --lora_target_modules q,k,v,o --lora_rank 32 --output_path run/
   accelerate launch --config_file configs/accelerate/ddp_8gpu.yaml -m streamvid train --config …
 
---set wins over flags, and flags over the file. Without --config, DiffSynth-Studio's defaults
-apply to options that no flag sets. Run again with the same output, a run resumes from its newest
-checkpoint."""
+--set overrides flags, and flags override the file. Without --config, DiffSynth-Studio's defaults
+apply to options that no flag sets. If it runs again with the same output, a run resumes from its
+newest checkpoint."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -50,11 +50,11 @@ def command(
     init: str | None,
     **flags: object,
 ) -> int:
-    """Train a model on a dataset, by a config, DiffSynth-Studio's flags, or both."""
+    """Train a model on a dataset, from a config, DiffSynth-Studio's flags, or both."""
     if init is not None:
         return _init_project(Path(init))
     if config is None and not overrides and not any(value is not None for value in (factory, *flags.values())):
-        raise click.UsageError("nothing to train: give --config FILE, --dataset_base_path, or --init FOLDER")
+        raise click.UsageError("nothing to train: set --config FILE, --dataset_base_path, or --init FOLDER")
     run = request_of(config, overrides, factory, trackers, flags).resolve(_shard)
     return run_encoding(run) if run.task == "sft:data_process" else run_training(run)
 
@@ -66,7 +66,7 @@ def request_of(
     trackers: tuple[str, ...],
     flags: dict[str, object],
 ) -> TrainRequest:
-    """Collect what a command line asks for."""
+    """Collect the requests of a command line."""
     settings: dict[str, object] = {}
     if factory is not None:
         settings["model.factory"] = factory
@@ -99,13 +99,13 @@ def _print_sharded(folder: Path, report: ShardReport) -> None:
 def _init_project(folder: Path) -> int:
     """Write the project template. Raises ConfigError for a folder that is not empty or cannot be written."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; give a new or an empty one")
+        raise ConfigError(f"--init {str(folder)!r}: the folder is not empty; choose a new or an empty one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _PROJECT:
             shutil.copyfile(shipped(f"configs/project/{name}"), folder / name)
     except OSError as error:
-        raise ConfigError(f"--init {str(folder)!r}: cannot write: {error.strerror}; give another folder") from error
+        raise ConfigError(f"--init {str(folder)!r}: cannot write: {error.strerror}; choose another folder") from error
     click.echo(printable(f"written: {', '.join(str(folder / name) for name in _PROJECT)}"))
     click.echo(
         printable(f"next: cd {folder}, shard your videos as README.md says, streamvid train --config config.yaml")

@@ -21,8 +21,8 @@ Examples:
   streamvid verify s3://bucket/ds --deep
   streamvid verify s3://bucket/ds --deep --endpoint-url http://127.0.0.1:9000 --json | jq .problems
 
-Without --deep, verify checks the manifest and the index by their checksums, and shards by their sizes. The exit code is
-0 if all is right, and 1 if there are problems; then the last line says what to do. An interrupted --deep resumes."""
+Without --deep, verify checks the manifest and the index by checksum, and shards by size. The exit code is 0 without
+problems, and 1 with problems; then the last line says what to do. An interrupted --deep resumes."""
 
 
 @click.command(cls=GroupedCommand, epilog=_EPILOG)
@@ -30,7 +30,7 @@ Without --deep, verify checks the manifest and the index by their checksums, and
 @click.option("--deep", is_flag=True, help="Read every byte of shards, clips, captions and packets.")
 @click.option("--fresh", is_flag=True, help="With --deep, do not resume an interrupted run.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files at a time, 16 MiB each."
+    "--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Files to read at a time, 16 MiB each."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @storage_flags
@@ -46,15 +46,15 @@ def _print(report: VerifyReport) -> None:
     for problem in report.problems[:_MAX_SHOWN]:
         click.echo(printable(str(problem)))
     if report.num_problems > _MAX_SHOWN:
-        click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json has more of them")
+        click.echo(f"… and {report.num_problems - _MAX_SHOWN} more problems; --json shows more of them")
     for path in report.extra[:_MAX_SHOWN]:
-        click.echo(printable(f"not part of this dataset, and left alone: {path}"))
+        click.echo(printable(f"not part of this dataset, ignored: {path}"))
     if (report.num_extra or 0) > _MAX_SHOWN:
         click.echo(f"… and {(report.num_extra or 0) - _MAX_SHOWN} more files that are not part of this dataset")
     if report.num_shards_resumed:
         click.echo(f"{report.num_shards_resumed} shards were read by an interrupted run; --fresh reads them again")
     if report.is_right:
-        how = "every byte was read" if report.is_deep else "shards by their sizes; --deep reads every byte"
+        how = "every byte was read" if report.is_deep else "shards by size; --deep reads every byte"
         click.echo(f"all right: {report.url}: {_counts(report)}; {how}")
         return
     unseen = "" if report.is_complete else ", and shards could not be checked"

@@ -1,4 +1,4 @@
-"""Add captions and columns to a sealed dataset: new files beside its index, its manifest replaced last."""
+"""Add captions and columns to a sealed dataset: write new files beside its index, then replace its manifest."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class AnnotateReport:
 
     state: "annotated", or "already annotated" if the last annotation was the same. num_samples: samples of the dataset;
     num_annotated: those that have a row in the file. num_rows: rows of the file; num_unmatched: those without a sample;
-    unmatched: the first of their keys. columns: the user's columns that were stored. has_captions: whether captions
-    were. num_bytes: size of the new files.
+    unmatched: the first of their keys. columns: the user's columns that were stored. has_captions: True if captions
+    were stored. num_bytes: size of the new files.
     """
 
     dataset: str
@@ -54,7 +54,7 @@ class AnnotateReport:
     content_fingerprint: str
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values."""
+        """Return JSON-serializable values."""
         return asdict(self)
 
 
@@ -72,17 +72,17 @@ def annotate(
     """Add the columns and captions of a CSV, JSON, JSON lines or Parquet `file` to a sealed dataset; idempotent.
 
     Tars and index files do not change: new files are stored beside them, and manifest.json, replaced last, names them.
-    Plans and saved states remain valid. A killed annotation that runs again ends the same.
+    Plans and saved states remain valid. A killed annotation that runs again ends with the same result.
 
-    key_column: the index column of the rows' keys: "key" (one sample), "record_key" or "source" (all samples of a
-    file); None: the first of these in the file. columns: columns to take; None: all but keys and captions.
-    caption_column: column of captions, each a text or a list of texts; "" for none; None: if `columns` is None too, the
-    first with a usual name (caption, text, prompt, …). overwrite: also replace values of existing columns. A sample
+    key_column: the index column that the rows' keys refer to: "key" (one sample), "record_key" or "source" (all samples
+    of a file); None: the first of these in the file. columns: columns to take; None: all but keys and captions.
+    caption_column: column of captions, each a text or a list of texts; "": no captions; None: if `columns` is None too,
+    the first with a usual name (caption, text, prompt, …). overwrite: also replace values of existing columns. A sample
     keeps its values if the file has no row or no value for it. Memory holds the columns that are taken, and the keys of
     a million samples.
 
-    Raise ConfigError (missing or existing columns), SourceError (an unreadable file, a repeated key, no row of any
-    sample), DatasetError (another process annotates the dataset), StorageError.
+    Raise ConfigError (missing or existing columns), SourceError (an unreadable file, a repeated key, no matching row),
+    DatasetError (another process annotates the dataset), StorageError.
     """
     store = open_store(dataset, StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
@@ -116,7 +116,7 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
         new = old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
         _seal(store, old, new)
     except StorageError as error:
-        # The annotation that finishes first removes unfinished files of others, also while we write them.
+        # The annotation that finishes first removes unfinished files of others, even while we write them.
         if read_manifest(store) == old:
             raise
         raise DatasetError(f"{store.url}: {_CHANGED}") from error
@@ -134,7 +134,7 @@ def _put(store: Store, path: str, data: bytes) -> None:
 
 
 def _seal(store: Store, old: Manifest, new: Manifest) -> None:
-    """Replace the manifest, and remove what killed annotations left."""
+    """Replace the manifest, and remove leftovers of killed annotations."""
     data = manifest_to_json(new)
     with _locked(store, hashlib.sha256(data).hexdigest().encode()):
         now = read_manifest(store)
@@ -150,7 +150,7 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
 
 
 def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Remove those of our files that the dataset does not name."""
+    """Remove our files that the dataset does not name."""
     for path in paths - {file.path for file in manifest.files.other}:
         store.remove(path)
 

@@ -1,4 +1,4 @@
-"""A file of annotations as columns of an index, read and typed as the sharder reads and types metadata."""
+"""An annotation file as index columns, read and typed as the sharder reads and types metadata."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 
 @dataclass(frozen=True)
 class Annotation:
-    """What a file says about samples, one row each, as Arrow columns. Memory: the columns that were taken.
+    """The rows of an annotation file as Arrow columns. Memory: the columns that were taken.
 
-    key_column: of the index. keys: texts, null where a row has none. columns: the user's, each int64, double, bool or
-    large string. text, captions: None if no caption column was asked for; captions: null where there is one caption.
-    sha256: of the file and of what was taken of it.
+    key_column: the index column of the keys. keys: texts, null if a row has no key. columns: the user's, each int64,
+    double, bool or large string. text, captions: None without a caption column; captions: null for a single caption.
+    sha256: digest of the file and of the choice of columns.
     """
 
     key_column: str
@@ -80,7 +80,7 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return (column of the index, column of the file) that say which sample a row belongs to."""
+    """Return (column of the index, column of the file) that identify the sample of a row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
             f"key_column={asked!r}: allowed are {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; it names the "
@@ -92,7 +92,7 @@ def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[st
                 return key, name
     raise ConfigError(
         f"annotation {path} has no column {asked or ', '.join(KEY_COLUMNS)} that says which sample a row belongs to; "
-        f"it has {', '.join(names)}{nearest(asked or 'key', names)} Rename it: key identifies a sample, record_key a "
+        f"it has {', '.join(names)}{nearest(asked or 'key', names)} Rename one: key identifies a sample, record_key a "
         "source, and source (or path, video, file_name) is the name of the source, as in the index"
     )
 
@@ -107,11 +107,11 @@ def _wanted(
                     f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; it has {', '.join(names)}"
                 )
             if name == key:
-                raise ConfigError(f"{option}: {name!r} says which sample a row belongs to; leave it out")
+                raise ConfigError(f"{option}: {name!r} says which sample a row belongs to; omit it")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
-        raise ConfigError(f"annotation {path} has nothing but keys, or columns=() took nothing of it; name columns")
+        raise ConfigError(f"annotation {path} has only keys, or columns=() takes nothing from it; name columns to add")
     return list(dict.fromkeys(columns))
 
 
@@ -147,7 +147,7 @@ def _row_captions(value: Any, path: Path, row: int) -> tuple[str | None, str | N
     except UnicodeEncodeError:
         raise SourceError(f"annotation {path}, row {row}: a caption {NOT_UTF8}; fix the row") from None
     except Rejected as error:
-        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or leave its caption empty") from None
+        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or empty its caption") from None
     if not found:
         return None, None
     return found[0][0], captions_to_json(found) if len(found) > 1 else None
@@ -158,7 +158,7 @@ def _checked(texts: pa.Array, path: Path, what: str, most: int = MAX_TEXT_BYTES)
     row = pc.index(wrong, True).as_py()
     if row >= 0:
         raise SourceError(
-            f"annotation {path}, row {row}: {what} holds a NUL character or more than {most} bytes; fix the row"
+            f"annotation {path}, row {row}: {what} contains a NUL character or more than {most} bytes; fix the row"
         )
     return texts
 

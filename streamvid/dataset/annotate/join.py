@@ -1,4 +1,4 @@
-"""The samples that the rows of an annotation belong to, and the files of columns that result."""
+"""Match the rows of an annotation with samples, and make the resulting column files."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Join:
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
-        """Match keys. name: of the annotation, for errors. Raises ConfigError for columns, SourceError for keys."""
+        """Match keys. name: of the annotation, for errors. Raise ConfigError (columns) or SourceError (keys)."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
             # If copies of a clip had different values, a filter could select a second copy of it for an epoch.
             raise ConfigError(
                 f"key_column='key': {dataset.url} stores clips in several buckets, and all copies of a clip need the "
-                "same values; give record_key or source (--key-column source) instead"
+                "same values; use record_key or source (--key-column source) instead"
             )
         self.types = {USER_PREFIX + column: self._type(column, overwrite) for column in annotation.columns}
         if annotation.text is not None:
@@ -61,7 +61,7 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} has {column!r} already; give overwrite=True "
+                f"columns: the dataset at {self._dataset.url} has {column!r} already; set overwrite=True "
                 "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]
@@ -69,7 +69,7 @@ class Join:
             return own if own == old else "double"
         raise ConfigError(
             f"columns: {column!r} is {old} in the dataset at {self._dataset.url} and {own} in {self._name}; rename the "
-            "column, or fix the value of another type"
+            "column, or fix the values of the wrong type"
         )
 
     def _check_keys(self) -> None:
@@ -80,11 +80,11 @@ class Join:
             counts = pc.value_counts(keys)
             twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1)).slice(0, _SHOWN).to_pylist()
             raise SourceError(
-                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; keep one each"
+                f"annotation {self._name} has more than one row for {', '.join(map(repr, twice))}; keep one of each"
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
-        """Return per shard the row of the annotation of each sample, -1 for none; int32 (num_samples,)."""
+        """Return for each shard the annotation row of each sample, or -1; int32 (num_samples,)."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -123,7 +123,7 @@ class Join:
         mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
         return (
             f"annotation {self._name}: no row matches a sample of {self._dataset.url}: its keys are like {mine}, the "
-            f"dataset's {column} like {there}; name another key_column (--key-column), or fix the keys"
+            f"dataset's {column} like {there}; choose another key_column (--key-column), or fix the keys"
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
@@ -148,11 +148,11 @@ class Join:
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
         rows = rows[np.argsort(shards.index_row_group[rows])]
         if shards.index_row_group[rows].tolist() != list(range(len(rows))):
-            raise IntegrityError(f"{self._dataset.url}: the shard table leaves out row groups of {path}; rebuild it")
+            raise IntegrityError(f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild it")
         return [int(row) for row in rows]
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
-        """Return the rows of a shard: values of the annotation, and the old ones where it has none."""
+        """Return the rows of a shard: values of the annotation, or the old ones where it has no value."""
         import pyarrow as pa
 
         there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]
@@ -175,7 +175,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return new captions; a sample that gets one caption loses the several that it had."""
+    """Return new captions; a sample that gets one caption loses the several captions that it had."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

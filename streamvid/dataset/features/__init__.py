@@ -1,1 +1,1 @@
-"""Precomputed features: tensors made once of each sample, in shards of their own. Read sidecar.py, then writer.py."""
+"""Precomputed features: tensors made once per sample, in shards of their own. Read sidecar.py, then writer.py."""

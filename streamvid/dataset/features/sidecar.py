@@ -1,7 +1,7 @@
-"""Precomputed features: tensors made once of each sample of a dataset, in shards of their own.
+"""Precomputed features: tensors made once per sample of a dataset, in shards of their own.
 
 dataset/README.md specifies the format. Features hold the dataset's samples in its order, `num_visits` times each. Their
-manifest says which dataset and which encoder they belong to, so that readers refuse stale features.
+manifest names the dataset and the encoder that they belong to, so that readers refuse stale features.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = 1
 NULL_FILE = "null.safetensors"
 MAX_NULL_BYTES = 2**30
-REMEDY = "make them again with `streamvid encode`, or give the features that belong to it"
+REMEDY = "make them again with `streamvid encode`, or use the features that belong to it"
 MAX_VISITS = 1 << 20
 _KEPT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Kind of a tensor. dtype: a type of safetensors. is_ragged: its first size differs between samples."""
+    """Kind of a tensor. dtype: a safetensors type. is_ragged: True if its first size differs between samples."""
 
     dtype: str
     is_ragged: bool = False
@@ -58,8 +58,8 @@ class TensorInfo:
 class SidecarManifest:
     """The manifest of sealed features. made_with: the encoder, as JSON. shard_file: the table of shards.
 
-    base_plan, base_content: fingerprints `plan` and `base` of the dataset. null_file: tensors that replace those of the
-    same names in a delivery without a text.
+    base_plan, base_content: fingerprints `plan` and `base` of the dataset. null_file: tensors that replace those with
+    the same names in a delivery without a text.
     """
 
     base_plan: str
@@ -110,7 +110,7 @@ class SidecarManifest:
 class Sidecar:
     """Sealed features in a store; reads on request only. Safe to use from several threads.
 
-    A loader reads their members as it reads the clips of a dataset.
+    A loader reads their members in the same way as the clips of a dataset.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -125,8 +125,8 @@ class Sidecar:
     def check_base(self, dataset: Dataset) -> None:
         """Verify that the features belong to a dataset.
 
-        Raise ConfigError, naming what differs, if they were made of another one, and IntegrityError if their table of
-        shards does not match it.
+        Raise ConfigError, naming what differs, if they were made from another dataset, and IntegrityError if their
+        table of shards does not match it.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")
@@ -149,7 +149,7 @@ class Sidecar:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member, for which a loader reserves memory."""
+        """Size of the largest member; a loader reserves memory for it."""
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
@@ -166,7 +166,7 @@ class Sidecar:
         return found
 
     def members(self, base: ShardInfo) -> MemberTable:
-        """Read the places of the members for a shard of the dataset: one small read.
+        """Read the places of the members for a shard of the dataset, with one small read.
 
         Raise IntegrityError, StorageError.
         """
@@ -174,7 +174,7 @@ class Sidecar:
         file = shard.index_file
         if file.num_bytes > most_index_bytes(base.num_samples, num_visits):
             raise IntegrityError(
-                f"{self.url}: {file.path} of {file.num_bytes} bytes is too large; copy the features again"
+                f"{self.url}: {file.path} is too large ({file.num_bytes} bytes); copy the features again"
             )
         return MemberTable.read(
             read_verified(self.store, file), shard, base.num_samples, num_visits, f"{self.url}: {file.path}"
@@ -188,13 +188,13 @@ class Sidecar:
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors for deliveries without a text; empty if there are none."""
+        """Tensors for deliveries without a text, if any."""
         file = self.manifest.null_file
         if file is None:
             return {}
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES:
-            raise IntegrityError(f"{where} has {file.num_bytes} bytes, {MAX_NULL_BYTES} are allowed; copy it again")
+            raise IntegrityError(f"{where} has {file.num_bytes} bytes; {MAX_NULL_BYTES} are allowed; copy it again")
         check_size(self.store, file)
         found = decode_tensors(read_verified(self.store, file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
@@ -204,7 +204,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless these are the tensors of the manifest, or with `is_part` some of them."""
+    """Raise IntegrityError unless these are the tensors of the manifest or, with `is_part`, some of them."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
@@ -217,7 +217,7 @@ def check_kinds(
 
 
 def base_facts(dataset: Dataset) -> dict[str, str]:
-    """Return what identifies the dataset of features, whatever columns were added later."""
+    """Return the facts that identify the dataset of features, regardless of columns added later."""
     fingerprints = dataset.manifest.fingerprints
     return {"plan": fingerprints.plan, "content": fingerprints.base}
 
@@ -233,7 +233,7 @@ def differences(stored: Any, given: Any, name: str = "") -> list[str]:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the text of each value that holds no others."""
+    """Yield the dotted name and the text of each value that is not a mapping."""
     if isinstance(value, Mapping) and value:
         for part, child in value.items():
             yield from _leaves(child, f"{name}.{part}" if name else part)
@@ -246,7 +246,7 @@ def _shown(text: str | None) -> str:
 
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
-    """Return the manifest of the features in `store`. Raise DatasetError if there are none."""
+    """Return the manifest of the features in `store`. Raise DatasetError if it is missing."""
     remedy = "Make them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
@@ -254,6 +254,6 @@ def read_sidecar_manifest(store: Store) -> SidecarManifest:
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
     """Open sealed features at a local path, or a file:// or s3:// URL.
 
-    Raise ConfigError, DatasetError if there are none, StorageError if they cannot be read.
+    Raise ConfigError, DatasetError if there are no features, StorageError if they cannot be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

@@ -1,4 +1,4 @@
-"""Tables of features: of the shards, and for each shard of its members. All are small Parquet files."""
+"""Tables of features: one of the shards, and for each shard one of its members. All are small Parquet files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _SHA256_BYTES = 32
-_MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # of Parquet, at most
+_MEMBER_ROW_BYTES, _EMPTY_FILE_BYTES = 512, 2**16  # upper limits for Parquet
 
 _SHARD_TYPES = {
     "bucket_id": "string",
@@ -40,7 +40,7 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 class SidecarShard:
     """A shard of features, for the dataset's shard of the same bucket and number, whose tar has `base_sha256`.
 
-    num_missing: visits of its samples that could not be made.
+    num_missing: visits of its samples that could not be encoded.
     """
 
     bucket_id: str
@@ -83,7 +83,7 @@ def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SidecarShards:
-    """The table of shards as arrays; makes a SidecarShard on request."""
+    """The table of shards as arrays; creates SidecarShards on request."""
 
     table: pa.Table
     first_rows: Mapping[str, int]
@@ -92,7 +92,7 @@ class SidecarShards:
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
         """Read a table of shards. Raise IntegrityError, naming `where`, for anything else."""
-        # Checksums do not compress: a small file that claims many rows would fill the memory.
+        # Checksums do not compress, so a small file with many rows is hostile: it would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
         codes, rows = np.unique(numbers_of(names.indices), return_index=True)
@@ -130,7 +130,7 @@ class SidecarShards:
 class MemberTable:
     """Places of a shard's members in its tar: arrays of num_samples * num_visits, the visits of a sample adjacent.
 
-    offsets: -1 for a visit that could not be made. sha256: uint8 (…, 32).
+    offsets: -1 for a visit that could not be encoded. sha256: uint8 (…, 32).
     """
 
     num_visits: int
@@ -155,7 +155,7 @@ class MemberTable:
         is_wrong |= offsets < BLOCK_BYTES
         in_order = np.array_equal(visits.reshape(-1, num_visits), np.tile(np.arange(num_visits), (num_samples, 1)))
         if not in_order or (is_wrong & is_there).any():
-            raise IntegrityError(f"{where} names members that its tar cannot have; copy the features again")
+            raise IntegrityError(f"{where} names members that its tar cannot contain; copy the features again")
         return MemberTable(
             num_visits, offsets, sizes, _digests(chunk_of(table, "sha256").fill_null(bytes(_SHA256_BYTES)))
         )
@@ -186,7 +186,7 @@ def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes 
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read columns of these types with `num_rows` (least, most); texts as dictionaries. Raise IntegrityError."""
+    """Read columns of these types with `num_rows` (min, max) rows; texts as dictionaries. Raise IntegrityError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,7 +1,7 @@
 """Stored tensors: safetensors, written and read without torch.
 
-The layout is spelled out here because the library's API for raw bytes differs between its versions, and stored bytes
-must not. They are those that `safetensors.torch.save` writes.
+The layout is implemented here because the library's API for raw bytes differs between versions, and stored bytes must
+not. They are the bytes that `safetensors.torch.save` writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Types of safetensors and bytes per element. A file stores tensors in this order, which aligns wide types."""
+"""Safetensors types and bytes per element. A file stores tensors in this order, which aligns wide types."""
 
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 2**20
@@ -41,7 +41,7 @@ _ORDER = list(DTYPES)
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as little-endian bytes in C order. is_ragged: its first size differs between samples.
+    """A tensor as little-endian bytes in C order. is_ragged: True if its first size differs between samples.
 
     dtype: one of DTYPES. Raise ConfigError for a tensor that cannot be stored.
     """
@@ -72,7 +72,7 @@ class RawTensor:
 def _wrong_shape(shape: object) -> str | None:
     if not isinstance(shape, tuple | list) or len(shape) > MAX_DIMENSIONS:
         return f"must be a list of at most {MAX_DIMENSIONS} sizes"
-    # The number of bytes verifies the sizes, unless one is 0: then the others could be anything.
+    # The number of bytes verifies the sizes, unless one of them is 0: then the others could be anything.
     if any(isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 48 for size in shape):
         return "sizes must be integers of at least 0"
     if 0 in shape[1:] or (shape and shape[0] == 0 and math.prod(shape[1:]) > 1 << 40):
@@ -90,7 +90,7 @@ def check_name(name: str) -> str:
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
     """Return the bytes of a safetensors file; the order of `tensors` does not matter. Raise ConfigError."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
-        raise ConfigError(f"{len(tensors)} tensors; 1 to {_MAX_TENSORS} are allowed")
+        raise ConfigError(f"{len(tensors)} tensors given; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
     header: dict[str, Any] = {}
     end = 0
@@ -132,7 +132,7 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
-    # Without gaps and overlaps, as we write them.
+    # Files that we write have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
         raise ValueError("tensors that are not stored end to end")
     return tensors

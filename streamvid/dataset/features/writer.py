@@ -1,6 +1,6 @@
 """Write features: one shard at a time, in any number of processes, one of which seals them at the end.
 
-Until then `.staging/` holds the encoder's facts and a record of each finished shard, so that a killed run resumes and
+Until then, `.staging/` holds the encoder's facts and a record of each finished shard, so that a killed run resumes and
 ends with the same bytes.
 """
 
@@ -40,7 +40,7 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""The tensors of a sample for each visit; None for a visit that could not be made: readers deliver another sample."""
+"""The tensors of a sample for each visit; None if a visit could not be encoded: readers deliver another sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class TensorKinds:
         elif (kinds, shapes) != (self.tensors, self.shapes):
             raise ConfigError(
                 f"sample {key} has the tensors {_described(kinds, shapes)}, earlier ones have "
-                f"{_described(self.tensors, self.shapes)}; all samples of a shard must have the same, except for the "
+                f"{_described(self.tensors, self.shapes)}; all samples of a shard must have equal ones, except for the "
                 "first size of ragged tensors"
             )
 
@@ -140,8 +140,8 @@ class SidecarWriter:
     made_with: JSON facts that readers compare, such as the encoder's checksum. num_visits: visits per sample. Several
     processes may write different shards at the same time.
 
-    Raise ConfigError, naming what differs, if other features are begun or sealed there; DatasetError if other files are
-    there; StorageError.
+    Raise ConfigError, naming what differs, if the place holds other features, sealed or unfinished; DatasetError if it
+    holds other files; StorageError.
     """
 
     def __init__(
@@ -175,20 +175,20 @@ class SidecarWriter:
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
         if self._store.size(_BEGUN) is None:
             if not is_free:
-                raise DatasetError(f"{url} is not empty and holds no features; give an empty place")
+                raise DatasetError(f"{url} is not empty and holds no features; choose an empty place")
             self._store.create(_BEGUN, json.dumps(self._facts, sort_keys=True, indent=1).encode())
         self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are begun at {url}")
         return None
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(f"other {what}: {'; '.join(found)}; give another place, or remove them")
+            raise ConfigError(f"other {what}: {'; '.join(found)}; choose another place, or remove them")
 
     # Shards.
 
     @cached_property
     def _done(self) -> set[str]:
-        """Paths of the records that existed at the first access."""
+        """Paths of the records that existed at first access."""
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
@@ -202,7 +202,7 @@ class SidecarWriter:
         other than the dataset's, StorageError.
         """
         if self.sealed is not None:
-            raise DatasetError(f"the features at {self._store.url} are sealed; give another place")
+            raise DatasetError(f"the features at {self._store.url} are sealed; choose another place")
         keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
         kinds, checksums = TensorKinds(), dict[str, bytes]()
         with self._temporary() as folder:
@@ -244,7 +244,7 @@ class SidecarWriter:
             if number >= len(keys) or keys[number] != key:
                 raise DatasetError(f"sample {number} of {path} is {keys[number : number + 1]}, not {key!r}")
             if len(visits) != self._num_visits:
-                raise ConfigError(f"sample {key}: tensors of {len(visits)} visits, num_visits={self._num_visits}")
+                raise ConfigError(f"sample {key}: tensors of {len(visits)} visits, but num_visits={self._num_visits}")
             members: dict[str, bytes] = {}
             for visit, tensors in enumerate(visits):
                 if tensors is not None:
@@ -254,7 +254,7 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{path} has {len(keys)} samples, and tensors of {number + 1} were given")
+            raise DatasetError(f"{path} has {len(keys)} samples, but tensors of {number + 1} were given")
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
@@ -269,14 +269,14 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """Create a temporary folder, in a local store itself, so that files can be renamed into place."""
+        """Create a temporary folder, inside a local store so that files can be renamed into place."""
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:
             with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as name:
                 yield Path(name)
         except OSError as error:
             raise StorageError(
-                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; make room there"
+                f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; free disk space there"
             ) from error
 
     # The end.
@@ -284,7 +284,7 @@ class SidecarWriter:
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
         """Write the manifest once all shards are finished; one process calls this.
 
-        null: tensors that replace those of the same names in a delivery without a text.
+        null: tensors that replace those with the same names in a delivery without a text.
 
         Raise DatasetError if a shard is missing, or if shards have different tensors.
         """
@@ -327,7 +327,7 @@ class SidecarWriter:
         missing = [shard.path for shard in shards if _record_path(shard) not in there]
         if missing:
             raise DatasetError(
-                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished, first {missing[0]}; "
+                f"{self._store.url}: {len(missing)} of {len(shards)} shards are not finished, such as {missing[0]}; "
                 "run the same command again"
             )
 

@@ -1,7 +1,7 @@
 """Conditions on columns: from text to a checked tree to pyarrow calls. No part of the text is executed (SAFE-1).
 
-Python's own parser reads the text, and this file accepts a small part of its syntax. Every part has one of four kinds,
-known from the schema before a row is read:
+Python's own parser reads the text, and this file accepts a small subset of its syntax. Every part has one of four
+kinds, known from the schema before a row is read:
 
     int, float    numbers; arithmetic and comparisons of the two use doubles
     str, bool     text, compared by code points; truth values
@@ -88,18 +88,18 @@ class _Compiler:
 
     def condition(self) -> Node:
         if not isinstance(self._text, str):
-            raise ConfigError(f"where={self._text!r} must be text; write a condition as 'aesthetic > 5'")
+            raise ConfigError(f"where={self._text!r} must be text; write a condition such as 'aesthetic > 5'")
         if not self._text.strip():
-            raise ConfigError(f"where={self._text!r} is empty; write a condition as 'aesthetic > 5', or leave it out")
+            raise ConfigError(f"where={self._text!r} is empty; write a condition such as 'aesthetic > 5', or omit it")
         if len(self._text) > MAX_CHARACTERS * self._slack:
-            self._fail(0, f"it has {len(self._text)} characters, {MAX_CHARACTERS} are allowed")
+            self._fail(0, f"it has {len(self._text)} characters; at most {MAX_CHARACTERS} are allowed")
         self._source = self._as_python()
         tree = self._parse()
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, as in '{node.text} > 5'")
+            self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, for example '{node.text} > 5'")
         if not node.columns:
-            self._fail(0, "it names no column")
+            self._fail(0, "it does not name a column")
         return node
 
     # Text to tree.
@@ -130,7 +130,7 @@ class _Compiler:
 
     def _check_string(self, part: str, place: int) -> None:
         if len(part) == 2 and self._text[place + 2 : place + 3] == part[0]:
-            self._fail(place, "text in triple quotes is not allowed; use single quotes")
+            self._fail(place, "triple-quoted text is not allowed; use single quotes")
         if "\n" in part or "\r" in part or "\0" in part:
             self._fail(place, r"text continues on the next line; write \n for a line break")
         if _STRANGE_ESCAPE.search(part):
@@ -156,7 +156,7 @@ class _Compiler:
         if self._num_nodes > MAX_NODES * self._slack:
             self._fail(tree, f"it has more than {MAX_NODES} parts")
         if self._depth > MAX_DEPTH * self._slack:
-            self._fail(0, f"it is nested more than {MAX_DEPTH} deep")
+            self._fail(0, f"it is nested more than {MAX_DEPTH} levels deep")
         node = self._makers.get(type(tree), self._refuse)(tree)
         self._depth -= 1
         return node
@@ -173,7 +173,7 @@ class _Compiler:
         what = remedies.get(type(tree), f"{type(tree).__name__}, which conditions do not support")
         self._fail(
             tree,
-            f"here is {what}. Allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
+            f"found {what}. Allowed are columns, numbers, texts, True, False, + - * /, < <= > >= == !=, in, "
             f"is None, and, or, not, {', '.join(_TEXT_TESTS)}",
         )
 
@@ -192,9 +192,9 @@ class _Compiler:
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             self._fail(tree, "the integer has more than 64 bits; write it as 1e30")
         if isinstance(value, float) and value == float("inf"):
-            self._fail(tree, "the number is larger than a double can be")
+            self._fail(tree, "the number is too large for a double")
         if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-            self._fail(tree, "the text holds half a character (a surrogate)")
+            self._fail(tree, "the text contains half a character (a surrogate)")
         return literal(value)
 
     def _joined(self, tree: ast.BoolOp) -> Node:
@@ -204,7 +204,7 @@ class _Compiler:
     def _truth(self, tree: ast.expr, word: str) -> Node:
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(tree, f"'{word}' takes conditions, and here is {_a(node.kind)}; compare it, as in 'x > 5'")
+            self._fail(tree, f"'{word}' takes conditions, not {_a(node.kind)}; compare it, as in 'x > 5'")
         return node
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
@@ -222,12 +222,12 @@ class _Compiler:
     def _number(self, tree: ast.expr, whole: ast.expr) -> Node:
         node = self._node(tree)
         if node.kind not in NUMBERS:
-            self._fail(whole, f"arithmetic takes numbers, and {_short(node)} is {_a(node.kind)}")
+            self._fail(whole, f"arithmetic takes numbers, but {_short(node)} is {_a(node.kind)}")
         return node
 
     def _arithmetic(self, tree: ast.BinOp) -> Node:
         if type(tree.op) not in _ARITHMETIC:
-            self._fail(tree, f"the operator {type(tree.op).__name__} is not allowed; there are + - * /, and, or, not")
+            self._fail(tree, f"the operator {type(tree.op).__name__} is not allowed; use + - * /, and, or, not")
         sign, function = _ARITHMETIC[type(tree.op)]
         left, right = self._number(tree.left, tree), self._number(tree.right, tree)
         return call(function, "float", f"({left.text}) {sign} ({right.text})", as_float(left), as_float(right))
@@ -256,7 +256,7 @@ class _Compiler:
         if a.kind != b.kind and not (a.kind in NUMBERS and b.kind in NUMBERS):
             self._fail(tree, f"{_short(a)} is {_a(a.kind)} and {_short(b)} is {_a(b.kind)}: they cannot be compared")
         if a.kind == "bool" and sign not in ("==", "!="):
-            self._fail(tree, f"truth values have no order ({sign}); write ==, !=, and, or, not")
+            self._fail(tree, f"truth values have no order ({sign}); use ==, !=, and, or, not")
         if a.kind != b.kind:
             a, b = as_float(a), as_float(b)
         return call(function, "bool", f"({a.text}) {sign} ({b.text})", a, b)
@@ -267,7 +267,7 @@ class _Compiler:
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
-                self._fail(tree, "a list can hold numbers, texts, True and False, but no expression")
+                self._fail(tree, "a list can hold numbers, texts, True and False, but not expressions")
             if item.kind != node.kind and not {item.kind, node.kind} <= set(NUMBERS):
                 self._fail(tree, f"{_short(node)} is {_a(node.kind)} and {_short(item)} is {_a(item.kind)}")
         return membership(node, items)

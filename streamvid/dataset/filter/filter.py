@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_REPORT = 1_000_000
-_VERSION = 1  # of the cached file, and of what conditions mean
+_VERSION = 1  # of the cached file, and of the meaning of conditions
 _DIGEST_BYTES = 32
 _ITEM_BYTES = 8
 
@@ -73,8 +73,8 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
       Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
     - `< <= > >= == !=`, also chained; `in` and `not in` a list; `is None`, `is not None`; `and`, `or`, `not`;
       `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True, False.
-    - A value that is null or NaN is missing. A condition on it is neither true nor false, and leaves the row out:
-      `fps < 24` does, and `not (fps < 24)` as well. Only `is None` finds missing values.
+    - A value that is null or NaN is missing. A condition on it is neither true nor false, so both `fps < 24` and
+      `not (fps < 24)` leave the row out. Only `is None` finds missing values.
 
     Raise ConfigError with the text, the place and a remedy for unknown columns, wrong types and anything else.
     """
@@ -100,7 +100,7 @@ def parse_filter(text: str, dataset: Dataset) -> Filter:
     found = Filter(node.text, tuple(sorted(node.columns)))
     try:
         found.matching(schema.empty_table())
-    except (DatasetError, ValueError, TypeError) as error:  # Arrow's errors are among them
+    except (DatasetError, ValueError, TypeError) as error:  # including Arrow's errors
         raise ConfigError(f"where={text!r} cannot be computed: {error}") from error
     return found
 
@@ -127,7 +127,7 @@ def count_matches(
 
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
     `cache_dir` (None: `$XDG_CACHE_HOME/streamvid/filters`, else `~/.cache/streamvid/filters`) for the dataset's content
-    and the filter, so that later calls read 8 bytes per shard. Processes of one machine that call this at the same time
+    and the filter, so that later calls read 8 bytes per shard. Processes on one machine that call this at the same time
     scan once. If the folder cannot be written, each call scans.
     """
     everything = dataset.shards
@@ -135,7 +135,7 @@ def count_matches(
     counts = cache.read(everything.num_samples)
     if counts is None:
         with cache.locked():
-            counts = cache.read(everything.num_samples)  # written by the process that held the lock
+            counts = cache.read(everything.num_samples)  # written by the process that had the lock
             if counts is None:
                 counts = _scan(dataset, filter)
                 cache.write(counts)
@@ -168,8 +168,8 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
 class CountCache:
     """Counts of one filter per shard, in a file: a line of JSON, little-endian int64 counts, and the SHA-256 of both.
 
-    No method raises for a file or a folder: what cannot be read is counted again, and what cannot be written is not
-    kept.
+    No method raises file errors: counts that cannot be read are counted again, and counts that cannot be written are
+    not kept.
     """
 
     path: Path
@@ -204,7 +204,7 @@ class CountCache:
         return None
 
     def write(self, counts: npt.NDArray[np.int64]) -> None:
-        """Store the counts, completely or not at all."""
+        """Store the counts atomically."""
         body = self.header + counts.astype("<i8").tobytes()
         try:
             LocalStore(self.path.parent).put(self.path.name, body + hashlib.sha256(body).digest())
@@ -213,11 +213,11 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the entry's lock, which one process of this machine has at a time."""
+        """Hold the lock of the entry, which excludes other processes on this machine."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
-                _log.info("no lock in %s (%s): processes that start together each scan", self.path.parent, error)
+                _log.info("cannot lock in %s (%s): processes that start together each scan", self.path.parent, error)
             yield

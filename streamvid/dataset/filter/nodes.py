@@ -52,7 +52,7 @@ def column(name: str, kind: str) -> Node:
 
 
 def literal(value: bool | int | float | str) -> Node:
-    """Return a value that is written in the text."""
+    """Return a literal value."""
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
     scalar = pa.scalar(value, _TYPES[kind])
     # `ascii`, because the characters that `repr` escapes differ between versions of Python.
@@ -60,7 +60,7 @@ def literal(value: bool | int | float | str) -> Node:
 
 
 def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
-    """Return a call of a function in pyarrow.compute on other parts."""
+    """Return a call of a pyarrow.compute function on other parts."""
 
     def run(table: Any) -> Any:
         result = getattr(pc, function)(*(part.run(table) for part in parts), **options)
@@ -75,7 +75,7 @@ def negation(part: Node) -> Node:
 
 
 def junction(word: str, parts: Sequence[Node]) -> Node:
-    """Return `and` or `or` of conditions; null means unknown, so that `null or True` is True."""
+    """Return `and` or `or` of conditions; null means unknown, so `null or True` is True."""
     if len(parts) == 1:
         return parts[0]
 
@@ -86,7 +86,7 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
 
 
 def membership(part: Node, items: Sequence[Node]) -> Node:
-    """Return `in` for literals of the part's kind; mixed ints and floats are doubles. No list has a missing value."""
+    """Return `in` for literals of the part's kind; mixed ints and floats are doubles. Missing values are in no list."""
     is_float = any(node.kind == "float" for node in (part, *items))
     value = as_float(part) if is_float else part
     literals = [float(item.literal) if is_float and item.literal is not None else item.literal for item in items]

@@ -1,4 +1,4 @@
-"""Columns of metadata: their values, the type that holds all of them, and the names that they usually have.
+"""Columns of metadata: their values, the type that fits all of them, and their usual names.
 
 To add a column type (it changes the dataset format), extend `ColumnType`, `Column.kinds` and `Column.as_kind`.
 """
@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 64 * 2**10
 NOT_UTF8 = "is not valid UTF-8"
 
 _INTEGER = r"^-?(0|[1-9][0-9]{0,18})$"
-# No leading zeros and no more digits than a double holds: such texts are names, as 007.
+# No leading zeros and no more digits than a double holds: texts such as 007 are names.
 _NUMBER = r"^[+-]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _NO_VALUE = ("", "nan", "none", "null", "n/a", "na")
 _BOOLS = ("true", "false")
@@ -40,8 +40,8 @@ _BOOLS = ("true", "false")
 class Column:
     """Values of one column of a block.
 
-    form: "typed": Arrow values. "text": CSV cells as written; only all cells together tell the type, and "" stands for
-    no value. "json": each cell is a JSON text, because the values differ in type or are nested.
+    form: "typed": Arrow values. "text": CSV cells as written; the type depends on all cells together, and "" means no
+    value. "json": each cell is JSON text, because the values differ in type or are nested.
     """
 
     cells: pa.Array
@@ -60,7 +60,7 @@ class Column:
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
     def kinds(self) -> frozenset[ColumnType] | None:
-        """Return the types other than string that hold all values; None if there are no values."""
+        """Return the types other than string that fit all values, or None without values."""
         if self.form == "text":
             return _text_kinds(self.cells)
         if self.form == "json":
@@ -78,7 +78,7 @@ class Column:
 
 
 def column_kind(columns: Iterable[Column]) -> ColumnType:
-    """Return the type that holds all values of a column, given its blocks; a mixed or empty column is string."""
+    """Return the type that fits all values of a column, given its blocks; a mixed or empty column is string."""
     found = [kinds for column in columns if (kinds := column.kinds()) is not None]
     shared = frozenset.intersection(*found) if found else frozenset()
     ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")
@@ -94,7 +94,7 @@ def _text_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
         try:
             pc.cast(present, pa.int64())
             found.add("int64")
-        except pa.ArrowInvalid:  # 19 digits, and beyond 64 bits
+        except pa.ArrowInvalid:  # 19 digits, but more than 64 bits
             pass
     if _all(pc.match_substring_regex(present, _NUMBER)):
         found.add("double")
@@ -115,7 +115,7 @@ def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _present(cells: pa.Array) -> pa.Array:
-    """Return trimmed cells, with null for those that say that there is no value."""
+    """Return trimmed cells, with null for those that mean a missing value."""
     words = pc.utf8_trim_whitespace(cells)
     absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
     return pc.if_else(absent, pa.scalar(None, words.type), words)
@@ -138,7 +138,7 @@ def _arrow_kinds(cells: pa.Array) -> frozenset[ColumnType] | None:
     if types.is_integer(kind):
         try:
             cells.cast(pa.int64())
-        except pa.ArrowInvalid:  # unsigned, and beyond 63 bits
+        except pa.ArrowInvalid:  # unsigned, and more than 63 bits
             return frozenset()
         return frozenset({"int64", "double"})
     return frozenset({"double"}) if types.is_floating(kind) or types.is_decimal(kind) else frozenset()
@@ -194,37 +194,37 @@ def plain_text(value: object) -> str:
 def check_count(num_columns: int, where: str) -> None:
     """Raise SourceError for more columns than an index may have."""
     if num_columns > MAX_COLUMNS:
-        raise SourceError(f"{where} has {num_columns} columns, {MAX_COLUMNS} are allowed; drop those you do not need")
+        raise SourceError(f"{where} has {num_columns} columns; {MAX_COLUMNS} are allowed; drop those you do not need")
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return each name once. Raises SourceError for names that no index can hold."""
+    """Return each name once. Raise SourceError for names that an index cannot hold."""
     found = tuple(dict.fromkeys(names))
     check_count(len(found), where)
     for name in found:
         shown = name.encode("utf-8", "backslashreplace")
         if len(shown) > MAX_NAME_BYTES or not name.isprintable():
             raise SourceError(
-                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it: printable, "
+                f"{where} has a column named {name[:MAX_NAME_BYTES]!a}; rename it: names must be printable and have "
                 f"at most {MAX_NAME_BYTES} bytes of UTF-8"
             )
     return found
 
 
 def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column that has the first of the usual names, whatever its case; None if none has."""
+    """Return the column that has the first of the usual names, ignoring case, or None."""
     folded = {name.strip().casefold(): name for name in reversed(names)}
     return next((folded[name] for name in usual if name in folded), None)
 
 
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the column that the user asked for, else the first usual one. Raises SourceError with what there is."""
+    """Return the column that the user asked for, else the first usual one. Raise SourceError that lists the columns."""
     listed = ", ".join(names) or "none"
     if asked is None:
         found = usual_column(names, usual)
         if found is None:
             raise SourceError(
-                f"the metadata has no column with a usual name for {option}; name one of its columns: {listed}"
+                f"the metadata has no column with a usual name for {option}; choose one of its columns: {listed}"
             )
         return found
     if asked not in names:
@@ -241,7 +241,7 @@ def check_text(text: str, what: str) -> str:
     except UnicodeEncodeError:
         raise Rejected(f"{what} {NOT_UTF8}") from None
     if num_bytes > MAX_TEXT_BYTES:
-        raise Rejected(f"{what} has {num_bytes} bytes, {MAX_TEXT_BYTES} are allowed")
+        raise Rejected(f"{what} has {num_bytes} bytes; at most {MAX_TEXT_BYTES} are allowed")
     if "\0" in text:
-        raise Rejected(f"{what} holds a NUL character")
+        raise Rejected(f"{what} contains a NUL character")
     return text

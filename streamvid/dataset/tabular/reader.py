@@ -46,7 +46,7 @@ _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """Input row that cannot be read, with the reason."""
+    """An input row that cannot be read, with the reason."""
 
     reason: str
 
@@ -63,7 +63,7 @@ class RowBlock:
     broken: Mapping[int, str] = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """Return a column; one that this block lacks has no values."""
+        """Return a column; if the block lacks it, all its values are missing."""
         return self.columns[name] if name in self.columns else Column(pa.nulls(self.num_rows))
 
     def rows(self) -> Iterator[InputRow]:
@@ -78,14 +78,14 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class MetadataTable:
-    """All rows of one or several files, and the column names in order of first appearance."""
+    """All rows of one or more files, and the column names in order of first appearance."""
 
     names: tuple[str, ...]
     blocks: tuple[RowBlock, ...]
 
     @staticmethod
     def of(blocks: Iterable[RowBlock], where: str) -> MetadataTable:
-        """Collect all blocks. Raises SourceError for columns that no index can hold."""
+        """Collect all blocks. Raise SourceError for columns that an index cannot hold."""
         found = tuple(blocks)
         return MetadataTable(checked_names((name for block in found for name in block.columns), where), found)
 
@@ -153,7 +153,7 @@ def value_column(values: Sequence[object]) -> Column:
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return (large strings, place → reason of texts that are not valid Unicode, which are escaped or replaced)."""
+    """Return (large strings, place → reason for texts that are not valid Unicode, which are escaped or replaced)."""
     try:
         return pa.array(texts, pa.large_string()), {}
     except UnicodeEncodeError:
@@ -163,18 +163,18 @@ def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tup
 
 
 def is_metadata_name(name: str) -> bool:
-    """Return whether a file of this name is read as metadata."""
+    """Return whether a file with this name is read as metadata."""
     return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
 
 
 def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
-    """Read a whole metadata file at a path or a URL. Raises SourceError if it is not what its name says."""
+    """Read a whole metadata file at a path or a URL. Raise SourceError if its content does not match its name."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)
         return MetadataTable.of(read_blocks(path), f"metadata {where}")
     scheme, _, rest = where.partition("://")
-    bucket, _, key = rest.partition("/")  # a key is taken as it is: nothing in it is quoted or a query
+    bucket, _, key = rest.partition("/")  # a key is used as is: it has no escapes and no query
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
         local = Path(folder) / f"metadata{Path(key).suffix}"
         _download(_bucket(f"{scheme.lower()}://{bucket}", storage), key, local, where)
@@ -192,7 +192,7 @@ def _bucket(url: str, storage: StorageOptions) -> Store:
 def _download(store: Store, key: str, local: Path, where: str) -> None:
     state = store.state(key)
     if state is None:
-        raise SourceError(f"cannot read the metadata {where}: there is no such object")
+        raise SourceError(f"cannot read the metadata {where}: no such object")
     _check_size(where, state.num_bytes)
     with local.open("wb") as file:
         for start in range(0, state.num_bytes, _DOWNLOAD_BYTES):
@@ -203,11 +203,11 @@ def _download(store: Store, key: str, local: Path, where: str) -> None:
 
 def _check_size(where: str | Path, num_bytes: int) -> None:
     if num_bytes > MAX_METADATA_BYTES:
-        raise SourceError(f"metadata {where} has {num_bytes} bytes, {MAX_METADATA_BYTES} are allowed; split the input")
+        raise SourceError(f"metadata {where} has {num_bytes} bytes; {MAX_METADATA_BYTES} are allowed; split the input")
 
 
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
-    """Return the columns of a local file. is_sample: of JSON, the first block of rows decides. Raises SourceError."""
+    """Return the columns of a local file. is_sample: for JSON, read the first block of rows only. Raise SourceError."""
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):
         blocks = islice(blocks, 1)
@@ -215,13 +215,13 @@ def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
 
 
 def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield the rows of a local file; `columns` limits them to these. Raises SourceError if it cannot be read.
+    """Yield the rows of a local file; `columns` limits them to these. Raise SourceError if it cannot be read.
 
-    Files with a header begin with a block of it, without rows.
+    For files with a header, the first block has its columns and no rows.
     """
     read = _FORMATS.get(path.suffix.lower())
     if read is None:
-        raise SourceError(f"metadata {path}: allowed are files named {', '.join(f'*{name}' for name in _FORMATS)}")
+        raise SourceError(f"metadata {path}: the name must be one of {', '.join(f'*{name}' for name in _FORMATS)}")
     try:
         with path.open("rb") as file:
             if file.read(2) in _UTF16:
@@ -232,7 +232,7 @@ def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[
 
 
 def _read_csv(path: Path, columns: Collection[str] | None) -> Iterator[RowBlock]:
-    # Bytes that are not UTF-8 become lone surrogates, which `_texts` finds.
+    # Bytes that are not UTF-8 become lone surrogates, which `_texts` detects.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
@@ -251,7 +251,7 @@ def _csv_block(rows: Iterator[Sequence[str] | BrokenRow], num_fields: int, taken
     cells: dict[str, list[str]] = {name: [] for name in taken}
     broken: dict[int, str] = {}
     num_rows = 0
-    # A few rows at a time: the garbage collector would visit long lists of rows again and again.
+    # A few rows at a time: the garbage collector would keep visiting long lists of rows.
     while num_rows < BLOCK_ROWS and (batch := list(islice(rows, _CSV_ROWS))):
         if BrokenRow in map(type, batch):
             broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}

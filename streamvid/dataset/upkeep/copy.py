@@ -1,4 +1,4 @@
-"""Copy a dataset from one store to another: its files as they are, verified in transit, the manifest last."""
+"""Copy a dataset from one store to another: files unchanged and verified in transit, the manifest last."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from streamvid.storage import FileState, LocalStore, StorageOptions, Store, Wron
 class CopyReport:
     """The result of a copy.
 
-    state: "copied", "repaired" (the same dataset was there, and some of its files were put again), or "already there".
-    num_files, num_bytes: of the dataset. num_copied, num_bytes_copied: put by this run. num_kept: files that were right
-    already. num_uploads_aborted: unfinished uploads that killed writers had left at `dest`.
+    state: "copied", "repaired" (the same dataset was there, and some of its files were written again), or "already
+    there". num_files, num_bytes: of the dataset. num_copied, num_bytes_copied: written by this run. num_kept: already
+    right files. num_uploads_aborted: unfinished uploads that killed writers had left at `dest`.
     """
 
     source: str
@@ -49,7 +49,7 @@ class CopyReport:
     num_uploads_aborted: int
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values."""
+        """Return JSON-serializable values."""
         return asdict(self)
 
 
@@ -66,11 +66,11 @@ def copy_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """Copy the sealed dataset at `source` to `dest`, URLs or open stores; idempotent. The manifest is put last.
+    """Copy the sealed dataset at `source` to `dest`, URLs or open stores; idempotent. The manifest is written last.
 
     The SHA-256 of every file is verified in transit. An interrupted copy resumes: a journal in the folder `journal`
-    (None: the user's cache) lists the files that are done. If the same dataset is at `dest`, files that are missing or
-    have the wrong size are put again; `check_existing` reads what is there, and puts again what differs.
+    (None: the user's cache) lists the finished files. If the same dataset is at `dest`, files that are missing or have
+    the wrong size are copied again; `check_existing` reads the existing files, and copies those that differ.
 
     storage: options of both stores; source_storage, dest_storage: of one. workers: files copied at a time, each with
     16 MiB of memory and, unless `dest` is a local folder, room for a tar in `temp_dir` (None: the system's temporary
@@ -96,13 +96,13 @@ def copy_dataset(
 
 
 def _read_twice(store: Store, path: str) -> bytes:
-    """Return a file's bytes once two reads agree: no checksum from elsewhere verifies a manifest in transit."""
+    """Return a file's bytes once two reads agree, because no other checksum verifies a manifest in transit."""
     reads = WrongReads()
     while (verdict := reads.judge(data := store.read(path))) != "unproven":
         if verdict == "stored":
             return data
     raise StorageError(
-        f"{store.url}: {path} has other bytes at each read; check the network, and whether another process writes it"
+        f"{store.url}: every read of {path} returns different bytes; check the network and other writers"
     )
 
 
@@ -111,14 +111,14 @@ def _check_places(source: Store, dest: Store) -> None:
     if isinstance(source, LocalStore) and isinstance(dest, LocalStore):
         same = os.path.realpath(source.root) == os.path.realpath(dest.root)
         if dest.root.exists() and not dest.root.is_dir():
-            raise DatasetError(f"dest {dest.url} is a file; give a folder that is empty or does not exist")
+            raise DatasetError(f"dest {dest.url} is a file; choose a folder that is empty or does not exist")
     if same:
-        raise ConfigError(f"source and dest are both {dest.url}; give another dest")
+        raise ConfigError(f"source and dest are both {dest.url}; choose another dest")
 
 
 @dataclass
 class _Copy:
-    """One copy: source, destination, and the journal of what is done."""
+    """One copy: source, destination, and the journal of finished files."""
 
     dataset: Dataset
     manifest: bytes
@@ -132,7 +132,7 @@ class _Copy:
         there, sealed = self._look()
         with scratch_folder(self.dest, self.journal.name, temp_dir) as folder:
             if sealed is None and MANIFEST in there:
-                self.dest.remove(MANIFEST)  # a damaged one: nobody may read a dataset that is half repaired
+                self.dest.remove(MANIFEST)  # it is damaged, and a half-repaired dataset must not be readable
             copier = FileCopier(self.dataset.store, self.dest, folder)
             num_copied, num_bytes_copied = self._copy_files(copier, there, self._other_files(sealed))
             is_sealing = sealed != self.manifest
@@ -155,7 +155,7 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the dataset's files at `dest`, and the manifest there if it is one of this dataset.
+        """Return the dataset's files at `dest`, and the manifest there if it belongs to this dataset.
 
         Raise SealedError for another dataset, and DatasetError for other files without such a manifest.
         """
@@ -170,8 +170,8 @@ class _Copy:
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; give a place that is "
-                "empty or does not exist, or one that holds the same dataset"
+                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; choose one that is "
+                "empty or does not exist, or that holds the same dataset"
             )
         return there, sealed
 
@@ -192,24 +192,24 @@ class _Copy:
         try:
             manifest = manifest_from_json(data)
         except StreamvidError:
-            return None  # damaged: the names of its files tell which dataset it belongs to
+            return None  # damaged: the names of its files show which dataset it belongs to
         mine, theirs = self.dataset.manifest, manifest.fingerprints
         # `content` may differ by columns that were added later.
         if (theirs.plan, theirs.base) != (mine.fingerprints.plan, mine.fingerprints.base):
             raise SealedError(
                 f"dest {self.dest.url} holds another sealed dataset (content fingerprint "
-                f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); give another dest"
+                f"{theirs.content[:16]}…, not {mine.fingerprints.content[:16]}…); choose another dest"
             )
-        # Columns added at the source since then are copied. Columns added only at dest must not be lost silently.
+        # Columns added to the source since then are copied. Columns added only at dest must not be lost silently.
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
                 f"dest {self.dest.url} holds the same dataset with other columns, added by `streamvid annotate`; "
-                "annotate it as the source was annotated, or give another dest"
+                "annotate it in the same way as the source, or choose another dest"
             )
         return data
 
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
-        """Copy the files that are not right at `dest`, and return their number and bytes."""
+        """Copy the files that are missing or wrong at `dest`; return their number and bytes."""
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
         job = partial(self._copy_file, copier, there, others)
@@ -228,7 +228,7 @@ class _Copy:
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Return the bytes put, or None if the file was right already."""
+        """Return the number of bytes written, or None if the file was already right."""
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None
@@ -236,7 +236,7 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was put and has {state.num_bytes if state else 'no'} bytes, not "
+                f"{self.dest.url}: {file.path} was written and has {state.num_bytes if state else 'no'} bytes, not "
                 f"{file.num_bytes}; another process writes there"
             )
         self.journal.add(file.path, state)

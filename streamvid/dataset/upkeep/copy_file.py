@@ -1,4 +1,4 @@
-"""Copy one file between stores, verified in transit, through a scratch folder that a later run finds again."""
+"""Copy one file between stores, verified in transit, through a scratch folder that a later run can find."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from streamvid.errors import IntegrityError, StorageError
 from streamvid.storage import LocalStore, Store
 
 SCRATCH = ".copying"
-"""Scratch folder of a local destination, from which files are renamed into place on the same file system."""
+"""Scratch folder in a local destination; files are renamed from it into place, on the same file system."""
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copies files from one store to another. Files of one block need no scratch folder if `dest` is remote."""
+    """Copier of files between two stores. Files of one block need no scratch folder if `dest` is remote."""
 
     source: Store
     dest: Store
     folder: Path
 
     def copy(self, file: FileInfo, stop: threading.Event) -> None:
-        """Copy a file. Raise IntegrityError if the source holds other bytes than its manifest says."""
+        """Copy a file. Raise IntegrityError if the bytes at the source do not match its manifest."""
         data: bytes | Path = b""
 
         def read() -> bytes:
@@ -76,7 +76,7 @@ class FileCopier:
                     out.write(block)
         except OSError as error:
             raise StorageError(
-                f"cannot write {local}: {error.strerror or error}; make room there, or give another temp_dir"
+                f"cannot write {local}: {error.strerror or error}; free disk space there, or set another temp_dir"
             ) from error
         return local, digest.digest()
 
@@ -86,7 +86,7 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty folder and remove it at the end. name: identifies the copy, which one process runs at a time."""
+    """Create an empty folder and remove it at the end. name: identifies the copy, run by one process at a time."""
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
     else:
@@ -97,7 +97,7 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise StorageError(
-            f"cannot write to {folder.parent}: {error.strerror or error}; give a writable folder"
+            f"cannot write to {folder.parent}: {error.strerror or error}; choose a writable folder"
         ) from error
     try:
         yield folder
@@ -106,12 +106,12 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove what a killed run left. Temporary folders are shared, so nothing else is removed."""
+    """Remove leftovers of a killed run. Temporary folders are shared, so nothing else is removed."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
-        raise StorageError(f"{folder} exists, and is not left from a killed copy of yours; remove it")
+        raise StorageError(f"{folder} exists, but is not left over from a killed copy of yours; remove it")
     shutil.rmtree(folder)

@@ -23,9 +23,9 @@ _VERSION = 1
 class FinishedFiles:
     """Paths of finished files, with the state of the files involved. Safe in several threads.
 
-    A journal that cannot be written costs what an interrupted run would have saved, never the run.
+    If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: of the journal; None: in the user's caches.   kind, about: the run; an equal one resumes this one.
+    folder: of the journal; None: the user's cache.   kind, about: identify the run; an equal one resumes it.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
@@ -36,14 +36,14 @@ class FinishedFiles:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> FinishedFiles:
-        """Raises DatasetError while another process does the same."""
+        """Lock the journal. Raise DatasetError while another process does the same work."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open.enter_context(wait_for_lock(self._path, 0.0, mode=0o600))
             self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
         except TimeoutError:
             raise DatasetError(
-                f"the same command is running already on this machine (it holds {self._path}); wait for it, or end it "
+                f"the same command is already running on this machine (it holds {self._path}); wait for it, or end it "
                 "first"
             ) from None
         except (ImportError, OSError) as error:
@@ -59,7 +59,7 @@ class FinishedFiles:
         self._open.close()
 
     def forget(self) -> None:
-        """Count every file as unfinished."""
+        """Mark every file as unfinished."""
         if self._journal is not None:
             with contextlib.suppress(OSError):
                 self._journal.clear()
@@ -71,7 +71,7 @@ class FinishedFiles:
         return bool(self._journal.findings.get((path,)) == _facts(files))
 
     def add(self, path: str, *files: FileState) -> None:
-        """Count `path` as finished with `files`."""
+        """Mark `path` as finished with `files`."""
         if self._journal is None or not all(file.version for file in files):
             return
         try:

@@ -1,4 +1,4 @@
-"""Verify a whole dataset against its manifest: every file by size, and in a deep check every byte."""
+"""Verify a whole dataset against its manifest: every file by size and, in a deep check, every byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_EXTRA = 1000
 
 @dataclass(frozen=True, slots=True)
 class DatasetTotals:
-    """Numbers of a dataset's files, shards, samples and bytes."""
+    """Number of files, shards, samples and bytes in a dataset."""
 
     num_files: int = 0
     num_shards: int = 0
@@ -52,11 +52,11 @@ class DatasetTotals:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a check. `problems` and `extra` hold the first of each; all are counted.
+    """The result of a check. `problems` and `extra` hold the first ones; all are counted.
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be checked.
-    num_shards_resumed: shards that an interrupted run had verified, which are not read again. extra: files that belong
-    to no dataset; num_extra is None if the store does not list its files.
+    num_shards_resumed: shards that an interrupted run had verified, which are not read again. extra: files that do not
+    belong to the dataset; num_extra is None if the store does not list its files.
     """
 
     url: str
@@ -73,12 +73,12 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether the check found no problem."""
+        """True if the check found no problem."""
         return self.is_complete and not self.num_problems
 
     @property
     def remedy(self) -> str:
-        """What to do about the problems; "" if there are none."""
+        """Advice on the problems, "" without problems."""
         if self.is_right:
             return ""
         whats = {problem.what for problem in self.problems}
@@ -88,7 +88,7 @@ class VerifyReport:
         return f"copy the wrong files again, from a dataset that is right: streamvid copy SRC {self.url}{check}"
 
     def to_json(self) -> dict[str, object]:
-        """Return plain values, with `is_right` and `remedy`."""
+        """Return JSON-serializable values, with `is_right` and `remedy`."""
         return {**asdict(self), "is_right": self.is_right, "remedy": self.remedy}
 
 
@@ -104,10 +104,10 @@ def verify_dataset(
 ) -> VerifyReport:
     """Verify the sealed dataset at `url`, or in an open store, without changing it.
 
-    Manifest and index are verified by their checksums, shards by their sizes; with `deep` also every byte of every
-    shard, clip, caption and packet table. workers: files read at a time, each with 16 MiB of memory. An interrupted
-    deep check resumes with the shards that are not in its journal, a file in the folder `journal` (None: the user's
-    cache); `fresh` reads all shards.
+    Manifest and index are verified by checksum, shards by size; with `deep` also every byte of every shard, clip,
+    caption and packet table. workers: files read at a time, each with 16 MiB of memory. An interrupted deep check
+    resumes with the shards that are not in its journal, a file in the folder `journal` (None: the user's cache);
+    `fresh` reads all shards.
 
     Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. The report lists damage.
     """
@@ -213,7 +213,7 @@ class _Check:
         return found
 
     def _with_samples(self, problem: Problem) -> Problem:
-        """Add the number of samples in a damaged file of the index, unless the check of each shard will name them."""
+        """Add the number of samples in a damaged index file, unless the check of each shard will name them."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -237,7 +237,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Count the files that belong to no dataset, and return the first; None if the store does not list files."""
+        """Count files that are not the dataset's, and return the first ones; None if the store does not list files."""
         known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         count, first = 0, []
         try:
@@ -253,7 +253,7 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard; the flag says whether an interrupted run already had. Without a journal, check sizes only."""
+    """Verify a shard; the flag says whether an interrupted run already did. Without a journal, check sizes only."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:

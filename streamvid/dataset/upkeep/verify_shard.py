@@ -1,4 +1,4 @@
-"""Verify one shard against the manifest and the index: sizes, and in a deep check every byte."""
+"""Verify one shard against the manifest and the index: sizes and, in a deep check, every byte."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from streamvid.storage import FileState, Store
 MAX_KEYS = 100
 MISSING, SIZE, CHECKSUM, UNREADABLE = "missing", "size", "checksum", "unreadable"
 CONTENT = "content"
-"""Right bytes that contradict the rest of the dataset; no copy repairs that."""
+"""Intact bytes that contradict the rest of the dataset; a copy cannot repair them."""
 
-_ATTEMPTS = 3  # at a file that is replaced while it is read, or whose version arrived damaged
+_ATTEMPTS = 3  # for a file that is replaced while it is read, or whose version arrived damaged
 _COLUMNS = ("key", "text", "text_sha256", "clip_offset", "clip_bytes", "clip_sha256")
 _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with one file.
+    """One problem of one file.
 
     what: "missing", "size" (bytes), "checksum" (SHA-256), "unreadable", or "content": the file is intact but
     contradicts the rest of the dataset. bucket_id, shard: those of the affected samples, "" if the file is not part of
@@ -105,7 +105,7 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
             problem = Problem(file.path, CONTENT, "the clips that the index describes", "others at their places")
             findings.add(problem, wrong)
         elif problem is not None and clips is not None and not (problem.what == CHECKSUM and rows):
-            findings.add(problem, [row.key for row in rows], is_lost=True)  # no way to tell which samples
+            findings.add(problem, [row.key for row in rows], is_lost=True)  # the affected samples are unknown
         elif problem is not None:
             findings.add(problem, wrong)
 
@@ -119,7 +119,7 @@ def check_file(
 ) -> Problem | None:
     """Verify the bytes of a file. Wrong bytes are read again, because they may have been damaged in transit.
 
-    known: the state of the file, if it was just looked up.
+    known: the state of the file, if it has just been read.
 
     Raise StorageError if the store cannot say whether the file exists.
     """
@@ -133,7 +133,7 @@ def check_file(
             found = until_right(store, file.path, bytes.fromhex(file.sha256), read).hex()
             break
         except StorageError as error:
-            # An unreachable store is not a problem of this file: then the next line raises.
+            # An unreachable store is not a problem of this file; in that case the next line raises.
             state = store.state(file.path)
             if attempt == _ATTEMPTS - 1:
                 return problem_of_state(file, state) or Problem(file.path, UNREADABLE, "bytes", f"an error ({error})")
@@ -179,7 +179,7 @@ class IndexedClip:
 
 
 class ClipChecksums:
-    """Checksums of all clips of a tar, computed while its bytes pass once from start to end."""
+    """Checksums of all clips of a tar, computed in one pass over its bytes."""
 
     def __init__(self, clips: Sequence[IndexedClip], num_bytes: int) -> None:
         self._clips = sorted(clips, key=lambda clip: clip.offset)

@@ -1,4 +1,4 @@
-"""Captions of a record: from one or several columns, lists, weights, or the lines of a file beside it."""
+"""Captions of a record: from one or more columns, lists, weights, or the lines of a file beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class CaptionColumns:
-    """Columns of the metadata that captions come from, and the column of their weights if there is one."""
+    """Metadata columns that captions come from, and the column of their weights, if any."""
 
     names: tuple[str, ...] = ()
     weights: str | None = None
@@ -37,7 +37,7 @@ class CaptionColumns:
         return self.names if self.weights is None else (*self.names, self.weights)
 
     def cells(self, block: RowBlock) -> list[CaptionCells]:
-        """Return what each row holds in these columns."""
+        """Return the values of each row in these columns."""
         columns = [[listed_captions(value) for value in block.column(name).values()] for name in self.names]
         weights: list[object] = [None] * block.num_rows
         if self.weights is not None:
@@ -73,7 +73,7 @@ def find_caption_columns(
 
 
 def text_source(text: str) -> str:
-    """Return the source name of a text-only sample: its first words for people, and a digest that identifies it."""
+    """Return the source name of a text-only sample: its first words for readers, and a digest that identifies it."""
     words = _UNSAFE.sub("_", text[:_SLUG_CHARS]).strip("_") or "text"
     return f"{words}.{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -90,7 +90,7 @@ def check_captions(captions: Captions) -> Captions:
     if len(captions) > 1:
         num_bytes = len(captions_to_json(captions).encode())
         if num_bytes > MAX_CAPTIONS_BYTES:
-            raise Rejected(f"its captions have {num_bytes} bytes together, {MAX_CAPTIONS_BYTES} are allowed")
+            raise Rejected(f"its captions have {num_bytes} bytes in total; at most {MAX_CAPTIONS_BYTES} are allowed")
     return captions
 
 
@@ -100,7 +100,7 @@ def _caption_column(names: Sequence[str], asked: str | None) -> str | None:
     try:
         return find_column(names, asked, CAPTION_COLUMNS, "caption_column")
     except SourceError as error:
-        raise SourceError(f'{error}, or give caption_column="" for no captions') from None
+        raise SourceError(f'{error}, or set caption_column="" for no captions') from None
 
 
 def _weights(value: object) -> object:

@@ -1,7 +1,7 @@
 """Files of conditioning inputs (control videos, reference images, masks) that the rows of metadata name.
 
-They become members of the sample's tar beside its clip. One that follows the clip has as many frames as the clip's
-source, at the same times, so that the frames that a delivery takes of the clip exist in it too.
+They become members of the sample's tar beside its clip. An input that follows the clip has as many frames as the clip's
+source, at the same times, so it contains every frame that a delivery takes of the clip.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streamvid.storage import StorageOptions
 MAX_ITEMS = 8
 
 MediaCells: TypeAlias = Mapping[str, object]
-"""Name of a conditioning input → what its column holds in one row."""
+"""Name of a conditioning input → value of its column in one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """One file of a conditioning input. `item` is its place in a list; None if the row names one file and no list.
+    """One file of a conditioning input. `item` is its place in a list; None if the row names a single file.
 
     source, path, num_bytes, version: as in Record.
     """
@@ -44,7 +44,7 @@ class MediaFile:
 
     @property
     def line(self) -> list[Any]:
-        """Return the part of it that decides a dataset's content."""
+        """Return the facts of the file that determine a dataset's content."""
         return [self.name, self.item, self.source, self.num_bytes]
 
     @property
@@ -57,7 +57,7 @@ class MediaFile:
 def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -> None:
     """Raise SourceError if the input cannot name these files at all."""
     if table is None and columns:
-        raise SourceError("media are named by columns, and this source has no metadata; give a metadata file")
+        raise SourceError("media needs metadata columns, but this source has no metadata; add a metadata file")
     for medium in columns:
         if table is not None and table.names and medium.column not in table.names:
             listed = ", ".join(table.names)
@@ -65,7 +65,7 @@ def check_columns(table: MetadataTable | None, columns: Sequence[MediaColumn]) -
 
 
 def media_cells(block: RowBlock, columns: Sequence[MediaColumn]) -> list[MediaCells]:
-    """Return what each row says about its conditioning inputs. Raises SourceError for a list in a CSV cell."""
+    """Return the values of each row for its conditioning inputs. Raises SourceError for a list in a CSV cell."""
     cells = {medium.name: _cells(block.column(medium.column), medium) for medium in columns}
     return [{name: values[place] for name, values in cells.items()} for place in range(block.num_rows)]
 
@@ -76,14 +76,14 @@ def _cells(column: Column, medium: MediaColumn) -> list[object]:
     text = next(lists, None) if column.form == "text" else None
     if text is not None:
         raise SourceError(
-            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot; write the metadata as .jsonl, "
-            ".json or .parquet"
+            f"media {medium}: the column holds a list, {text[:60]!r}, which CSV cannot; use .jsonl, .json or .parquet "
+            "metadata"
         )
     return values
 
 
 def paths_of(cells: MediaCells) -> list[object]:
-    """Return all that a row names."""
+    """Return all paths that a row names."""
     return [path for cell in cells.values() for path in (cell if isinstance(cell, list) else [cell]) if path]
 
 
@@ -104,7 +104,7 @@ def find_files(
             continue
         items = cell if isinstance(cell, list) else [cell]
         if len(items) > MAX_ITEMS:
-            reason = f"conditioning input {medium.name!r} has {len(items)} files, {MAX_ITEMS} are allowed"
+            reason = f"conditioning input {medium.name!r} has {len(items)} files; at most {MAX_ITEMS} are allowed"
             raise Rejected(reason, kind="medium")
         for number, path in enumerate(items):
             item = number if isinstance(cell, list) else None
@@ -120,6 +120,6 @@ def _find_file(medium: MediaColumn, item: int | None, value: object, place: Plac
     except Rejected as error:
         raise Rejected(f"{label}: {error}", kind="medium") from error
     if not 0 < num_bytes <= max_clip_bytes:
-        limit = f"has {num_bytes} bytes, max_clip_bytes={max_clip_bytes} are allowed"
+        limit = f"has {num_bytes} bytes; max_clip_bytes={max_clip_bytes} are allowed"
         raise Rejected(f"{label} {limit if num_bytes else 'is empty'}", kind="medium")
     return MediaFile(medium.name, item, source, path, num_bytes, version)

@@ -1,4 +1,4 @@
-"""Media files by name: folders walked in a fixed order, and paths from metadata, which stay inside their folder."""
+"""Media files by name: folders listed in a fixed order, and metadata paths, which stay inside their folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def is_media_name(name: str) -> bool:
-    """Return whether a file of this name must end in a shard or in the rejections."""
+    """Return whether a file with this name must end up in a shard or in the rejections."""
     return posixpath.splitext(name)[1].lower().lstrip(".") in _EXTENSIONS
 
 
@@ -32,7 +32,7 @@ def file_paths(root: Path) -> list[str]:
     """Return the relative paths of all files below `root`, without hidden names, sorted by their parts.
 
     Links to folders are followed, each real folder once, so that loops of links end. A folder that is named like a
-    media file is listed, for the rejections, and entered too. Raises SourceError for a folder that cannot be read.
+    media file is entered, and also listed for the rejections. Raises SourceError for a folder that cannot be read.
     """
     return sorted(_walk(root, "", set()), key=lambda path: path.split("/"))
 
@@ -66,7 +66,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def locate(value: object, root: Path) -> tuple[str, str]:
     """Return (source, local path or URL) of the file that a metadata row names.
 
-    A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is taken as it is, because the user
+    A relative path stays inside `root` (SAFE-1). An absolute path or an s3:// URL is used unchanged, because the user
     named it. `source` is relative to `root`, with forward slashes, if the file is inside. Raises Rejected.
     """
     text = check_path(value)
@@ -84,13 +84,13 @@ def locate(value: object, root: Path) -> tuple[str, str]:
 
 
 def check_path(value: object) -> str:
-    """Return what a row calls its file. Raises Rejected if it cannot be a path."""
+    """Return the path in a row. Raises Rejected if it cannot be a path."""
     if value is None:
         raise Rejected("the path is missing", kind="bad-path")
     if not isinstance(value, str):
         raise Rejected(f"the path is a {type(value).__name__}, not text", kind="bad-path")
     if len(value) > MAX_PATH_CHARS:
-        raise Rejected(f"the path has {len(value)} characters, {MAX_PATH_CHARS} are allowed", kind="bad-path")
+        raise Rejected(f"the path has {len(value)} characters; {MAX_PATH_CHARS} are allowed", kind="bad-path")
     return check_text(value, "the path")
 
 
@@ -103,7 +103,7 @@ def relative_source(path: str) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is the URL of an object. Raises Rejected for one that is not valid or holds credentials."""
+    """Return whether a text is the URL of an object. Raises Rejected if it is invalid or contains credentials."""
     match = _URL.match(text)
     if match is None or match[1] not in OBJECT_SCHEMES:
         return False
@@ -136,7 +136,7 @@ def _strip_scheme(text: str) -> str:
 
 
 def printable_source(value: object) -> str:
-    """Return a source for the rejections: no credentials (SAFE-1), valid Unicode, limited length."""
+    """Return a source name for the rejections: no credentials (SAFE-1), valid Unicode, limited length."""
     text = value if isinstance(value, str) else ""
     text = text.encode("utf-8", "backslashreplace").decode()[:MAX_PATH_CHARS]
     try:

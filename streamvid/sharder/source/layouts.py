@@ -1,8 +1,8 @@
-"""Layouts of a source: each is recognised by its files, and read as a place with files and a table of rows.
+"""Layouts of a source: each is recognized by its files, and read as a place with files and a table of rows.
 
-To add a layout, write a function that recognises it and one that reads it, add a line to `_LAYOUTS` and its
+To add a layout, write a function that recognizes it and one that reads it, add a line to `_LAYOUTS` and its
 name to `SourceLayout` in sharder/options.py. Ask `source.place` for files, so that object stores work. The layout that
-recognises a source reads it, unless the user's `layout` names another. Tars and sealed datasets have their own files;
+recognizes a source reads it, unless the user's `layout` names another. Tars and sealed datasets have their own files;
 the other layouts are here. Other names of columns need no layout: see VIDEO_COLUMNS and CAPTION_COLUMNS.
 """
 
@@ -44,7 +44,7 @@ _FILE_NAME = "file_name"
 
 @dataclass(frozen=True)
 class SourceInput:
-    """Input of the sharder: where its files are, and its rows; without a table, the files with captions beside them.
+    """Input of the sharder: the place of its files, and its rows; without a table, files with captions beside them.
 
     video_column, caption_column: set if the layout defines them.
     """
@@ -57,7 +57,7 @@ class SourceInput:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source that is to be read. file: its name in the place, if the source is one file."""
+    """Source to be read. file: its name in the place, if the source is one file."""
 
     place: Place
     options: ShardOptions
@@ -88,8 +88,8 @@ class _Source:
 class _Layout:
     """One layout.
 
-    recognise: whether a source has it. is_certain: a source that it recognises is not compared with the layouts after
-    it. takes_base_path: its paths may be relative to another folder. takes_file: the source may be a single file.
+    recognise: returns whether a source has it. is_certain: a source that it recognizes is not compared with later
+    layouts. takes_base_path: its paths may be relative to another folder. takes_file: the source may be a single file.
     """
 
     recognise: Callable[[_Source], object]
@@ -105,7 +105,7 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
     name = options.source.layout or _detect(found)
     layout = _LAYOUTS[name]
     if found.file is not None and not layout.takes_file:
-        raise SourceError(f"source {found.shown} is one file, and layout={name!r} reads folders; give the folder")
+        raise SourceError(f"source {found.shown} is one file, but layout={name!r} reads folders; name the folder")
     read = layout.read(found)
     if options.source.base_path is None:
         return read
@@ -113,7 +113,7 @@ def find_input(source: str | Path, options: ShardOptions) -> SourceInput:
         allowed = ", ".join(name for name, layout in _LAYOUTS.items() if layout.takes_base_path)
         raise SourceError(
             f"base_path={str(options.source.base_path)!r} cannot be combined with a source of layout {name}, which "
-            f"contains its files; leave it out, or give another layout: {allowed} take one"
+            f"contains its files; omit it, or choose another layout: {allowed} take one"
         )
     return replace(read, place=_open_base(options.source.base_path, options.storage))
 
@@ -130,7 +130,7 @@ def _detect(source: _Source) -> str:
     if len(there) > 1:
         raise SourceError(
             f"source {source.place.url} can be read in several ways, and each would leave something out: "
-            f"{', '.join(there)}; say which with --layout"
+            f"{', '.join(there)}; choose one with --layout"
         )
     return there[0] if there else "folder"
 
@@ -154,7 +154,7 @@ def _open_source(source: str | Path, options: ShardOptions) -> _Source:
 def _open_prefix(url: str, options: ShardOptions) -> _Source:
     storage = options.storage
     if url.startswith("memory:"):
-        raise SourceError(f"source {url} exists in this process only, and workers are others; give another place")
+        raise SourceError(f"source {url} exists only in this process, not in its workers; use another place")
     parent, name = posixpath.split(url)
     if is_metadata_name(name) or name.lower().endswith(".tar"):
         return _one_file(BucketFolder.listed(open_store(parent, storage), storage), name, options)
@@ -164,7 +164,7 @@ def _open_prefix(url: str, options: ShardOptions) -> _Source:
     if "/" in url.removeprefix("s3://") and open_store(parent, storage).state(name) is not None:
         raise SourceError(
             f"source {url} is one file, but neither a metadata file ({', '.join(METADATA_SUFFIXES)}) nor a tar; "
-            f"give its folder, {parent}"
+            f"name its folder, {parent}"
         )
     raise SourceError(f"source {url} is neither a folder nor a metadata file: it contains no object")
 
@@ -173,7 +173,7 @@ def _one_file(place: Place, name: str, options: ShardOptions) -> _Source:
     if options.source.metadata is not None:
         raise SourceError(
             f"source {place.url}/{name} is a file, which cannot be combined with "
-            f"metadata={str(options.source.metadata)!r}; give the folder"
+            f"metadata={str(options.source.metadata)!r}; name the folder"
         )
     return _Source(place, options, name)
 
@@ -199,7 +199,7 @@ def _read_metadata(source: _Source) -> SourceInput:
     if not names:
         raise SourceError(f"source {place.url} holds no metadata file; name it with --metadata")
     if len(names) > 1:
-        raise SourceError(f"source {place.url} holds {' and '.join(names)}; say which with --metadata")
+        raise SourceError(f"source {place.url} holds {' and '.join(names)}; choose one with --metadata")
     videos = _VIDEOS_OF.get(names[0])
     if videos is not None and place.is_folder(videos):  # FastVideo: paths are relative to that folder
         place = _open_base(f"{place.url}/{videos}", options.storage)
@@ -233,7 +233,7 @@ def _read_lists(source: _Source) -> SourceInput:
     if len(captions) != len(files):
         raise SourceError(
             f"source {source.place.url}: {prompts} has {len(captions)} lines and {videos} has {len(files)}; each line "
-            "of one belongs to the same line of the other: fix the list that is wrong"
+            "of one belongs to the same line of the other: fix the wrong list"
         )
     rows: Iterable[Mapping[str, object]] = (
         {"path": file.strip() or None, "caption": caption.strip() or None}
@@ -257,7 +257,7 @@ def _read_imagefolder(source: _Source) -> SourceInput:
         if _FILE_NAME not in part.names:
             raise SourceError(
                 f"metadata {source.place.url}/{name} has no column {_FILE_NAME} with the names of its files; add it, "
-                "or read the files alone with --layout folder"
+                "or read only the files with --layout folder"
             )
         folder = posixpath.dirname(name)
         parts.append(MetadataTable(part.names, tuple(_below(block, folder) for block in part.blocks)))
@@ -321,7 +321,7 @@ def _concatenated(parts: Sequence[MetadataTable]) -> MetadataTable:
 
 
 def _outside_datasets(source: _Source, suffix: str) -> list[str]:
-    """Return files with this suffix, except those of a dataset of ours below the source, finished or not."""
+    """Return files with this suffix, except those of streamvid datasets below the source, finished or not."""
     names = [path for path in source.paths if path.lower().endswith(suffix)]
     known: dict[str, bool] = {}
 
@@ -342,7 +342,7 @@ def _dataset_folders(name: str) -> list[str]:
     return ["/".join(parts[:at]) for at, part in enumerate(parts) if part in ("shards", "index")]
 
 
-# In the order in which sources are compared with them.
+# Sources are compared with them in this order.
 _LAYOUTS: dict[str, _Layout] = {
     "dataset": _Layout(_is_dataset, _read_dataset, is_certain=True),
     "metadata": _Layout(

@@ -1,6 +1,6 @@
 """A record's file, on this machine or in a bucket: its name, and its bytes as long as it has not changed.
 
-It may be a part of a larger file, such as a member of a tar; then it is read from there.
+It may be part of a larger file, such as a member of a tar; then it is read from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamvid.storage import Ranges, StorageOptions, Store, open_store, redact
 
 _READ_BYTES = 64 * 2**20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PART = "\0"  # between a file's path and the byte where a part of it begins: no name holds it
+_PART = "\0"  # between a file's path and the byte where a part of it begins: no name contains it
 _PART_BUFFER_BYTES = 2**16
 _CHECKSUM = "sha256:"
 
@@ -33,7 +33,7 @@ def is_remote(path: str | Path) -> bool:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return (URL of the bucket, key). A key is taken as it is: nothing in it is quoted or a query."""
+    """Return (URL of the bucket, key). A key is used as is: it has no escapes and no query."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme.lower()}://{bucket}", key
@@ -46,7 +46,7 @@ def store_of(bucket_url: str, storage: StorageOptions) -> Store:
 
 
 def version_of(status: os.stat_result) -> str:
-    """Return the version of a local file, which changes with it."""
+    """Return the version of a local file, which changes when the file does."""
     return str(status.st_mtime_ns)
 
 
@@ -56,7 +56,7 @@ def part_path(path: str, offset: int) -> str:
 
 
 def checksum_version(sha256: bytes) -> str:
-    """Return the version of bytes that are known by their checksum; reading verifies them."""
+    """Return the version of bytes with a known checksum; reading verifies them."""
     return f"{_CHECKSUM}{sha256.hex()}"
 
 
@@ -93,12 +93,12 @@ class Media:
 
     @property
     def has_checksum(self) -> bool:
-        """Whether `read` verifies the bytes by their checksum."""
+        """True if `read` verifies the bytes by their checksum."""
         return self.version.startswith(_CHECKSUM)
 
     @property
     def place(self) -> tuple[Store, str]:
-        """Store and path in it of a remote file."""
+        """Store of a remote file, and its path there."""
         bucket_url, key = split_url(self.file)
         return store_of(bucket_url, self.storage), key
 
@@ -126,7 +126,7 @@ class Media:
         view = memoryview(data)
         for start in range(0, self.num_bytes, _READ_BYTES):  # one deadline of the store per read
             self.read_ranges([(start, view[start : start + _READ_BYTES])])
-        # A bytearray that nothing writes to any more; a copy would double the memory.
+        # A bytearray that is no longer written to; a copy would double the memory.
         return self._verified(cast("bytes", data))
 
     def read_ranges(self, ranges: Ranges) -> None:
@@ -141,7 +141,7 @@ class Media:
         except StorageError as error:
             state = store.state(key)
             if state is None:
-                raise self._gone("there is no such object now") from error
+                raise self._gone("the object no longer exists") from error
             if not self._is_same(state.num_bytes, state.version):
                 raise self._changed() from error
             raise
@@ -179,15 +179,15 @@ class Media:
     def _verified(self, data: bytes) -> bytes:
         if self.has_checksum and checksum_version(hashlib.sha256(data).digest()) != self.version:
             raise SourceError(
-                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; copy that dataset again, or find "
-                "all damage with: streamvid verify --deep"
+                f"{self.source} is damaged: checksum mismatch in {redact(self.file)}; copy that dataset again, or list "
+                "all damage with streamvid verify --deep"
             )
         return data
 
     def _gone(self, reason: str) -> SourceError:
         return SourceError(
             f"{self.source} could be probed, but now cannot be read ({reason}); restore it, or run the same command "
-            "again to leave it out"
+            "again to reject it"
         )
 
     def _changed(self) -> SourceError:

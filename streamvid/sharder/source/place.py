@@ -1,4 +1,4 @@
-"""Where the files of the input are, a folder or a prefix of a bucket: which files exist, and the state of each."""
+"""Places of input files, a folder or a prefix of a bucket: which files exist, and the state of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamvid.sharder.source.media import Media, is_remote, split_url, store_of
 from streamvid.storage import FileState, StorageOptions, Store
 
 _CONCURRENT_READS = 32
-_MISSING = "cannot be read: No such file or directory"  # the words of a local folder, so that datasets are the same
+_MISSING = "cannot be read: No such file or directory"  # as for a local folder, so that datasets are equal
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
@@ -31,10 +31,10 @@ class CaptionFile:
 
 @dataclass(frozen=True, slots=True)
 class SealedOrigin:
-    """What a clip of a sealed dataset keeps in another dataset.
+    """Facts that a clip of a sealed dataset keeps in another dataset.
 
-    name: its key there, from which its new key is made. record_key: shared by all clips of one file, as there. is_val:
-    whether it was for validation there, and so is here.
+    name: its old key, from which its new key is made. record_key: shared by all clips of one file, as before. is_val:
+    True if it was for validation, and remains so.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def storage(self) -> StorageOptions:
-        """How workers reach its files."""
+        """Storage options with which workers reach its files."""
         return StorageOptions()
 
     def media(self, path: str) -> Media:
@@ -80,23 +80,23 @@ class Place:
         return False
 
     def look_up(self, values: Sequence[object]) -> None:
-        """Look up the states of the objects that rows name, all at once."""
+        """Look up the states of the objects that rows name, concurrently."""
 
     def look_up_captions(self, paths: Sequence[str]) -> None:
-        """Read the captions beside these media files, all at once, where they are objects."""
+        """Read the captions beside these media files concurrently if they are objects."""
 
     def caption(self, file: CaptionFile) -> str | None:
         """Return the trimmed caption beside a media file, or None."""
         return None
 
     def origin(self, path: str) -> SealedOrigin | None:
-        """Return what a sealed dataset says about a file that `locate` found."""
+        """Return the facts from a sealed dataset about a file that `locate` found."""
         return None
 
 
 @dataclass(frozen=True)
 class ObjectStates:
-    """Known states of objects anywhere, by URL; None if there is no such object. Others are asked for one by one."""
+    """Known states of objects by URL; None if an object does not exist. Other states are requested one by one."""
 
     storage: StorageOptions
     states: dict[str, FileState | None] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class ObjectStates:
 
 @dataclass(frozen=True)
 class LocalFolder(Place):
-    """A folder of this machine; rows may name objects too."""
+    """A folder on this machine; rows may name objects too."""
 
     root: Path
     objects: ObjectStates
@@ -244,7 +244,7 @@ class BucketFolder(Place):
 
 @dataclass(frozen=True)
 class MemberFolder(Place):
-    """Files that are parts of other files, mostly of tars; those listed here are all there are.
+    """Files that are parts of other files, mostly of tars; the list is complete.
 
     where: name that rows use → (source, part path). states: part path → (bytes, version). origins: by part path.
     """
@@ -300,7 +300,7 @@ def caption_text(data: bytes) -> str | None:
 
 
 def concurrently(ask: Callable[[_Item], _Found], items: Sequence[_Item]) -> list[tuple[_Item, _Found]]:
-    """Call `ask` for all items, several at the same time; return (item, result) in order."""
+    """Call `ask` for all items concurrently; return (item, result) in order."""
     if not items:
         return []
     with ThreadPoolExecutor(_CONCURRENT_READS) as threads:

@@ -1,4 +1,4 @@
-"""Records: the rows of the user's input, each with a file that is there, or a rejection."""
+"""Records: the rows of the user's input, each with an existing file, or a rejection."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Value: TypeAlias = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One input row whose file is there. `source` names it in the dataset; `path` is a local path or a URL.
+    """One input row whose file exists. `source` names it in the dataset; `path` is a local path or a URL.
 
     version: the modification time in nanoseconds, or the version that the store gives the object. extra: the files of
     its conditioning inputs. captions: all captions with their weights if there are several; `caption` is the first.
-    origin: for clips of a sealed dataset, the keys and the split that they had there.
+    origin: for clips of a sealed dataset, their keys and split there.
     """
 
     row: int
@@ -67,7 +67,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """One input row that is in no shard, with the reason; `kind` is the reason in a word. Rows count from 0."""
+    """One input row that is in no shard, with the reason; `kind` is the reason in a word. Rows are counted from 0."""
 
     row: int
     source: str
@@ -88,7 +88,7 @@ class RecordSet:
         return len(self.records) + len(self.rejections)
 
     def sha256(self) -> str:
-        """Return a digest of all that the input gives to the dataset, except the contents of files."""
+        """Return a digest of everything that the dataset takes from the input, except the contents of files."""
         digest = hashlib.sha256(json.dumps(list(self.user_types.items())).encode())
         for record in self.records:
             digest.update(_line(record.row, record.source, record.num_bytes, record.caption, record.columns))
@@ -111,7 +111,7 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
     sources = [source] if isinstance(source, str | Path) else list(source)
     if len(sources) > 1 and options.source.metadata is not None:
         raise SourceError(
-            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; give metadata "
+            f"metadata={str(options.source.metadata)!r} cannot be combined with {len(sources)} sources; pass metadata "
             "files as sources"
         )
     parts: list[RecordSet] = []
@@ -119,7 +119,7 @@ def read_records(source: str | Path | Sequence[str | Path], options: ShardOption
         found = find_input(one, options)
         parts.append(_read_input(found, options, sum(part.num_rows for part in parts)))
         if not parts[-1].num_rows:
-            reason = f"{found.place.url} holds no file named like a video or an image"
+            reason = f"{found.place.url} has no file named like a video or an image"
             raise SourceError(f"nothing to shard: {'the metadata has no rows' if found.table else reason}")
     return parts[0] if len(parts) == 1 else _joined(parts, sources)
 
@@ -140,7 +140,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Roles:
-    """The columns of metadata by their use. video: None if rows name no files."""
+    """Columns of metadata by use. video: None if rows name no files."""
 
     video: str | None = None
     captions: CaptionColumns = field(default_factory=CaptionColumns)
@@ -161,7 +161,7 @@ class _Roles:
         return _Roles(video, captions, options.source.media_columns, kinds)
 
     def paths(self, block: RowBlock) -> list[object]:
-        """Return the names of the files of all rows, None for a row that names none."""
+        """Return the file name in each row, or None."""
         return [None] * block.num_rows if self.video is None else block.column(self.video).values()
 
     def rows(self, block: RowBlock) -> Iterator[_Row]:
@@ -175,7 +175,7 @@ class _Roles:
 def _read_input(found: SourceInput, options: ShardOptions, first_row: int) -> RecordSet:
     place, table = found.place, found.table
     if options.clips.is_text and table is None:
-        raise SourceError(f"{place.url} has no metadata, and clips='text' (--clips text) makes samples of its rows")
+        raise SourceError(f"{place.url} has no metadata, but clips='text' (--clips text) makes samples from its rows")
     check_columns(table, options.source.media_columns)
     roles = _Roles()
     if table is None:
@@ -226,7 +226,7 @@ def _record(number: int, row: _Row, place: Place, options: ShardOptions) -> Reco
     if num_bytes == 0:
         raise Rejected("is empty", kind="empty-file")
     if num_bytes > options.source.max_clip_bytes:
-        limit = f"has {num_bytes} bytes, max_clip_bytes={options.source.max_clip_bytes} are allowed"
+        limit = f"has {num_bytes} bytes; max_clip_bytes={options.source.max_clip_bytes} are allowed"
         raise Rejected(limit, kind="max-clip-bytes")
     extra = find_files(row.media, options.source.media_columns, place, options.source.max_clip_bytes)
     return Record(number, source, path, num_bytes, version, caption, row.columns, extra, several, place.origin(path))
@@ -245,7 +245,7 @@ def _captions(cells: CaptionCells | CaptionFile, place: Place, options: ShardOpt
 
 
 def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> RecordSet:
-    """Join several inputs. A file is identified by its name, so that no two of them may have the same one."""
+    """Join several inputs. A file is identified by its name, so no two files may have the same name."""
     owners: dict[str, int] = {}
     types: dict[str, str] = {}
     for number, part in enumerate(parts):
@@ -253,7 +253,7 @@ def _joined(parts: Sequence[RecordSet], sources: Sequence[str | Path]) -> Record
             if record.origin is None and owners.setdefault(record.source, number) != number:
                 raise SourceError(
                     f"{record.source} is in {sources[owners[record.source]]} and in {sources[number]}, and would be "
-                    "one record; put both folders into one and give that, or rename a file"
+                    "one record; put both folders into one and pass that, or rename a file"
                 )
         for name, kind in part.user_types.items():
             types[name] = kind if types.get(name, kind) == kind else _wider(types[name], kind)
@@ -271,7 +271,7 @@ def _wider(one: str, other: str) -> str:
 
 
 def _as_types(record: Record, types: Mapping[str, str], val: Collection[str]) -> Record:
-    """Return a record with columns of these types, which is for validation if any part of its source is."""
+    """Return a record with columns of these types; it is for validation if any part of its source is."""
     columns = {name: value_as(record.columns.get(name), kind) for name, kind in types.items()}
     origin = record.origin
     if origin is not None and origin.record_key in val:

@@ -1,6 +1,6 @@
-"""Sealed datasets as a source: to give clips other buckets, or to put several datasets into one.
+"""Sealed datasets as a source: to assign clips to other buckets, or to merge several datasets.
 
-Captions, columns and record keys stay, and a clip that was for validation stays so. The bytes of each clip are verified
+Captions, columns and record keys stay the same, and clips for validation remain so. The bytes of each clip are verified
 by the checksum in the index.
 """
 
@@ -29,7 +29,7 @@ _MAX_MANIFEST_BYTES = 256 * 2**20
 
 
 def is_manifest(media: Media) -> bool:
-    """Return whether a file named manifest.json is the manifest of a dataset of ours."""
+    """Return whether a file named manifest.json is the manifest of a streamvid dataset."""
     if media.num_bytes > _MAX_MANIFEST_BYTES:
         return False
     try:
@@ -74,7 +74,7 @@ class _SealedClip(NamedTuple):
 
 @dataclass
 class _SealedReader:
-    """Collects the clips of a dataset, each in its largest bucket."""
+    """Collector of the clips of a dataset, each in its largest bucket."""
 
     dataset: Dataset
     where: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -87,8 +87,8 @@ class _SealedReader:
         media = self.dataset.manifest.media
         if media:
             raise SourceError(
-                f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be taken "
-                "from datasets; shard its own source again"
+                f"the dataset {self.dataset.url} has conditioning inputs ({', '.join(media)}), which cannot be read "
+                "from datasets; shard its original source again"
             )
         for shard in self.dataset.shards:
             for clip, columns in self._clips(shard):
@@ -119,7 +119,7 @@ class _SealedReader:
         self.rows[name] = {**columns, MEDIA: name, CAPTION: caption}
 
     def _is_largest(self, name: str, clip: _SealedClip) -> bool:
-        """Of a clip that several buckets store, take the largest only."""
+        """Return whether this is the largest copy of a clip, which several buckets may store."""
         window = (clip.record_key, str(clip.window_start), str(clip.window_source_frames))
         area = clip.clip_width * clip.clip_height
         if window in self.areas and self.areas[window][0] >= area:

@@ -1,7 +1,7 @@
-"""An object as a seekable file: what a reader asks for is fetched once into an unlinked temporary file.
+"""An object as a seekable file: requested bytes are fetched once into an unlinked temporary file.
 
-A reader may seek freely: at worst it has fetched every byte once, and memory holds one piece at a time. The temporary
-file vanishes with the process, however that ends.
+A reader may seek freely: at worst every byte is fetched once, and memory holds one piece at a time. The temporary file
+vanishes with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_BYTES = 8 * 2**20
 def opened(
     media: Media, folder: Path | None, waiting: Callable[[], AbstractContextManager[None]]
 ) -> Iterator[str | BinaryIO | SpooledFile]:
-    """Open a file for decoding, wherever it is. folder, waiting: as SpooledFile has them.
+    """Open a local or remote file for decoding. folder, waiting: see SpooledFile.
 
-    Raises the error of a store even where a demuxer took it for the end of the file.
+    Raises the error of a store even if a demuxer took it for the end of the file.
     """
     if not media.is_remote:
         with media.opened() as local:
@@ -61,7 +61,7 @@ class Spans:
         return list(zip(self._starts, self._ends, strict=True))
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the parts of a range that are in none of them."""
+        """Return the parts of a range that the spans do not cover."""
         found, at = [], start
         for index in range(bisect_right(self._ends, start), bisect_left(self._starts, end)):
             if at < self._starts[index]:
@@ -71,10 +71,10 @@ class Spans:
 
 
 class SpooledFile(FarFile):
-    """A binary file over a remote `media`. folder: for what was fetched; None: the system's temporary directory.
+    """A binary file over a remote `media`. folder: for fetched bytes; None: the system's temporary directory.
 
-    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: entered around every wait for the store,
-    whose time is not the reader's. error: the last error of the store, for readers that swallow errors.
+    first_bytes: minimum size of a fetch; sequential reads fetch more. waiting: context entered during every wait for
+    the store, which does not count as the reader's time. error: last error of the store; readers may swallow errors.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class SpooledFile(FarFile):
         self._left_out = Spans()
 
     def _with_ahead(self, start: int, end: int) -> tuple[int, int]:
-        """Return a range that reaches further the longer a reader has read sequentially."""
+        """Return a range extended further ahead the longer a reader has read sequentially."""
         if start != self._last_end:
             self._run_start = start
         ahead = min(MOST_BYTES, max(self._first_bytes, (start - self._run_start) // 4))
@@ -171,5 +171,5 @@ class SpooledFile(FarFile):
     def _no_room(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot store parts of {self._media.source} on a local disk: {error.strerror or error}; "
-            "give another work_dir (--work-dir)"
+            "choose another work_dir (--work-dir)"
         )

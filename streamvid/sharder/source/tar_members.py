@@ -1,6 +1,6 @@
-"""Members of tars that other tools wrote, from their headers alone. Nothing is unpacked (SAFE-1).
+"""Members of tars written by other tools, from their headers alone. Nothing is unpacked (SAFE-1).
 
-Plain, GNU and PAX tars are read. A header is trusted only as far as the file reaches, and no header causes a larger
+Plain, GNU and PAX tars are read. A header is trusted only within the size of the file, and no header causes a larger
 read than its kind needs.
 """
 
@@ -33,7 +33,7 @@ _PACKERS = {
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """A member. offset: of its data. not_file: what it is if it is not a regular file, else ""."""
+    """A member. offset: start of its data. not_file: its kind if it is not a regular file, else ""."""
 
     name: str
     offset: int
@@ -44,7 +44,7 @@ class TarMember:
 def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
     """Yield the members of a tar of this size in order, without folders.
 
-    Raises Rejected if it can be read no further; the members before that are good.
+    Raises Rejected where the tar becomes unreadable; the members before that are good.
     """
     offset = count = 0
     own: dict[str, str] = {}
@@ -66,7 +66,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
             raise Rejected(f"the tar ends at byte {num_bytes}, before {_shown(header.name)} does: is it cut short?")
         if header.type in b"LKxg":
             if size > MAX_HEADER_BYTES:
-                raise Rejected(f"the tar has a header of {size} bytes at byte {start}, {MAX_HEADER_BYTES} are allowed")
+                raise Rejected(f"the tar has a header of {size} bytes at byte {start}; {MAX_HEADER_BYTES} are allowed")
             _read_extra_header(own, header.type, read(start, size))
             continue
         count += 1
@@ -83,7 +83,7 @@ def tar_members(read: Read, num_bytes: int) -> Iterator[TarMember]:
 
 
 def _read_extra_header(own: dict[str, str], kind: bytes, data: bytes) -> None:
-    """Take what a header says about the member after it; global headers and targets of links are not needed."""
+    """Store what a header says about the next member; global headers and link targets are not needed."""
     if kind == b"L":
         own["path"] = _text(data.rstrip(b"\0"))
     elif kind == b"x":
@@ -109,7 +109,7 @@ def _pax_records(data: bytes) -> Iterator[tuple[str, str]]:
 def _check_packed(block: bytes) -> None:
     packer = next((name for magic, name in _PACKERS.items() if block.startswith(magic)), None)
     if packer is not None:
-        raise Rejected(f"the tar is compressed ({packer}), so that parts of it cannot be read alone; unpack it first")
+        raise Rejected(f"the tar is compressed ({packer}), so its members cannot be read separately; unpack it first")
 
 
 def _parse(block: bytes, offset: int) -> tarfile.TarInfo:

@@ -1,8 +1,8 @@
-"""Tars as a source: webdataset's, video2dataset's with Parquet files beside them, Cosmos' with metadata in other tars.
+"""Tars as a source: of webdataset, of video2dataset with Parquet files beside them, of Cosmos with tars of metadata.
 
-Members stay where they are and are read from there by range. A sample consists of the members whose names agree up to
-the first dot. Its caption and columns come from its .txt and .json members, from its row of the Parquet file with the
-name of the tar, and from the tar of the same name where one path has `metas` in place of the other's `video`.
+Members stay in place and are read by range. A sample consists of the members whose names agree up to the first dot. Its
+caption and columns come from its .txt and .json members, from its row of the Parquet file named like the tar, and from
+the tar whose path is the same except for `metas` instead of `video`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _TarSample:
-    """Members whose names agree up to the first dot, by the remainder of their names. broken: unusable members."""
+    """Members whose names agree up to the first dot, by the remainder of the name. broken: unusable members."""
 
     media: dict[str, TarMember] = field(default_factory=dict)
     texts: dict[str, str | None] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class _TarSample:
 
 @dataclass(frozen=True)
 class _Tar:
-    """What one tar holds. problem: the reason if it could not be read to its end, else ""."""
+    """Contents of one tar. problem: the reason if it could not be read to its end, else ""."""
 
     media: Media
     samples: dict[str, _TarSample]
@@ -63,7 +63,7 @@ def read_tars(
     """
     sources = [name for name in names if not _is_below(name, _NO_SOURCES) or len(names) == 1]
     if not sources:
-        raise SourceError(f"source {place.url} holds tars of metadata alone; give the folder above, with its videos")
+        raise SourceError(f"source {place.url} only holds tars of metadata; name the parent folder, with the videos")
     reader = _TarReader(place, frozenset(wanted))
     rows = [row for _, part in concurrently(reader.rows, sources) for row in part]
     has_captions = any(isinstance(row, dict) and CAPTION in row for row in rows)
@@ -79,7 +79,7 @@ def read_tars(
 
 @dataclass
 class _TarReader:
-    """Reads tars, and collects where their media are."""
+    """Reader of tars that collects the places of their media."""
 
     place: Place
     wanted: frozenset[str]
@@ -126,19 +126,19 @@ class _TarReader:
             yield row
 
     def _clips_of(self, sample: _TarSample) -> list[str]:
-        """Return the extensions of the media that are clips of their own."""
+        """Return the extensions of media that are separate clips."""
         bare = [extension for extension in sample.media if "." not in extension]
         if not bare or self.wanted & sample.media.keys():
             asked = [extension for extension in sample.media if extension in self.wanted]
             return asked[:1] if asked else list(sample.media)
         videos = [extension for extension in bare if extension not in IMAGE_EXTENSIONS]
         if len(bare) > 1 and len(videos) != 1:
-            raise Rejected(f"holds {' and '.join(bare)} of one name; say which is the clip with --video-column")
+            raise Rejected(f"holds {' and '.join(bare)} of one name; choose the clip with --video-column")
         self.num_left_out += len(sample.media) - 1
         return videos or bare
 
     def _add(self, tar: _Tar, member: TarMember) -> str:
-        """Remember where a member is, and return its name in the place."""
+        """Record the place of a member, and return its name there."""
         name = f"{tar.media.source}/{member.name}"
         path = part_path(tar.media.path, member.offset)
         self.where[name] = (name, path)
@@ -160,7 +160,7 @@ class _TarReader:
         return _Tar(media, samples, "")
 
     def _metas(self, name: str) -> dict[str, _TarSample]:
-        """Return what Cosmos' tar of metadata says about the samples of a tar of videos."""
+        """Return what a Cosmos tar of metadata says about the samples of a tar of videos."""
         parts = name.split("/")
         for at, part in enumerate(parts[:-1]):
             beside = "/".join([*parts[:at], _METAS_OF.get(part, ""), *parts[at + 1 :]])
@@ -175,7 +175,7 @@ class _TarReader:
             return {}
         table = read_table(f"{self.place.url}/{beside}", self.place.storage)
         if "key" not in table.names:
-            _log.warning("%s/%s has no column key and is left out", self.place.url, beside)
+            _log.warning("%s/%s has no column 'key' and is ignored", self.place.url, beside)
             return {}
         rows = (row for block in table.blocks for row in block.rows() if not isinstance(row, BrokenRow))
         return {str(key): row for row in rows if (key := row.get("key")) is not None}
@@ -220,7 +220,7 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
     elif is_media:
         sample.media[extension] = member
     elif kind == "txt":
-        # One byte more than is allowed, so that it is rejected as too long and not cut.
+        # One byte more than allowed, so that it is rejected as too long instead of cut.
         sample.texts[base] = caption_text(read(member.offset, min(member.num_bytes, MAX_TEXT_BYTES + 1)))
     else:
         try:
@@ -231,7 +231,7 @@ def _add_member(samples: dict[str, _TarSample], member: TarMember, read: Read) -
 
 def _object(member: TarMember, read: Read) -> Mapping[str, object]:
     if member.num_bytes > MAX_JSON_BYTES:
-        raise Rejected(f"has {member.num_bytes} bytes, {MAX_JSON_BYTES} are allowed")
+        raise Rejected(f"has {member.num_bytes} bytes; {MAX_JSON_BYTES} are allowed")
     try:
         data = read(member.offset, member.num_bytes)
         value = json.loads(data.decode("utf-8-sig", "surrogateescape"), parse_constant=lambda _: None)
@@ -243,7 +243,7 @@ def _object(member: TarMember, read: Read) -> Mapping[str, object]:
 
 
 def _caption_of_windows(row: Mapping[str, object]) -> str | None:
-    """Return the caption of the first window in the metas of Cosmos-curate: the clip begins with it."""
+    """Return the caption of the first window in the metadata of Cosmos-Curate: the clip begins with it."""
     for name in _WINDOWS:
         windows = row.get(name)
         if isinstance(windows, list) and windows and isinstance(windows[0], dict):

@@ -19,7 +19,7 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @dataclass(frozen=True)
 class Destination:
-    """store: receives the dataset's files.   folder: holds unfinished work on this machine; it need not exist."""
+    """Destination. store: receives the dataset's files. folder: unfinished work on this machine; it need not exist."""
 
     store: Store
     folder: Path
@@ -30,11 +30,11 @@ class Destination:
 
     @property
     def is_begun(self) -> bool:
-        """Whether an earlier sharder left unfinished work."""
+        """True if an earlier sharder left unfinished work."""
         return self.folder.is_dir() or (not self.store.is_local and any(True for _ in self.store.files(STAGING)))
 
     def check_free(self) -> None:
-        """Raise DatasetError if there is anything but a dataset or an unfinished one."""
+        """Raise DatasetError if the place holds anything but a dataset or an unfinished one."""
         if self.is_begun or self.store.size(MANIFEST) is not None:
             return
         if isinstance(self.store, LocalStore):
@@ -51,11 +51,11 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
     store = open_store(dest, options.storage)
     if not isinstance(store, LocalStore):
         if store.url.startswith("memory:"):
-            raise ConfigError(f"dest {store.url}: workers cannot see the memory of this process; choose another place")
+            raise ConfigError(f"dest {store.url}: workers cannot access memory of this process; choose another place")
         return Destination(store, _work_folder(store.url, options))
     if options.work.work_dir is not None:
         raise ConfigError(
-            f"work_dir={str(options.work.work_dir)!r} is for datasets in a bucket; leave it out for a dataset in a "
+            f"work_dir={str(options.work.work_dir)!r} is for datasets in a bucket; omit it for a dataset in a "
             "folder, which holds its own unfinished work"
         )
     root = Path(os.path.abspath(store.root))  # noqa: PTH100 - keeps links as the user wrote them
@@ -65,7 +65,7 @@ def find_destination(dest: str | Path, options: ShardOptions) -> Destination:
 
 
 def _work_folder(url: str, options: ShardOptions) -> Path:
-    """Return the same folder for the same bucket of the same server, so that the next run finds unfinished work."""
+    """Return the work folder of a bucket on a server, always the same, so that the next run finds unfinished work."""
     endpoint = options.storage.endpoint_url or next((os.environ[name] for name in _ENDPOINTS if name in os.environ), "")
     name = hashlib.sha256(f"{endpoint}\n{url}".encode()).hexdigest()[:32]
     if options.work.work_dir is None:

@@ -1,7 +1,7 @@
-"""The local engine: independent tasks on worker processes. A task that kills its worker costs no other task.
+"""The local engine: independent tasks on worker processes. A task that kills its worker does not affect other tasks.
 
 Each worker has one task at a time. Tasks are pickled, because a worker trusts its caller. Answers are JSON, so that a
-compromised decoder cannot reach the caller.
+compromised decoder cannot attack the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streamvid import errors
 from streamvid.host.processes import end_workers, start_worker
 
 _ENTRY = "streamvid.sharder.work.worker:main"
-# A decoder reserves address space for each of its threads, which counts against the limit on a worker's memory.
+# A decoder reserves address space for each of its threads, which counts toward the memory limit of a worker.
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 _READY = object()
 
@@ -46,11 +46,11 @@ class _Worker:
 
 
 class Pool:
-    """Worker processes for one kind of task, which end when the `with` block does.
+    """Worker processes for one kind of task, which end with the `with` block.
 
     handler: "module:function"; workers call it with a task, and it returns a JSON value.
     held_fd: kept open by every worker, so that a lock on it lasts until the last worker has ended.
-    timeout_seconds, memory_bytes: limits of one task; 0 means none.
+    timeout_seconds, memory_bytes: limits of one task; 0 means no limit.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Pool:
     def run(self, num_tasks: int, make_task: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
         """Yield (task number, result) as tasks finish; the result is a Crash if the task killed its worker.
 
-        `make_task(number)` returns a task when its turn comes. A StreamvidError that a task raises is
+        `make_task(number)` is called when it is the task's turn. A StreamvidError that a task raises is
         raised here and ends the run.
         """
         suspects: list[int] = []
@@ -85,7 +85,7 @@ class Pool:
             else:
                 yield number, result
         for number in sorted(suspects):
-            # Another task may have caused the death, through the machine's memory or load: try once more, alone.
+            # Another task may have caused the death through memory use or load: try once more, alone.
             yield from self._run(deque([number]), make_task, 1)
 
     def _run(self, queue: deque[int], make_task: Callable[[int], Any], num_workers: int) -> Iterator[tuple[int, Any]]:
@@ -117,8 +117,8 @@ class Pool:
             code = worker.process.wait()
             if not worker.is_ready and code >= 0:
                 raise errors.StreamvidError(
-                    f"a worker process ended with exit code {code} before it could work; see its messages on the error "
-                    "stream. Is worker_memory_bytes too low?"
+                    f"a worker process ended with exit code {code} before its first task; see its messages on stderr. "
+                    "worker_memory_bytes may be too low"
                 ) from None
             return Crash(max(0, -code))
         if "ready" in answer:
@@ -149,5 +149,5 @@ def _result(answer: Mapping[str, Any]) -> Any:
 
 
 def timed_out(crash: Crash) -> bool:
-    """Return whether the task ran into its time limit."""
+    """Return whether the task exceeded its time limit."""
     return crash.signal_number == signal.SIGALRM

@@ -1,7 +1,7 @@
 """The staging folder of an unfinished dataset: its lock, findings, markers of finished shards, and names of its files.
 
-The folder is on this machine. For a dataset in a bucket, what other machines and later runs must know is below
-`.staging/` of the bucket too: who builds, which files belong to which plan, and the markers of finished shards.
+The folder is on this machine. For a dataset in a bucket, `.staging/` in the bucket also holds what other machines and
+later runs must know: who builds, which files belong to which plan, and the markers of finished shards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def put_note(store: Store, file: Path, data: bytes) -> None:
-    """Write a note into a plan's folder: to the bucket first, if there is one, so that both have it or none."""
+    """Write a note into a plan's folder, but first to the bucket, if any: a local note is always in the bucket too."""
     if not store.is_local:
         store.put(f"{STAGING}/{file.parent.name}/{file.name}", data)
     LocalStore(file.parent).put(file.name, data)
@@ -70,8 +70,8 @@ class Staging:
         """Announce in the bucket what this machine builds, then look for others. Do nothing for a local folder.
 
         Machines with the same build write the same bytes and need no lock between them. Raises DatasetError if another
-        machine builds something else, or has begun to: a dead machine looks like a slow one. Each machine writes before
-        it looks, so that of two that start together at least one is refused.
+        machine builds something else, or began to: a dead machine looks like a slow one. Each machine writes before it
+        looks, so that of two that start together at least one is refused.
         """
         if self.store.is_local:
             return
@@ -118,7 +118,7 @@ class Staging:
         put_note(self.store, folder / _NAMES, json.dumps(sorted(paths)).encode())
 
     def fetch_markers(self, folder: Path, stems: Sequence[str]) -> None:
-        """Copy the markers of shards that other machines have finished into the plan's folder."""
+        """Copy the markers of shards that other machines finished into the plan's folder."""
         if self.store.is_local:
             return
         prefix = f"{STAGING}/{folder.name}"
@@ -142,11 +142,11 @@ class Staging:
         with contextlib.suppress(ValueError):  # killed before the names: nothing was written
             names = [str(path) for path in json.loads(data)]
         if names:
-            _logger.info("removing up to %d files that an earlier build with other input or options left", len(names))
+            _logger.info("removing up to %d files of an earlier build with other input or options", len(names))
         _remove_all(self.store, names)
         if not self.store.is_local:
             notes = [state.path for state in self.store.files(f"{STAGING}/{name}")]
-            # The list of files goes last: as long as something is left, it says what.
+            # The list of files is removed last: as long as files remain, it names them.
             _remove_all(self.store, sorted(notes, key=lambda path: path.endswith(f"/{_NAMES}")))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self.folder / name)
@@ -163,7 +163,7 @@ class Staging:
             for folder in (*LARGE_FOLDERS, STAGING):
                 self.store.abort_uploads(folder)
             notes = [state.path for state in self.store.files(STAGING)]
-            # The owners go last: as long as something is left, the place is known as a dataset's.
+            # The owners are removed last: as long as files remain, the place is known to belong to a dataset.
             _remove_all(self.store, sorted(notes, key=lambda path: path.startswith(f"{STAGING}/{_OWNERS}/")))
         shutil.rmtree(self.folder)
 
@@ -172,13 +172,13 @@ class Staging:
 def locked_staging(dest: Destination) -> Iterator[Staging]:
     """Open the unfinished build at `dest`, or begin one. Raises DatasetError while another sharder holds its lock.
 
-    Workers hold the lock too: those of a sharder that was just killed are waited for.
+    Workers hold the lock too, so this waits for those of a sharder that was just killed.
     """
     try:
         lock = _lock(dest.folder)
     except TimeoutError:
         raise DatasetError(
-            f"another sharder is at work on {dest.url}; wait for it, or choose another destination"
+            f"another sharder is working on {dest.url}; wait for it, or choose another destination"
         ) from None
     except OSError as error:
         raise StorageError(
@@ -192,7 +192,7 @@ def locked_staging(dest: Destination) -> Iterator[Staging]:
 def _lock(folder: Path) -> FileLock:
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # a sharder that has just ended removed the folder
+        with contextlib.suppress(FileNotFoundError):  # a sharder that just ended removed the folder
             return wait_for_lock(folder / "lock", LOCK_WAIT_SECONDS)
 
 
@@ -206,7 +206,7 @@ def _read_names(store: Store, path: str) -> bytes:
 
 
 def _owner(store: Store, path: str) -> Mapping[str, Any]:
-    """Return what another machine announced; nothing if it has just finished."""
+    """Return what another machine announced; empty if it has just finished."""
     try:
         value = json.loads(store.read(path))
     except ValueError:
@@ -225,7 +225,7 @@ def _remove_all(store: Store, paths: Sequence[str]) -> None:
             with contextlib.suppress(OSError):
                 store.path(path).parent.rmdir()
         return
-    # In parallel, but for the last one.
+    # In parallel, except for the last one.
     with ThreadPoolExecutor(_READS_AT_ONCE) as threads:
         list(threads.map(store.remove, paths[:-1]))
     for path in paths[-1:]:

@@ -16,17 +16,17 @@ from streamvid.errors import StreamvidError
 
 
 def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory_bytes: str) -> None:
-    """Hand tasks from a socket to `handler`, a "module:function". A limit of 0 means none.
+    """Pass tasks from a socket to `handler`, a "module:function". 0 means no limit.
 
-    A task over its time ends the whole process, because nothing else stops C code that is stuck; the pool sees the
-    worker's death. `held_fd` is only kept open.
+    A task that exceeds its time ends the whole process, because nothing else stops C code that is stuck; the pool
+    detects the worker's death. `held_fd` is only kept open.
     """
     if limit := int(memory_bytes):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     module, _, function = handler.partition(":")
     handle = getattr(importlib.import_module(module), function)
-    # The pool may be gone at any time, even before this worker is ready: that ends the worker, and is no error.
+    # The pool may end at any time, even before this worker is ready: that ends the worker and is not an error.
     with Connection(int(tasks_fd)) as connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b'{"ready": true}')
         while True:
@@ -39,7 +39,7 @@ def main(tasks_fd: str, held_fd: str, handler: str, timeout_seconds: str, memory
 
 @contextlib.contextmanager
 def clock_paused() -> Iterator[None]:
-    """Stop the task's clock: for waits that have their own deadline and are not the file's fault."""
+    """Stop the task's clock during waits that have their own deadline and are not the file's fault."""
     left, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -52,5 +52,5 @@ def _answer(handle: Callable[[Any], Any], task: Any) -> dict[str, Any]:
         return {"result": handle(task)}
     except StreamvidError as error:
         return {"error": type(error).__name__, "message": str(error)}
-    except Exception:  # noqa: BLE001 - a bug must reach the caller whole, and must not look like a dead worker
+    except Exception:  # noqa: BLE001 - a bug must reach the caller, and must not look like a dead worker
         return {"error": "RuntimeError", "message": traceback.format_exc()}

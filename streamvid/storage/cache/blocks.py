@@ -1,10 +1,10 @@
 """Blocks of remote objects on a local disk, shared by the ranks of a node and by jobs.
 
-The cache is not trusted: readers verify the bytes by the index's checksums, and call `discard` for wrong ones. It is
-not needed either: if the disk refuses, the log says so once, and the bytes come from the store.
+The cache is not trusted: readers verify the bytes against the index's checksums and call `discard` for wrong ones. It
+is not required either: if the disk fails, a warning is logged once and the bytes come from the store.
 
-Put the folder on a local disk (host/lock.py says what its locks need); machines that share a folder recount it again
-and again.
+Put the folder on a local disk (host/lock.py says what its locks need): machines that share a folder keep recounting
+it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * 2**20
 
-_MOST_FETCHED = 2.0  # times the requested bytes, in a full cache
-_TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so that most hits write nothing
-_PAUSE_SECONDS = 60.0  # without the cache, after the disk refused
+_MOST_FETCHED = 2.0  # a multiple of the requested bytes, in a full cache
+_TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so most hits write nothing
+_PAUSE_SECONDS = 60.0  # without the cache, after a disk error
 _NAME = re.compile("[0-9a-f]{64}")
 _COUNTS = ("hits", "misses", "bytes_from_cache", "bytes_fetched", "evicted")
 
@@ -43,10 +43,10 @@ Fetch = Callable[[Ranges], None]
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What this process read through the cache, and the size of the folder, which all processes share.
+    """Traffic of this process through the cache, and the size of the folder, which all processes share.
 
     hits, misses: blocks read from the disk or from the store.   evicted: blocks that this process removed to make room.
-    num_bytes: size of all files of the cache, at most max_bytes.
+    num_bytes: size of all files in the cache, at most max_bytes.
     """
 
     hits: int
@@ -70,31 +70,31 @@ class _Process:
     paused_until: float = 0.0
     wrong: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    recently_wanted: float = 0.0  # bytes, the older ones counting less
+    recently_wanted: float = 0.0  # bytes; older ones count less
     recently_fetched: float = 0.0
 
 
 class BlockCache:
     """A byte-bounded folder of blocks. Nothing is opened or created before the first read.
 
-    Usable from many threads and in forked children. Raises ConfigError for a `max_bytes` smaller than a block, and at
-    the first read for a folder that is not a cache.
+    Safe in several threads and in forked children. Raises ConfigError if `max_bytes` is smaller than a block, and at
+    the first read if the folder is not a cache.
 
-    wait_seconds: how long a read waits for a block that another reader is fetching, before it fetches the block itself.
+    wait_seconds: how long a read waits for a block that another reader is fetching before it fetches the block itself.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
         if max_bytes < BLOCK_BYTES:
             raise ConfigError(
                 f"cache_bytes={max_bytes} is less than one block of {BLOCK_BYTES} bytes; "
-                "give at least that (a useful cache is some GB), or leave cache_dir out"
+                "set at least that (a useful cache has several GB), or omit cache_dir"
             )
         self._folder = CacheFolder(Path(folder).absolute(), max_bytes)
         self._wait_seconds = wait_seconds
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. A missing block that is not wanted as a whole takes memory.
+        """Fill every buffer from its offset in the object. A missing block that is wanted only in part takes memory.
 
         name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size.
         fetch: reads whole blocks, or only the wanted bytes if nothing can be stored. It is called once for all missing
@@ -163,7 +163,7 @@ class BlockCache:
             if offset < 0 or end > num_bytes:
                 raise StorageError(
                     f"bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes}: "
-                    "the index names bytes beyond its end; verify the dataset"
+                    "the index refers to bytes beyond its end; verify the dataset"
                 )
             at = offset
             while at < end:
@@ -179,7 +179,7 @@ class BlockCache:
         return [found[number] for number in sorted(found)]
 
     def _read(self, block: CacheBlock) -> bool:
-        """Fill a block's pieces from its file; False if there is no complete one."""
+        """Fill a block's pieces from its file; return False if there is no complete file."""
         process = self._process()
         if block.path in process.wrong:
             return False
@@ -196,7 +196,7 @@ class BlockCache:
             if any(fill(descriptor, start, buffer) < len(buffer) for start, buffer in block.pieces):
                 return False
             if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
-                with contextlib.suppress(OSError):  # a read-only folder still gives hits
+                with contextlib.suppress(OSError):  # hits are possible in a read-only folder too
                     os.utime(descriptor)
         except OSError as error:
             return self._give_up(error)
@@ -209,7 +209,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read the block, or claim it if possible and return False; None if another reader is fetching it."""
+        """Read the block, or claim it if possible and return False; return None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -233,7 +233,7 @@ class BlockCache:
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Weigh recent traffic; the caller holds the process' lock."""
+        """Update the weighted recent traffic; the caller holds the lock of the process."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -242,7 +242,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Like `_try`, but wait for another reader until the deadline, and then return False."""
+        """Do as `_try` does, but wait for another reader until the deadline, then return False."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)
@@ -259,9 +259,9 @@ class BlockCache:
     def _bring(
         self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
     ) -> list[CacheBlock]:
-        """Get each block, or fetch it; return those that other readers are fetching.
+        """Read or fetch each block; return those that other readers are fetching.
 
-        Locks cannot deadlock: the first round never waits, and the second takes its locks by rising numbers.
+        Locks cannot deadlock: the first round never waits, and the second takes its locks in ascending order.
         """
         missing: list[CacheBlock] = []
         busy: list[CacheBlock] = []
@@ -280,7 +280,7 @@ class BlockCache:
         return busy
 
     def _reserve(self, claimed: list[CacheBlock]) -> None:
-        """Make room for the claimed blocks, and release the claims of those that there is none for."""
+        """Make room for the claimed blocks, and release the claims of those that do not fit."""
         process, without_room = self._process(), claimed
         if claimed:
             try:
@@ -292,7 +292,7 @@ class BlockCache:
         self._folder.release(without_room)
 
     def _fetch(self, missing: list[CacheBlock], fetch: Fetch) -> None:
-        """Fetch the blocks that are claimed, and the wanted bytes of the others."""
+        """Fetch the claimed blocks, and only the wanted bytes of the others."""
         process = self._process()
         asked: list[tuple[int, memoryview]] = []
         whole: list[tuple[CacheBlock, memoryview]] = []
@@ -336,7 +336,7 @@ class BlockCache:
             process.has_warned = True
             _log.warning(
                 "the cache in %s cannot be used (%s); reads go to the store, and it is retried every %.0f s. "
-                "Free disk space, fix its permissions, or choose another cache_dir",
+                "Free disk space, fix the folder's permissions, or choose another cache_dir",
                 self._folder.folder,
                 error,
                 _PAUSE_SECONDS,

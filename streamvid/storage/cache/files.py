@@ -1,8 +1,8 @@
 """Files of the local cache: blocks, claims on blocks, the total size, and eviction.
 
-    <folder>/streamvid-cache-1/.streamvid-cache          the marker: this folder is a cache of ours
+    <folder>/streamvid-cache-1/.streamvid-cache          the marker: this folder is our cache
                               /.ledger                   total of all sizes below, with a checksum
-                              /ab/<sha256>-<block>       a block; modified = last used, to some seconds
+                              /ab/<sha256>-<block>       a block; modified = last used, within seconds
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
 The files are the truth; the ledger only saves adding them up. If its writer is killed, its total is too high, never
@@ -40,14 +40,14 @@ _FILE_MODE = 0o600
 _LOCK_SECONDS = 10.0
 _RECOUNT_SECONDS, _RECOUNT_AT_OPEN_SECONDS = 3600.0, 10.0
 _FUTURE_SECONDS = 60.0
-_SLACK = 16  # a full cache frees this part of itself beyond the need, so that files are rarely listed
+_SLACK = 16  # a full cache frees 1/16 of itself more than it needs, so files are rarely listed
 
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
     """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer).
 
-    lock: a claim, the right to write the block; the locked `.part` file becomes the block.
+    lock: the claim, which is the right to write the block; the locked `.part` file becomes the block.
     """
 
     path: str
@@ -62,7 +62,7 @@ class CacheBlock:
 
     @property
     def descriptor(self) -> int:
-        """The open file of a block that is claimed."""
+        """The open file of a claimed block."""
         assert self.lock is not None
         return self.lock.descriptor
 
@@ -74,7 +74,7 @@ class CacheBlock:
         return memoryview(bytearray(self.size))
 
     def release(self) -> None:
-        """Give up the claim, if there is one."""
+        """Release the claim, if there is one."""
         lock, self.lock = self.lock, None
         if lock is not None:
             lock.release()
@@ -82,7 +82,7 @@ class CacheBlock:
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """Methods raise OSError if the disk or a lock refuses; `open` also ConfigError if the folder is not a cache."""
+    """Folder of a cache. Raises OSError if the disk or a lock fails; `open` also ConfigError if it is not ours."""
 
     folder: Path
     max_bytes: int
@@ -95,7 +95,7 @@ class CacheFolder:
         return f"{self.root}/{name[:2]}/{name}-{block}"
 
     def open(self) -> int:
-        """Make or recognise the folder, and recount it if due; return how many blocks were evicted."""
+        """Create or recognize the folder, and recount it if due; return how many blocks were evicted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.root, 0o700)  # noqa: PTH102
@@ -121,12 +121,12 @@ class CacheFolder:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a cache of streamvid: {why}. "
+            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a streamvid cache: {why}. "
             "Nothing in it was changed. Choose another cache_dir, or move that folder away"
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block; False if another reader has claimed it. Call `release` in any case."""
+        """Claim a block; return False if another reader has claimed it. Call `release` in any case."""
         part = block.path + _PART
         _check_folder(part)
         try:
@@ -138,7 +138,7 @@ class CacheFolder:
         return block.lock is not None
 
     def reserve(self, blocks: Sequence[CacheBlock]) -> tuple[list[CacheBlock], int]:
-        """Count claimed blocks from now on; return those without room, and how many others were evicted."""
+        """Count claimed blocks in the total; return those without room, and how many others were evicted."""
         without_room, evicted = [], 0
         with self._ledger() as ledger:
             needs = [block.size - os.fstat(block.descriptor).st_size for block in blocks]
@@ -154,7 +154,7 @@ class CacheFolder:
         return without_room, evicted
 
     def commit(self, blocks: Sequence[CacheBlock]) -> None:
-        """Make blocks of the written parts."""
+        """Turn the written parts into blocks."""
         with self._ledger() as ledger:
             for block in blocks:
                 replaced = _size(block.path)
@@ -163,13 +163,13 @@ class CacheFolder:
                 block.release()
 
     def release(self, blocks: Sequence[CacheBlock]) -> None:
-        """Release claims that were not committed. Never raises OSError: what is left is removed later."""
+        """Release claims that were not committed. Never raises OSError: leftover files are removed later."""
         held = [block for block in blocks if block.lock is not None]
         if not held:
             return
         try:
             with contextlib.suppress(OSError):
-                # After an interrupted `commit`, a claimed file may have its final name already.
+                # After an interrupted `commit`, a claimed file may already have its final name.
                 left = [block for block in held if block.lock and block.lock.is_at(block.path + _PART)]
                 if not any(os.fstat(block.descriptor).st_size for block in left):
                     for block in left:
@@ -183,7 +183,7 @@ class CacheFolder:
                 block.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
-        """Remove blocks, and return those that cannot be removed."""
+        """Remove blocks; return those that cannot be removed."""
         kept = []
         with self._ledger() as ledger:
             for path in paths:
@@ -214,7 +214,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
-        """Lock the ledger. Waits for some seconds only: its holder may be a stopped process."""
+        """Lock the ledger. Waits for a few seconds only: its holder may be a stopped process."""
         with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
             ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
@@ -255,15 +255,15 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        # A clock that was once ahead must not protect a block for ever.
+                        # A clock that was once ahead must not protect a block forever.
                         used = status.st_mtime if status.st_mtime < now + _FUTURE_SECONDS else 0.0
                         yield used, status.st_size, entry.path
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Order files for eviction: at random, with the most recently used quarter, and four more, at the end.
+    """Order files for eviction: at random, but the most recently used quarter, and four more, at the end.
 
-    README.md has the comparison with evicting the least recently used.
+    README.md has the comparison with LRU.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4
@@ -278,7 +278,7 @@ class _Ledger:
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """Return False for a damaged ledger, and for one of another boot, because a power loss may lose writes."""
+        """Return False if the ledger is damaged, or from another boot, because a power loss may lose writes."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
@@ -313,14 +313,14 @@ def _boot() -> int:
 
 
 def _check_folder(path: str) -> None:
-    """Refuse to make or remove a file through a link."""
+    """Refuse to create or remove a file through a link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
         raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a link", folder)
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a part whose writer is gone; False if it is locked."""
+    """Remove a part whose writer is gone; return False if it is locked."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

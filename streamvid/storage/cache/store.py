@@ -1,4 +1,4 @@
-"""A store whose files are cached on the local disk, by their content, as they are read."""
+"""A store that caches the files it reads on the local disk, by their content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from streamvid.storage.cache.blocks import BlockCache
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats
 
 Content = tuple[str, int]
-"""(SHA-256 as hex, bytes) of a whole file: its name in the cache."""
+"""(SHA-256 in hexadecimal, size in bytes) of a whole file: its name in the cache."""
 
 
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
     """Read ranges of a file with known content, through the cache if there is one.
 
-    is_again: the bytes of an earlier read were wrong.
+    is_again: an earlier read gave wrong bytes.
     """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)
@@ -27,9 +27,9 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 
 
 class CachedStore(Store):
-    """`store`, read through `cache` where the content of a file is known (`known`: by path), else directly.
+    """`store`, read through `cache` if the content of a file is known (`known`: by path), else directly.
 
-    Cached bytes may be wrong: readers verify them as they verify a store's.
+    Cached bytes may be wrong: readers verify them just as they verify those of a store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
@@ -45,7 +45,7 @@ class CachedStore(Store):
         return self._store.state(path)
 
     def size(self, path: str) -> int | None:
-        # Without a request: cached files are readable while the store is not.
+        # No request is sent: cached files stay readable while the store is not.
         return self._known[path][1] if path in self._known else self._store.size(path)
 
     def read(self, path: str) -> bytes:

@@ -1,1 +1,1 @@
-"""S3: transport.py sends the requests, http.py the reads among them, errors.py explains refusals."""
+"""S3: transport.py makes requests, http.py sends those that read, errors.py explains refusals."""

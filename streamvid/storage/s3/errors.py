@@ -1,4 +1,4 @@
-"""Refusals of S3 as RequestError: whether a retry may help, and which setting to look at if not."""
+"""Refusals of S3 as RequestError: whether a retry may help, and which setting to check if not."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REGION = {
 }
 _KEY_SOURCES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials"
 _HINTS = {
-    "InvalidAccessKeyId": "The store does not know this access key: look at AWS_ACCESS_KEY_ID (or at AWS_PROFILE and "
+    "InvalidAccessKeyId": "The store does not know this access key: check AWS_ACCESS_KEY_ID (or AWS_PROFILE and "
     "~/.aws/credentials), and whether endpoint_url (AWS_ENDPOINT_URL) is the server that knows it",
-    "SignatureDoesNotMatch": "The secret is not that of the access key: look at AWS_SECRET_ACCESS_KEY",
-    "InvalidToken": "Look at AWS_SESSION_TOKEN: it does not belong to these keys",
-    "RequestTimeTooSkewed": "Set this machine's clock right: it differs from the store's by more than 15 minutes",
-    "NoSuchBucket": "Look at the bucket's name, and at endpoint_url (AWS_ENDPOINT_URL)",
+    "SignatureDoesNotMatch": "The secret does not match the access key: check AWS_SECRET_ACCESS_KEY",
+    "InvalidToken": "Check AWS_SESSION_TOKEN: it does not belong to these keys",
+    "RequestTimeTooSkewed": "Correct this machine's clock: it differs from the store's by more than 15 minutes",
+    "NoSuchBucket": "Check the bucket's name and endpoint_url (AWS_ENDPOINT_URL)",
 }
 _EXPIRED_HINT = (
     "Temporary keys have expired: renew AWS_SESSION_TOKEN and its keys, or use a role or profile that is renewed"
@@ -38,14 +38,14 @@ _REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 
 
 def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
-    """Convert a response's status and text, which is XML if it comes from S3."""
+    """Convert the status and text of a response; the text is XML if it comes from S3."""
     match = _CODE.search(text)
     region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
     return _error(match[1] if match else "", status, options, region)
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert what s3fs and botocore raise. Their own texts are not shown, because they may contain anything."""
+    """Convert errors of s3fs and botocore. Their own texts are not shown, because they may contain anything."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -60,23 +60,23 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
     if names & {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
         return RequestError(
             "no keys were found",
-            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give profile; a public bucket "
+            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or profile; a public bucket "
             "needs anon=True (--anon)",
         )
     if "ProfileNotFound" in names:
         return RequestError(
-            f"the profile {options.profile!r} is not in the files of AWS",
-            hint="Look at profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
+            f"the profile {options.profile!r} is not in the AWS config files",
+            hint="Check profile (AWS_PROFILE), ~/.aws/config and ~/.aws/credentials",
         )
     if isinstance(error, FileNotFoundError):
-        return RequestError("there is no such object", "absent")
+        return RequestError("no such object", "absent")
     if isinstance(error, ImportError):
         return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
     return connection_error(error, "")
 
 
 def connection_error(error: BaseException, when: str) -> RequestError:
-    """Convert what breaks a connection; the store may be back in a moment."""
+    """Convert an error that breaks a connection; the store may be back in a moment."""
     names = [type(found).__name__ for found in (error, error.__cause__, error.__context__) if found is not None]
     text = " ".join(str(found) for found in (error, error.__cause__, error.__context__) if found is not None)
     known = {
@@ -84,9 +84,9 @@ def connection_error(error: BaseException, when: str) -> RequestError:
         "reset by peer": "the connection was reset",
         "timed out": "no answer in time",
         "Name or service not known": "the server's name is not known",
-        "Temporary failure in name resolution": "the server's name cannot be looked up",
+        "Temporary failure in name resolution": "the server's name cannot be resolved",
         "certificate": "the server's certificate is not trusted",
-        "IncompleteRead": "the answer ended early",
+        "IncompleteRead": "the response ended early",
         "closed": "the connection was closed",
         "disconnected": "the connection was closed",
         "unreachable": "the network is unreachable",
@@ -96,9 +96,9 @@ def connection_error(error: BaseException, when: str) -> RequestError:
         cause = "no answer in time"
     cause = cause or f"the connection failed ({names[0]})"
     is_final = "certificate" in cause
-    hint = "Look at endpoint_url (AWS_ENDPOINT_URL), the network and the server"
+    hint = "Check endpoint_url (AWS_ENDPOINT_URL), the network and the server"
     if is_final:
-        hint = "Look at AWS_CA_BUNDLE and at endpoint_url (AWS_ENDPOINT_URL)"
+        hint = "Check AWS_CA_BUNDLE and endpoint_url (AWS_ENDPOINT_URL)"
     return RequestError(f"{cause} {when}".strip(), "refused" if is_final else "transient", hint=hint)
 
 
@@ -110,26 +110,26 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _SLOW_DOWN:
         return RequestError(shown, "slow down", hint="The store asks for fewer requests")
     if kinds & _UNKNOWN:
-        return RequestError(shown, "unsupported", hint="The store does not offer this")
+        return RequestError(shown, "unsupported", hint="The store does not support this")
     if kinds & _MAY_PASS or status >= 500 or status == 408:
-        return RequestError(shown, "transient", hint="The store is in trouble")
+        return RequestError(shown, "transient", hint="The store reports a problem of its own")
     if code in _HINTS:
         return RequestError(shown, hint=_HINTS[code])
     if kinds & _REGION or status in (301, 307):
         return RequestError(shown, hint=f"{_REGION_HINT} to {region}" if region else _REGION_HINT)
     if kinds & _ABSENT:
-        return RequestError("there is no such object", "absent")
+        return RequestError("no such object", "absent")
     if status == 412 or code == "PreconditionFailed":
         return RequestError("it was replaced by another version", "conflict")
     if status in (401, 403):
         return RequestError(shown, "denied" if code == "AccessDenied" else "refused", hint=_denied_hint(options))
-    return RequestError(shown or "it was refused")
+    return RequestError(shown or "access was refused")
 
 
 def _denied_hint(options: StorageOptions) -> str:
     if options.anon:
-        return "The bucket is not public: leave anon out and give keys"
+        return "The bucket is not public: omit anon and set keys"
     return (
-        f"These keys ({_KEY_SOURCES}) may not do this: look at the bucket's policy and its name, and "
+        f"These keys ({_KEY_SOURCES}) do not allow this: check the bucket's policy and its name, and "
         "whether requester_pays is needed"
     )

@@ -1,6 +1,6 @@
 """GET requests over persistent connections: the part of HTTP that thousands of reads per second need, and no more.
 
-storage/README.md has the comparison with urllib3, which takes two to three times the CPU.
+storage/README.md has the comparison with urllib3, which takes about three to four times the CPU.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NO_BODY = (204, 304)
 
 
 class HttpHeaders(dict[str, str]):
-    """Fields of a response; `get` takes names in any case."""
+    """Headers of a response; `get` ignores the case of names."""
 
     def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
         return super().get(name.lower(), default)
 
 
 class Connections:
-    """Connections to one server, reused after a response was read to its end. Safe in several threads.
+    """Connections to one server, reused after a response is read to its end. Safe in several threads.
 
     Nothing is sent twice. Raises OSError (TimeoutError after `connect_seconds`, or after at most twice `stall_seconds`
     without a byte), and ValueError for a response that is not HTTP. tls: called at the first https connection.
@@ -49,7 +49,7 @@ class Connections:
         weakref.finalize(self, _close_all, self._kept)
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send the request, and read the head of its response."""
+        """Send the request and read the head of its response."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"GET {target} HTTP/1.1", f"Host: {self._shown}", "Accept-Encoding: identity"]
@@ -87,7 +87,7 @@ class Connections:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._make_tls is None:
-                # The kernel's timeouts: Python's own make a socket non-blocking, where MSG_WAITALL has no effect.
+                # Timeouts of the kernel: Python's make a socket non-blocking, and MSG_WAITALL would have no effect.
                 plain.settimeout(None)
                 span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
@@ -108,14 +108,14 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """flags: for reads of a body; MSG_WAITALL waits for all of it, which is one wake-up instead of many."""
+    """One connection. flags: for reads of a body; with MSG_WAITALL, one wake-up instead of many."""
 
     def __init__(self, open_socket: socket.socket, flags: int) -> None:
         self.socket, self._flags = open_socket, flags
         self._ahead = b""  # bytes that came with the head
 
     def is_alive(self) -> bool:
-        """Return whether the server has neither closed it nor sent anything unasked."""
+        """Return whether the server has neither closed the connection nor sent unrequested bytes."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
@@ -162,7 +162,7 @@ class _Connection:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing arrived beyond the response."""
+        """True if nothing arrived after the response."""
         return not self._ahead
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class _Connection:
 
 
 class HttpResponse:
-    """Status and headers; `readinto` and `read` give the body. Call `release_conn` or `close` afterwards."""
+    """A response: `readinto` and `read` return the body. Call `release_conn` or `close` afterwards."""
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner
@@ -195,7 +195,7 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The body, where botocore's responses have it. No attribute, which would be a reference cycle."""
+        """The body, under botocore's name for it. Not an attribute, which would be a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:
@@ -236,7 +236,7 @@ class HttpResponse:
             self._connection.close()
 
     def close(self) -> None:
-        """Drop the rest of the response."""
+        """Drop the remainder of the response."""
         self._connection.close()
 
 

@@ -1,7 +1,7 @@
 """S3 and compatible stores.
 
-s3fs finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which costs a tenth of the
-time of a request through a whole client; behind a proxy by botocore's HTTP session.
+s3fs finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which takes a tenth of the
+time of a request through a full client. Behind a proxy, botocore's HTTP session sends them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 class S3Transport(Transport):
-    """Requests to one bucket. Made in the process that uses it; nothing is connected before the first request."""
+    """Requests to one bucket. Created in the process that uses it; it connects at the first request."""
 
     part_bytes = _PART_BYTES
 
@@ -44,7 +44,7 @@ class S3Transport(Transport):
     # Reading.
 
     def state(self, key: str) -> FileState:
-        # A read of one byte, because the response to HEAD has no text that says what is wrong.
+        # Reads one byte, because the response to HEAD has no text that says what is wrong.
         response = self._send(key, {"Range": "bytes=0-0"})
         is_whole = False
         try:
@@ -62,11 +62,11 @@ class S3Transport(Transport):
         finally:
             _let_go(response, is_whole)
         if refused.kind == "denied" and not self._is_listed(key, refused):
-            raise RequestError("there is no such object", "absent")
+            raise RequestError("no such object", "absent")
         raise refused
 
     def _is_listed(self, key: str, refused: RequestError) -> bool:
-        # To users who may list only some prefix, a missing object is "denied": no read can meet that condition.
+        # Users who may list only some prefix get "denied" for a missing object: no read can meet that condition.
         try:
             found = self._call("list_objects_v2", Prefix=key, MaxKeys=1).get("Contents", ())
         except RequestError:
@@ -104,7 +104,7 @@ class S3Transport(Transport):
                 raise RequestError(
                     f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", "short"
                 )
-            raise RequestError("the server sent another range than the requested one", "transient")
+            raise RequestError("the server sent a range that was not requested", "transient")
 
     def _read_some(self, response: Any, view: memoryview) -> int:
         try:
@@ -112,7 +112,7 @@ class S3Transport(Transport):
         except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may work
             raise connection_error(error, "while reading its bytes") from None
         if not num_bytes:
-            raise RequestError("the answer ended early", "transient")
+            raise RequestError("the response ended early", "transient")
         return num_bytes
 
     def _refused(self, response: Any) -> RequestError:
@@ -144,7 +144,7 @@ class S3Transport(Transport):
                         filesystem = _filesystem(self._options)
                         self._made_at = time.monotonic()
                         self._made = filesystem, _Signer.of(filesystem, self._bucket, self._options)
-                    except Exception as error:  # noqa: BLE001 - s3fs raises what any of its parts does
+                    except Exception as error:  # noqa: BLE001 - s3fs raises what any of its parts raises
                         raise error_of_client(error, self._options) from None
                 made = self._made
         return made
@@ -172,7 +172,7 @@ class S3Transport(Transport):
         except RequestError as error:
             if not if_absent or not error.kind == "unsupported":
                 raise
-            # A store without this condition: look, then put. Of two at once, each believes it was first.
+            # The store does not support this condition: look, then put. Of two concurrent writers, both may succeed.
             try:
                 self.state(key)
             except RequestError as absent:
@@ -180,7 +180,7 @@ class S3Transport(Transport):
                     raise
                 self.put(key, data)
             else:
-                raise RequestError("there is such an object already", "conflict") from None
+                raise RequestError("the object already exists", "conflict") from None
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
         token = {"ContinuationToken": following} if following else {}
@@ -229,7 +229,7 @@ class S3Transport(Transport):
 class _Signer:
     """URLs and signed headers of a bucket's objects.
 
-    A signature covers neither range nor condition, and is reused for the same object.
+    A signature covers neither range nor condition, so it is reused for the same object.
     """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
@@ -240,7 +240,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Find the keys. Raises what s3fs and botocore raise if there are none."""
+        """Find the keys. Raises what s3fs and botocore raise if there are no keys."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
@@ -264,7 +264,7 @@ class _Signer:
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return URL and headers of a GET of an object."""
+        """Return URL and headers of a GET request for an object."""
         from botocore.awsrequest import AWSRequest
 
         url = self._base + quote(key, safe="/~")
@@ -316,7 +316,7 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """Does not repeat a PUT whose connection broke, as aiohttp does: a create that worked would look taken."""
+        """A session that, unlike aiohttp's, never repeats a PUT: a create that worked would look like a conflict."""
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
@@ -329,12 +329,12 @@ def _session_class() -> Any:
 def _check_key(value: str, name: str, variable: str) -> None:
     if not all("!" <= character <= "~" for character in value):
         raise RequestError(
-            f"the {name} has characters that no key has, such as a line break or a space", hint=f"Look at {variable}"
+            f"the {name} has characters that no key has, such as a line break or a space", hint=f"Check {variable}"
         )
 
 
 def _let_go(response: Any, is_whole: bool) -> None:
-    """Reuse the connection if all of the response was read."""
+    """Reuse the connection if the whole response was read."""
     if is_whole:
         response.raw.release_conn()
     else:
@@ -351,7 +351,7 @@ def _md5(data: bytes) -> str:
 
 
 def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
-    """Return what sends GETs to the server of `url`: our own connections, or a session if there is a proxy."""
+    """Return a function that sends GETs to the server of `url`: through our connections, or a session for a proxy."""
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
     from botocore.utils import get_environ_proxies
