@@ -94,7 +94,7 @@ def test_one_set_of_shards_serves_every_model_whose_rule_it_keeps(sealed: Path) 
         (replace(RULE, max_num_frames=5), "bucket 96x64-9f for ours: 9 frames; at most 5 are allowed"),
         ("wan2.1-480p", "and wan2.1 takes 16 frames per second; shard with --fps 16 --fps-rule resample"),
         ("wan2.1", "'wan2.1' is neither a file nor a preset"),
-        (3, "preset=3: expected a preset's name"),
+        (3, "preset=3: must be a preset name"),
     ],
 )
 def test_a_dataset_that_the_model_does_not_take_is_refused_with_what_it_takes(
