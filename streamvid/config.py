@@ -400,7 +400,8 @@ def check_options(instance: Any) -> None:
     Nested options may be mappings, from which they are built, and a Fraction may be any number or text. Call it first
     in `__post_init__`. Raises a ConfigError that names the field, the value and what is allowed.
     """
-    members_of = option_types(type(instance))
+    cls: Any = type(instance)
+    members_of = option_types(cls)
     for field in dataclasses.fields(instance):
         info, members = option_info(field), members_of[field.name]
         if info is None:
