@@ -199,7 +199,7 @@ NO_MEASUREMENTS: dict[str, Any] = {
 NO_BUCKETS: dict[str, Any] = {
     r"buckets\[0\]='a': expected .*loader\.buckets": ["a"],
     r"buckets=None: expected .*loader\.buckets": None,
-    "at least one$": [],
+    "at least one bucket of a dataset$": [],
 }
 BAD: dict[str, Callable[[], Any]] = {
     r"measured=\{'a': 3\}: expected .*\(bucket id, batch size\)": lambda: CostTable({"a": 1}, measured=NO_PAIRS),

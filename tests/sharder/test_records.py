@@ -221,7 +221,7 @@ def test_metadata_that_cannot_be_read(tmp_path: Path, name: str, content: bytes,
 def test_two_metadata_files_are_ambiguous(tmp_path: Path) -> None:
     for name in ("metadata.csv", "metadata.jsonl"):
         (tmp_path / name).write_text("")
-    with pytest.raises(SourceError, match="metadata.csv and metadata.jsonl; say which"):
+    with pytest.raises(SourceError, match="metadata.csv and metadata.jsonl; choose one"):
         read(tmp_path)
 
 

@@ -252,6 +252,8 @@ class Pipeline:
                 self._signals.tell()
                 self._end.get()
             self.is_open = False
+            if not self._signals.is_stuck:  # a closed loader that is still referenced must not hold the memory
+                self._flight.slots.clear()
         except StreamvidError as error:
             self._signals.fail(error)
         except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
