@@ -45,7 +45,7 @@ zero: $(VENV)/.installed-deepspeed ## DeepSpeed's ZeRO-2 and ZeRO-3 on two ranks
 	PYTHONPATH=$(abspath $(VENV)/deepspeed) DS_ACCELERATOR=cpu $(BIN)/python -m pytest -m slow -W ignore \
 	  tests/test_accelerate_configs.py tests/trainer/test_at_scale.py
 
-# NO_MKDOCS_2_WARNING: the theme's notice of its successor, which docs/README.md speaks of.
+# NO_MKDOCS_2_WARNING: hides the theme's notice of its successor; see docs/README.md.
 docs: $(VENV)/.installed-dev      ## the documentation site, into site/: open site/index.html
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=docs $(BIN)/python -m mkdocs build --strict --quiet -f docs/mkdocs.yml
 

@@ -1,4 +1,4 @@
-"""What mkdocs fills into the pages: reference tables that derive from the code, and files of the checkout.
+"""Page content that mkdocs inserts: reference tables derived from the code, and files of the checkout.
 
 A page says where: `<!-- options: streamvid.ViewOptions -->`, `<!-- command: shard -->`, `<!-- errors -->`,
 `<!-- presets -->`, `<!-- file: CHANGELOG.md -->`. An unknown name fails the build.

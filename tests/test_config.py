@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.config import dump_config, load_config
+from streamvid.config import dump_config, exact, load_config
 from streamvid.errors import ConfigError
 from tests.processes import run_python
 
@@ -199,3 +200,16 @@ def test_dumped_configs_load_back_equal(
 
 def test_importing_config_costs_neither_pydantic_nor_yaml() -> None:
     run_python("import sys, streamvid.config; sys.exit(bool({'pydantic', 'yaml', 'torch'} & set(sys.modules)))")
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1E5", "9" * 41, "1/0", "nan", ""])
+def test_text_that_would_be_a_number_of_any_size_is_refused(text: str) -> None:
+    """SAFE-1: a manifest or a YAML file of a few bytes must not cost a number of a billion digits."""
+    with pytest.raises(ConfigError, match="fps=.*expected a number"):
+        exact("fps", text)
+
+
+def test_a_number_is_taken_as_it_is_written() -> None:
+    assert [exact("fps", value) for value in ("30000/1001", 0.33, "16:9", 24)] == [
+        Fraction(30000, 1001), Fraction(33, 100), Fraction(16, 9), 24,
+    ]  # fmt: skip

@@ -223,7 +223,7 @@ def judge(runs: Sequence[LoaderRun], passes: Sequence[StoreRun], setting: Settin
         reasons.append(f"{more.num_workers} workers delivered less, {more.samples_per_second:.1f} samples/s")
     if limit != "store" and slow.samples_per_second < best.samples_per_second:
         reasons.append(
-            f"but its slowest pass delivered {slow.samples_per_second:.1f} samples/s: uncached reads are no faster"
+            f"but its slowest pass delivered {slow.samples_per_second:.1f} samples/s: uncached reads may be as slow"
         )
     if best.main_busy is not None and best.main_cpu_per_step is not None:
         reasons.append(

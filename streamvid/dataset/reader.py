@@ -237,7 +237,7 @@ def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any]
 
     storage: how to access an object store, and whether to cache reads.
 
-    Raise ConfigError, DatasetError if there is no dataset, StorageError if it cannot be read.
+    Raises ConfigError, DatasetError without a sealed dataset, and StorageError if it cannot be read.
     """
     options = StorageOptions.of(storage)
     return Dataset(open_store(url, options), open_cache(options))

@@ -42,7 +42,7 @@ class LoaderStats:
     queue_depth: complete batches ready now. queue_depth_sum: its sum over steps, as each batch was handed over.
     ring_batches: batches with memory in the ring now: being filled, ready, or held by the caller.
     last: statistics of the last batch alone, at the time it was handed over; its `seconds` count from the previous one.
-    store, cache: this process's requests to object stores and its use of the cache; None if there is none.
+    store, cache: requests of this process to object stores, and its use of the cache; None without a store or a cache.
     """
 
     num_steps: int = 0

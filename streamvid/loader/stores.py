@@ -55,7 +55,7 @@ class Stores:
 
 
 def store_stats(datasets: Iterable[Dataset | Sidecar]) -> tuple[StoreStats | None, CacheStats | None]:
-    """Return the statistics of this process's object stores and of their cache; None if there is none."""
+    """Return the statistics of this process's object stores and of their cache; None without a store or a cache."""
     stores = {id(dataset.store): dataset.store for dataset in datasets if not dataset.store.is_local}
     if not stores:
         return None, None

@@ -254,6 +254,6 @@ def read_sidecar_manifest(store: Store) -> SidecarManifest:
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
     """Open sealed features at a local path, or a file:// or s3:// URL.
 
-    Raise ConfigError, DatasetError if there are no features, StorageError if they cannot be read.
+    Raises ConfigError, DatasetError without sealed features, and StorageError if they cannot be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

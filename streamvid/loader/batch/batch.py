@@ -47,7 +47,7 @@ class Batch(Mapping[str, Any]):
       scaled like it. A medium that follows the clip has its shape: frame i goes with the video's frame i. One picture
       per clip has T = 1, a list (B, N, …) with the dataset's longest N, a mask C = 1. Zeros if a sample has none.
     - `media_present`, with it: bool (B,) by name, or (B, N) for a list: True if the sample has it.
-    - `text`: B captions, "" if there is none.   - `sample_keys`: B keys.
+    - `text`: B captions, "" for a sample without a caption.   - `sample_keys`: B keys.
     - `bucket`: the Bucket of all samples.   - `fps`: float32 (B,), frames per second, NaN for images.
     - `is_repeat`: bool (B,), True for a sample that the tail policy repeats, or that replaces a bad sample.
     - `loss_weight`: float, the weight of this batch's mean loss: its share of the samples that all ranks take in one

@@ -37,7 +37,7 @@ def repair_bytes(parts: Sequence[MixPart]) -> int:
 class Repairs:
     """Slots that wait for a substitute, and all samples that were verified to be bad, so that none is read again.
 
-    prepare: returns a delivery of a sample that reads the whole clip, so that there is no second way to try.
+    prepare: returns a delivery of a sample that reads the whole clip, so that a failure is final for that sample.
     Everything runs on the loader's own threads.
     """
 
@@ -85,7 +85,7 @@ class Repairs:
     def find(self, slot: Slot, is_alive: Callable[[], bool]) -> bool:
         """Let `slot` try the next candidate that is not known to be bad. Return False if its run is over.
 
-        Raises SampleError if there is none, or if its index row cannot be read.
+        Raises SampleError if no candidate remains, or if its index row cannot be read.
         """
         bad = slot.bad
         assert bad is not None

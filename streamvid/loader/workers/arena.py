@@ -79,7 +79,7 @@ class Arena:
         return len(self._held)
 
     def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
-        """Return the offset of a block, waiting for releases while there is no room; None on timeout or at a `wake`."""
+        """Return the offset of a block, waiting until one fits; None on timeout or after `wake`."""
         while (offset := self._try_allocate(num_bytes)) is None:
             try:
                 item = self._released.get(timeout=timeout_seconds)
