@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from streamvid.modules.activation_checkpointing import deepspeed_checkpoint
 from streamvid.trainer.config import TrainConfig
 
 _AUTO = {"enabled": "auto", "dtype": "auto"}
+_GLOO_SECONDS = 0.5
 
 
 @dataclass
@@ -69,6 +72,11 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
         project_dir=str(config.output),
         kwargs_handlers=_handlers(config, needs_gloo),
     )
+    if accelerator.num_processes > 1:
+        # After the last collective, Gloo's threads still release its tensors, for which they need the GIL. If they ask
+        # for it while Python 3.11 to 3.13 finalizes, the process aborts (pytorch#190489). Destroying the group does not
+        # end these threads: DistributedDataParallel keeps references to it. A sleep leaves the GIL to them.
+        atexit.register(time.sleep, _GLOO_SECONDS)
     used = accelerator.distributed_type.value
     if backend not in (None, used):
         raise ConfigError(
