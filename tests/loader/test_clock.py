@@ -85,7 +85,7 @@ def test_stopped_workers_are_killed_and_named(tmp_path: Path, num_workers: int, 
             pipeline,
             run,
             WorkerError,
-            r"sample 96x64-5f-\d \(number .*000000.tar.*sample_timeout_seconds=3;.*make a new",
+            r"sample 96x64-5f-\d \(index .*000000.tar.*sample_timeout_seconds=3;.*create a new",
         )
         until = time.monotonic() + 20  # a stopped process that was killed takes a moment to end
         while all(map(is_alive, pids)) and time.monotonic() < until:
@@ -107,7 +107,7 @@ def test_a_read_that_hangs_names_shard_and_store(tmp_path: Path, num_workers: in
         "num_workers": num_workers,
         "sample_timeout_seconds": 4.0,
     }  # longer than workers take to start
-    says = rf"{root}: sample 96x64-5f-2 \(number 0 of .*-000001.tar.*reading its clip.*sample_timeout_seconds=4;"
+    says = rf"{root}: sample 96x64-5f-2 \(index 0 in .*-000001.tar.*reading its clip.*sample_timeout_seconds=4;"
     with opened(open_dataset(root), [(0, 0), (0, 1), (1, 0), (0, 0)], **options) as (pipeline, run):
         assert read_until(pipeline, run, SampleError, says) == ["96x64-5f-0", "96x64-5f-1"]
         assert pipeline.substituted == []
@@ -147,7 +147,7 @@ def test_an_index_that_hangs(tmp_path: Path) -> None:
     source = Dataset(store)
     try:
         with opened(source, [(0, 0)], num_workers=0, sample_timeout_seconds=0.5) as (pipeline, run):
-            read_until(pipeline, run, SampleError, r"sample \(number 0 of .*-000000.tar.*reading the index has taken")
+            read_until(pipeline, run, SampleError, r"sample \(index 0 in .*-000000.tar.*reading the index has taken")
     finally:
         store.go_on.set()
     wait_for_threads(before)
@@ -189,7 +189,7 @@ def test_a_decode_that_takes_too_long(
     clip = encode(Noise(), options=fast, numbered=False)  # type: ignore[arg-type]
     root = build_dataset(tmp_path, {bucket: [2]}, clip_frames=100, damage={"96x64-100f-1": clip})
     options: dict[str, Any] = {"num_workers": num_workers, "sample_timeout_seconds": 0.4}
-    says = r"sample 96x64-100f-1 \(number 1 of .*decoding it has taken more than sample_timeout_seconds=0.4;"
+    says = r"sample 96x64-100f-1 \(index 1 in .*decoding it has taken more than sample_timeout_seconds=0.4;"
     with opened(open_dataset(root), [(0, 1)], **options) as (pipeline, run):
         pids = pipeline.worker_pids
         assert read_until(pipeline, run, WorkerError, says) == []

@@ -249,7 +249,7 @@ def test_a_store_that_cannot_be_read_is_an_error_that_names_the_sample(tmp_path:
     for reason in ("No such file", "Is a directory"):
         with (
             open_loader(root, num_workers=num_workers, shuffle="none") as loader,
-            pytest.raises(SampleError, match=rf"sample 96x64-5f-0 \(number 0 of .*000000.tar.*{reason}"),
+            pytest.raises(SampleError, match=rf"sample 96x64-5f-0 \(index 0 in .*000000.tar.*{reason}"),
         ):
             list(loader)
         shard.mkdir(exist_ok=True)

@@ -145,7 +145,7 @@ def test_a_killed_worker_is_an_error_within_seconds(dataset: Path, number: int) 
             for _ in range(10_000):
                 next(iterator)
         assert time.monotonic() - before < 30
-        with pytest.raises(WorkerError, match=f"{pids[0]} was killed by {name}.*make a new one"):
+        with pytest.raises(WorkerError, match=f"{pids[0]} was killed by {name}.*create a new one"):
             next(iter(loader))
     assert wait_for_end(list(pids)) == []
 
@@ -331,7 +331,7 @@ def test_a_forked_child_neither_uses_the_loader_nor_keeps_its_workers(dataset: P
     assert done.returncode == (-9 if how == "kill" else 0) and not done.stderr, done.stderr
     lines = done.stdout.splitlines()
     child = next(int(line) for line in lines if line.isdecimal())
-    assert done.stdout.count("made before a fork") == 2 and psutil.pid_exists(child), done.stdout
+    assert done.stdout.count("created before a fork") == 2 and psutil.pid_exists(child), done.stdout
     assert wait_for_end([int(pid) for pid in lines[0].split()]) == []
     os.kill(child, signal.SIGKILL)
 
@@ -421,7 +421,7 @@ os.waitpid(pid, 0)
 print(len(list(map(id, iterator))), flush=True)
 """
     result = run_python(code, dataset, timeout=60)
-    assert "made before a fork" in result.stdout and result.stdout.splitlines()[-1] == "22"
+    assert "created before a fork" in result.stdout and result.stdout.splitlines()[-1] == "22"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -1,7 +1,7 @@
-"""Time limits of reads and decodes, after which the run fails (SAFE-1). A timeout never leads to a substitution.
+"""Time limits for reads and decodes, after which the run fails (SAFE-1). A timeout never leads to a substitution.
 
-Only the caller checks the clock, while it waits for a batch, and only the time that it waits counts. Work that is slow
-while the caller does something else, or while the whole machine is suspended, does not end a run.
+The caller checks the clock while it waits for a batch, and only this waiting time counts. Work that is slow while the
+caller does something else, or while the whole machine is suspended, does not end a run.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from streamvid.loader.delivery.delivery import name_sample
 from streamvid.loader.delivery.pending import DECODING, QUEUED, READING, Slot
 from streamvid.loader.mix import SampleRequest
 
-_STOPPED_SECONDS = 5.0  # between two checks of a waiting caller: after more, it was not running itself
+_STOPPED_SECONDS = 5.0  # if a waiting caller's checks are further apart, its process was suspended
 
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """Timeout: the error to raise, and the task whose worker is stuck, None for a read."""
+    """Timeout: the error to raise, and the id of the stuck task (None for a read, -1 if no worker accepted it)."""
 
     error: StreamvidError
     task_id: int | None
 
 
 class Wait:
-    """One wait of the caller: its start, excluding time in which this process was stopped."""
+    """One wait of the caller, with a start time that is reset if this process was suspended."""
 
     def __init__(self) -> None:
         self.since = self._looked = time.monotonic()
 
     def look(self) -> float:
-        """Return the time now; a wait in which this process was stopped starts again."""
+        """Return the current time. If this process was suspended since the last call, restart the wait."""
         now = time.monotonic()
         if now - self._looked > _STOPPED_SECONDS:
             self.since = now
@@ -45,7 +45,7 @@ class Wait:
 
 
 def where_threads_are() -> str:
-    """Return the stacks of the caller's and the loader's threads, for a report about something that hangs."""
+    """Return the stack traces of the calling thread and the loader's threads, to report what hangs."""
     frames = sys._current_frames()
     ours = [one for one in threading.enumerate() if one.name.startswith("streamvid-")]
     shown = [one for one in (threading.current_thread(), *ours) if one.ident in frames]
@@ -53,15 +53,15 @@ def where_threads_are() -> str:
 
 
 class Clock:
-    """Limit of `limit_seconds` for each read and each decode; None: no limit."""
+    """Time limit of `limit_seconds` for each read and each decode; None disables the limit."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         self._limit_seconds = limit_seconds
-        self.index_read: tuple[SampleRequest, float] | None = None  # current read of the feeder, and its start
+        self.index_read: tuple[SampleRequest, float] | None = None  # the feeder's current index read and its start
         self.heard_at = 0.0  # time of the last message from a decoder
 
     def overdue(self, wait: Wait, slots: Iterable[Slot]) -> Overdue | None:
-        """Return what has exceeded the limit, if anything: a read or a decode, else a task that no worker takes."""
+        """Return the first read or decode that exceeded the limit, else a task that no worker accepted, else None."""
         if self._limit_seconds is None:
             return None
         oldest = wait.look() - self._limit_seconds
@@ -79,19 +79,19 @@ class Clock:
                 return Overdue(self._decode_error(slot, "decoding it has taken"), slot.number)
             if stage == QUEUED and max(since, self.heard_at) < oldest:
                 queued = queued or slot
-        return None if queued is None else Overdue(self._decode_error(queued, "no decoder has taken it for"), -1)
+        return None if queued is None else Overdue(self._decode_error(queued, "no decoder has accepted it for"), -1)
 
     def _read_error(self, name: str, what: str) -> SampleError:
         return SampleError(
             f"{name} cannot be delivered: reading {what} has taken more than "
             f"sample_timeout_seconds={self._limit_seconds:g}; the store does not answer. Check the disk or the "
-            "network, make a new loader and load the last state, or raise sample_timeout_seconds"
+            "network, create a new loader and load the last state, or raise sample_timeout_seconds"
         )
 
     def _decode_error(self, slot: Slot, what: str) -> WorkerError:
         return WorkerError(
             f"{slot.name} cannot be delivered: {what} more than "
-            f"sample_timeout_seconds={self._limit_seconds:g}; its decoder is stuck, or this machine is overloaded. "
-            "This loader cannot continue: make a new one and load the last state, with fewer workers or a higher "
-            "sample_timeout_seconds; leave the sample out if it is always the same one"
+            f"sample_timeout_seconds={self._limit_seconds:g}; a decoder is stuck, or this machine is overloaded. "
+            "This loader cannot continue: create a new one and load the last state, with fewer workers or a higher "
+            "sample_timeout_seconds. If it is always the same sample, exclude that sample"
         )

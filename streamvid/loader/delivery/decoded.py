@@ -25,18 +25,19 @@ from streamvid.video.picture import Accuracy, PictureFormat, Pixels
 
 _log = logging.getLogger(__name__)
 
-_THREADED_PIXELS = 1280 * 720  # per frame; for smaller ones, threads lose more by waiting for each other than they gain
+_THREADED_PIXELS = 1280 * 720  # per frame; with smaller frames, threads cost more time than they save
 _THREADED_FRAMES = 16
 _MAX_THREADS = 4
-_MAX_PIECES = 512  # per part: the checksums of more would make a message to a worker too long
+_MAX_PIECES = 512  # per part; more checksums would make a message to a worker too long
 
 _format = cache(PictureFormat)  # a loader has few formats, and validating one takes longer than a lookup
 
 
 class DecodedDelivery:
-    """Decodes samples into pictures of the ring.
+    """Delivery that decodes samples into pictures in the ring.
 
-    accuracy: of RGB; None: exact if pictures are scaled anyway, because that adds little time, else fast.
+    accuracy: accuracy of the RGB conversion. None selects exact conversion if pictures are scaled anyway, because it
+    then adds little time, and fast conversion otherwise.
     """
 
     reads_ahead = True
@@ -70,7 +71,7 @@ class DecodedDelivery:
             if flight.reject_known(run, batch, index, is_whole=delivery.part.window is None):
                 continue
             clip = flight.clips.allocate(delivery.block_bytes, 0.0)
-            if clip is None:  # clips that are read release memory for more
+            if clip is None:  # submit the collected clips: they release memory when they are done
                 self._submit(slots)
                 slots = []
                 clip = allocate(flight.clips, delivery.block_bytes)
@@ -90,7 +91,7 @@ class DecodedDelivery:
         self._read([slot])
 
     def _read(self, slots: Sequence[Slot]) -> None:
-        """Read clips that are close to each other in one shard; if their tar ends too early, each separately."""
+        """Read neighboring clips of one shard together; if the tar is truncated, read each clip separately."""
         flight = self._flight
         alive = [slot for slot in slots if slot.run == flight.signals.run]
         for slot in slots:
@@ -131,7 +132,7 @@ class DecodedDelivery:
         submit(self._task(slot))
 
     def _task(self, slot: Slot) -> DecodeTask:
-        """Return the task for the clip, or for the first medium of the sample that is not decoded yet."""
+        """Return the task for the clip or for the first conditioning input that is not decoded yet."""
         delivery, room, medium = slot.delivery, slot.batch.room, _medium(slot)
         assert room is not None
         part, num_frames = delivery.part, delivery.row.clip.num_frames
@@ -169,7 +170,7 @@ class DecodedDelivery:
         return _format(bucket.height, bucket.width, self._pixels, self._accuracy or ("exact" if is_scaled else "fast"))
 
     def _num_threads(self, part: ClipPart) -> int:
-        """Return the threads for one decoder: several if a large sample would leave other workers without work."""
+        """Return the number of threads for a decoder: several if the sample is large and workers would be idle."""
         if part.window is None or part.stream is None or len(part.window.packets) < _THREADED_FRAMES:
             return 1
         if part.stream.coded_width * part.stream.coded_height < _THREADED_PIXELS:
@@ -207,10 +208,10 @@ class DecodedDelivery:
         assert batch.room is not None
         batch.room.blank(batch.memory, batch.block.offset, slot.index, slot.colors.keys())
         if slot.bad is not None and not slot.is_substitute:
-            _log.warning("%s was decoded through its container, as its packets fail: %s", slot.name, slot.bad.reason)
+            _log.warning("%s was decoded through its container, as packets failed: %s", slot.name, slot.bad.reason)
         self._flight.finish(slot)
 
 
 def _medium(slot: Slot) -> MediaPart | None:
-    """Return the conditioning input to decode next or now; None for the clip, which comes first."""
+    """Return the conditioning input that is being decoded or is next; None for the clip, which comes first."""
     return slot.delivery.media[len(slot.colors) - 1] if slot.colors else None

@@ -21,12 +21,12 @@ _NO_BYTES = ClipPart(Pick(1), (), 0, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Content of one sample's delivery, decided before any of it is read (SAMPLE-1).
+    """Content to deliver for one sample, decided before any of it is read (SAMPLE-1).
 
-    - sample: the clip and the visit. row: its index row.
-    - view: the frames and the crop. part: the bytes of the clip to read. Both are empty for a text.
-    - media: the files of its conditioning inputs.
-    - fps: of the delivered frames, 0.0 if unknown. caption: its text. seed: for the training step's noise.
+    - sample: the requested clip and visit. row: the sample's index row.
+    - view: the frames and crop to deliver. part: the bytes of the clip to read. Both are empty for a text-only sample.
+    - media: the files of the conditioning inputs.
+    - fps: frame rate of the delivered frames, 0.0 if unknown. caption: the text. seed: seed of the training noise.
     """
 
     sample: SampleRequest
@@ -45,17 +45,17 @@ class Delivery:
 
     @property
     def block_bytes(self) -> int:
-        """Memory for everything that is read: the clip's part, and the media after it."""
+        """Number of bytes of memory to read into: the clip's part, followed by the conditioning inputs."""
         return self.part.block_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes to read."""
+        """Number of bytes to read."""
         return self.part.num_bytes + sum(one.file.num_bytes for one in self.media)
 
     @property
     def span(self) -> tuple[int, int]:
-        """(first byte, end of the last byte) that is read in the tar."""
+        """Byte range of the tar that covers all reads, as (start, end)."""
         first = self.row.clip.offset + self.part.first_byte
         end = first + self.part.num_bytes
         for one in self.media:
@@ -63,7 +63,7 @@ class Delivery:
         return first, end
 
     def wanted(self, block: memoryview) -> Iterator[tuple[int, ClipPart, memoryview]]:
-        """Yield (start of its file in the tar, part, memory) for everything that is read into a block."""
+        """Yield (offset of the file in the tar, part, memory) for each file to read into `block`."""
         first = self.part.block_bytes
         yield self.row.clip.offset, self.part, block[:first]
         for one in self.media:
@@ -74,9 +74,9 @@ class Delivery:
 def deliver(
     sample: SampleRequest, row: IndexRow, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Decide the view and the text of a delivery for this bucket. part_of: returns what to read for its frames.
+    """Return the delivery of a sample for this bucket. part_of: function that returns the bytes to read for a pick.
 
-    Raises IntegrityError, ConfigError.
+    Raises IntegrityError if the index row is damaged, ConfigError if the options do not fit the sample.
     """
     part = sample.part
     own, shown_visit = RandomChoices.of(part.seed, row.key, sample.visit), sample.shown_visit
@@ -94,7 +94,7 @@ def deliver(
 def prepare(
     rows: IndexRows, sample: SampleRequest, bucket: Bucket, part_of: Callable[[IndexRow, Pick], ClipPart]
 ) -> Delivery:
-    """Decide the delivery of a sample of this bucket. Raises SampleError."""
+    """Return the delivery of a sample of this bucket. Raises SampleError, which names the sample, if that fails."""
     key = None
     try:
         row = rows.row(sample, bucket)
@@ -105,14 +105,14 @@ def prepare(
 
 
 def sample_error(sample: SampleRequest, key: str | None, error: object) -> SampleError:
-    """Return an error that names its sample."""
+    """Return a SampleError that names the sample."""
     return SampleError(f"{name_sample(sample, key)} cannot be delivered: {error}")
 
 
 def name_sample(sample: SampleRequest, key: str | None) -> str:
-    """Name a sample for messages: dataset, key (None if unknown), place, shard and bucket."""
+    """Return a sample's name for messages: dataset, key (None if unknown), index in the shard, shard and bucket."""
     known = "" if key is None else f"{key} "
     return (
-        f"{sample.part.dataset.url}: sample {known}(number {sample.place} of {sample.shard_info.path}, "
+        f"{sample.part.dataset.url}: sample {known}(index {sample.place} in {sample.shard_info.path}, "
         f"bucket {sample.bucket_id})"
     )

@@ -1,4 +1,4 @@
-"""Bytes of samples, read into shared memory by dedicated threads; neighbors in one shard with one request."""
+"""Reading of samples into shared memory by dedicated threads, with one request for neighbors in a shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """One read: its duration, its bytes, and the problem with what is stored, None if it may be right."""
+    """Result of one read: its duration, the number of bytes, and the problem with the stored file, None if none."""
 
     seconds: float
     num_bytes: int
@@ -38,10 +38,11 @@ def read_parts(
     *,
     is_again: bool = False,
 ) -> ClipRead:
-    """Fill the block of each (start of its clip in the tar, part, block) with the packet table and the range.
+    """Read parts of clips of one shard: fill each block with the part's packet table and byte range.
 
-    All are from one shard. The bytes are not verified here (FETCH-1). is_again: the previous read was wrong.
-    Raises StorageError if the store cannot determine its content: that does not prove the bytes to be bad.
+    wanted: (offset of the clip in the tar, part, block) per part. is_again: True if the previous read was wrong.
+    The bytes are not verified here (FETCH-1). Raises StorageError if the store fails, which does not prove the bytes
+    to be bad.
     """
     since = time.monotonic()
     ranges = []
@@ -55,7 +56,7 @@ def read_parts(
 
 
 def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
-    """Yield groups of places: deliveries whose bytes one request can read. For local stores, groups have one member."""
+    """Yield groups of indices of deliveries that one request can read. For local stores, each group has one member."""
     shards: dict[tuple[int, str], list[int]] = {}
     for place, delivery in enumerate(deliveries):
         part = delivery.sample.part
@@ -69,9 +70,9 @@ def near_each_other(deliveries: Sequence[Delivery]) -> Iterator[list[int]]:
 
 
 class FetchThreads:
-    """Up to `num_threads` daemon threads, started on demand, that run reads in the order in which they are submitted.
+    """Up to `num_threads` daemon threads, started on demand, that run jobs in the order of their submission.
 
-    on_error: called in the thread with the exception that a read raises.
+    on_error: function that is called in the thread with any exception that a job raises.
     """
 
     def __init__(self, num_threads: int, on_error: Callable[[Exception], None]) -> None:
@@ -94,7 +95,7 @@ class FetchThreads:
         self._queue.put(job)
 
     def close(self, timeout_seconds: float | None = None) -> None:
-        """Finish queued jobs and end the threads; after the timeout, threads that are still reading end later."""
+        """Finish queued jobs and end the threads. Threads that are busy after the timeout end later by themselves."""
         for _ in range(self._max_threads):
             self._queue.put(None)
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds

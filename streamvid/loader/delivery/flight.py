@@ -31,7 +31,7 @@ from streamvid.storage import UNPROVEN, while_wanted
 _log = logging.getLogger(__name__)
 
 Allocate: TypeAlias = Callable[[Arena, int], int | None]
-"""Waits for memory in an arena; returns None if the run is over."""
+"""Function that waits for memory in an arena and returns its offset, or None if the run is over."""
 
 
 class Kind(Protocol):
@@ -43,15 +43,18 @@ class Kind(Protocol):
     reads_ahead: bool
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the bytes of a clip to read; is_whole: all of it. Raises IntegrityError, ConfigError."""
+        """Return the bytes of a clip to read, all of them if `is_whole`.
+
+        Raises IntegrityError if the index is damaged, ConfigError if the options do not fit the clip.
+        """
         ...
 
     def room(self, request: BatchRequest) -> PictureRoom | None:
-        """Return the layout of a batch's pictures in its memory; None if none are decoded."""
+        """Return the layout of a batch's pictures in memory, or None if samples are not decoded."""
         ...
 
     def ring_bytes(self, request: BatchRequest, deliveries: Sequence[Delivery]) -> int:
-        """Return the ring memory of a batch."""
+        """Return the number of ring bytes that a batch needs."""
         ...
 
     def begin(self, batch: PendingBatch, allocate: Allocate, run: int) -> bool:
@@ -63,18 +66,18 @@ class Kind(Protocol):
         ...
 
     def hear(self, answer: Answer) -> None:
-        """Process an answer to a task."""
+        """Process a worker's answer to a task."""
         ...
 
     def open(self, flight: Flight, resources: contextlib.ExitStack) -> None:
-        """Start on the memory of an opened flight, which is released when `resources` are closed."""
+        """Attach to an opened flight, whose memory is released when `resources` is closed."""
         ...
 
 
 class Flight:
     """Slots in flight, their threads and memory, and their substitutes.
 
-    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block`, an offset in `clips`, when it opens.
+    The pipeline sets `clips`, `ring`, `fetchers`, `decoder` and `repair_block` (an offset in `clips`) when it opens.
     """
 
     clips: Arena
@@ -91,19 +94,19 @@ class Flight:
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Decide the delivery of a sample; is_whole: read its whole clip. Raises SampleError."""
+        """Return the delivery of a sample, of its whole clip if `is_whole`. Raises SampleError if that fails."""
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_alive(self, run: int) -> bool:
-        """Return whether this run is the current one."""
+        """Return True if `run` is the current run and the loader is not closing."""
         return run == self.signals.run and not self.signals.is_closing
 
     def while_alive(self, run: int) -> contextlib.AbstractContextManager[None]:
-        """Cancel the reads inside once the run is over."""
+        """Return a context that cancels the reads inside it once the run is over."""
         return while_wanted(partial(self.is_alive, run))
 
     def begin(self, run: int, batch: PendingBatch, index: int, clip: int | None = None) -> Slot:
-        """Start a slot of a batch. clip: the slot's own block of the clip arena."""
+        """Start a slot of a batch. clip: offset of the slot's own block in the clip arena; None if it has no block."""
         delivery = batch.deliveries[index]
         with self._lock:
             slot = Slot(self._next_number, run, batch, index, delivery.sample, delivery, clip)
@@ -112,7 +115,7 @@ class Flight:
         return slot
 
     def reject_known(self, run: int, batch: PendingBatch, index: int, *, is_whole: bool) -> bool:
-        """Replace a slot's sample if it is known to be bad, and return True if so. is_whole: see Repairs.reason."""
+        """Return True, and replace the sample, if it is already known to be bad. is_whole: see Repairs.reason."""
         reason = self._repairs.reason(batch.deliveries[index], is_whole=is_whole)
         if reason is None:
             return False
@@ -124,7 +127,7 @@ class Flight:
         return self.repair_block if slot.clip is None else slot.clip
 
     def wrong(self, slot: Slot, problem: str) -> None:
-        """Handle bytes that do not match the index: read them again until the cause is known (FETCH-1)."""
+        """Handle bytes that do not match the index by reading them again until the cause is known (FETCH-1)."""
         verdict = slot.wrong.judge(problem)
         if verdict == "stored":
             self.reject(slot, f"{problem}, twice; copy the shard again", is_corrupt=True)
@@ -156,7 +159,7 @@ class Flight:
             self.finish(slot)
 
     def fail(self, slot: Slot, error: object) -> None:
-        """Finish a slot whose sample cannot be delivered, for a reason that may not be the sample's."""
+        """Finish a slot whose sample cannot be delivered, for a reason that may lie outside the sample."""
         self.finish(slot, sample_error(slot.sample, slot.key, error))
 
     def finish(self, slot: Slot, error: StreamvidError | None = None) -> None:

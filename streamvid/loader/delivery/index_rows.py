@@ -1,4 +1,4 @@
-"""Rows of the samples index and packet tables, shard by shard, from a cache."""
+"""Cached access to the samples index and the packet tables, shard by shard."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class _ShardRows:
 
 
 class IndexRows:
-    """Index rows of the shards used last: 64 MiB of Arrow columns, or one shard if that is larger; and as much of
-    packet tables.
+    """Cache of the index rows of recently used shards: up to 64 MiB of Arrow columns, but at least one shard.
 
-    Safe in several threads: one reads missing rows, and the others that need them wait.
+    Packet tables and feature locations have caches of the same size. Thread-safe: one thread reads missing rows, and
+    other threads that need them wait.
     """
 
     def __init__(self, cached_bytes: int = _CACHED_BYTES) -> None:
@@ -61,20 +61,20 @@ class IndexRows:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the cached rows."""
+        """Size of the cached rows in bytes."""
         return self._rows.num_bytes
 
     def row(self, sample: SampleRequest, bucket: Bucket) -> IndexRow:
-        """Return the row of a sample of this bucket, validated (SAFE-1).
+        """Return the validated index row of a sample of this bucket (SAFE-1).
 
-        If features are delivered, its clip is the file that holds them. Raises IntegrityError, StorageError or
-        DatasetError.
+        If features are delivered, the row's clip is the features file. Raises IntegrityError if the row is invalid,
+        StorageError or DatasetError if the index cannot be read.
         """
         rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
         number = sample.place if rows.numbers is None else int(rows.numbers[sample.place])
         key = rows.columns["key"][number].as_py()
         if not isinstance(key, str):
-            raise IntegrityError(f"the index has {key!r} as a key, which is not text; copy the dataset again")
+            raise IntegrityError(f"the index contains the key {key!r}, which is not text; copy the dataset again")
         try:
             return self._row(sample, bucket, key, number, rows)
         except IntegrityError as error:
@@ -116,7 +116,7 @@ class IndexRows:
         )
 
     def packets(self, sample: SampleRequest, row: IndexRow) -> ClipIndex | None:
-        """Return the packet index of a row's clip; None if it has none. Raises as `row` does."""
+        """Return the packet index of a row's clip, or None if the clip has none. Raises the same errors as `row`."""
         if row.packets is None:
             return None
         return self._tables.get(_shard_name(sample), partial(_read_packets, sample, row.packets)).clip(row.number)
@@ -127,9 +127,10 @@ class IndexRows:
         submit: Callable[[Callable[[], None]], None],
         is_wanted: Callable[[], bool],
     ) -> Iterator[BatchRequest]:
-        """Yield the requests; rows for the following ones are read from an object store in the meantime.
+        """Yield the requests; meanwhile, read the rows of the following requests ahead from object stores.
 
-        submit: runs a read in another thread. is_wanted: returns True while the run continues.
+        submit: function that runs a read in another thread. is_wanted: function that returns True while the run
+        continues.
         """
         coming: deque[BatchRequest] = deque()
         asked: set[Name] = set()
@@ -146,7 +147,7 @@ class IndexRows:
         yield from coming
 
     def _warm(self, sample: SampleRequest, is_wanted: Callable[[], bool]) -> None:
-        """Read what `row` and `packets` need from a sample's shard. Raises nothing: the next reader reads it again."""
+        """Cache the tables that `row` and `packets` need. Suppress errors: the next reader will try again."""
         with while_wanted(is_wanted), contextlib.suppress(StreamvidError):
             rows = self._rows.get(_shard_name(sample), partial(_read_rows, sample))
             sidecar = sample.part.sidecar
@@ -192,9 +193,9 @@ def _read_rows(sample: SampleRequest) -> _ShardRows:
         if len(numbers) != counted:
             raise IntegrityError(
                 f"{part.dataset.url}: {len(numbers)} samples of {shard.path} pass the filter {chosen.text!r}, but "
-                f"{counted} were counted; the dataset or the cache of counts has changed: open the loader again"
+                f"{counted} were counted; the dataset or the cached counts have changed. Create a new loader"
             )
-    # One array per column: a chunked array would search the chunk for each row.
+    # Use one array per column, because a chunked array searches for the chunk of each row.
     columns = {name: table.column(name).combine_chunks() for name in kept}
     num_bytes = sum(column.nbytes for column in columns.values()) + (0 if numbers is None else numbers.nbytes)
     return _ShardRows(columns, _packets_place(part.dataset, shard, table), numbers, num_bytes)

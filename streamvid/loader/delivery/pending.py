@@ -1,4 +1,4 @@
-"""Work in flight: batches, and each of their slots from the plan's sample to its place in the ring."""
+"""Work in flight: batches, and their slots on the way from the planned sample to the ring."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from streamvid.storage import WrongReads
 
 WAITING, READING, QUEUED, DECODING = "waiting", "reading", "queued", "decoding"
 VIDEO = ("", 0)
-"""(name, item) of a batch's video among its pictures; conditioning inputs have a name."""
+"""(name, item) that identifies the video among a batch's pictures; conditioning inputs have non-empty names."""
 
 TEXT_ROW_BYTES = 4096
-"""Ring memory of a sample without pictures. It does not hold the text, but limits how many are made ahead."""
+"""Ring bytes reserved per text-only sample. They do not hold the text, but limit how many are prepared ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClipPlace:
-    """Place of a clip that is not decoded: from `offset` in the batch on a packet table, and then its data.
+    """Location of an undecoded clip: its packet table at `offset` in the batch, followed by its data.
 
-    numbers: of the wanted frames; None: not known yet. own: instead, the whole clip in separate memory, for a sample
-    that replaces another.
+    numbers: indices of the wanted frames; None if not known yet. stream: StreamInfo as JSON. own: the whole clip in
+    separate memory instead, for a substitute.
     """
 
     numbers: Sequence[int] | None
@@ -45,17 +45,17 @@ class ClipPlace:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch in flight: its deliveries, its place in the ring, and the number of samples that are still missing.
+    """Batch in flight: its deliveries, its memory in the ring, and the number of samples still missing.
 
-    A substitute takes the place of its bad sample in `deliveries`, not in `request` (BAD-1).
-    room: layout of pictures; None for samples that are not decoded. colors: by slot and (name, item) of the pictures.
-    clips: by slot, for samples that are not decoded. digest: of the batch, if the processes that share it compare it.
+    A substitute replaces its bad sample in `deliveries`, but not in `request` (BAD-1).
+    room: layout of the pictures; None if samples are not decoded. colors: picture colors by (slot index, name, item).
+    clips: locations of undecoded clips by slot index. digest: hash of the batch, if processes that share it compare it.
     """
 
     request: BatchRequest
     deliveries: list[Delivery]
     memory: Any
-    block: Block  # an interrupt may lose the batch on its way to the caller: its place is returned even then
+    block: Block  # releases the memory even if an interrupt loses the batch on its way to the caller
     num_missing: int
     room: PictureRoom | None = None
     error: StreamvidError | None = None
@@ -67,7 +67,7 @@ class PendingBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the ring that hold the batch."""
+        """Number of ring bytes that hold the batch."""
         if self.room is None:
             return max((clip.offset + clip.table_bytes + clip.num_bytes for clip in self.clips.values()), default=0)
         return self.room.num_bytes
@@ -75,14 +75,14 @@ class PendingBatch:
 
 @dataclass(slots=True, eq=False)
 class BadSample:
-    """A sample of the plan that was verified to be bad, and what may still replace it."""
+    """Planned sample that was verified to be bad, and the remaining candidates to replace it."""
 
     delivery: Delivery
     reason: str
     candidates: Iterator[SampleRequest]
 
     def substitution(self, substitute_key: str | None) -> Substitution:
-        """Return the record of the substitution. substitute_key: None if no sample can replace it."""
+        """Return the record of the substitution. substitute_key: key of the substitute; None if there is none."""
         sample = self.delivery.sample
         return Substitution(
             dataset=sample.part.dataset.url,
@@ -97,12 +97,12 @@ class BadSample:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot of a batch: the sample that is tried for it, and its progress.
+    """One slot of a batch: the sample currently tried for it, and its progress.
 
-    sample: the sample that is tried; `delivery` follows once its index row is known.
-    clip: offset of this slot's own block of the clip arena, None if it has none.
-    at: stage and its start (time.monotonic), as one value, because the caller reads it without a lock.
-    colors: by (name, item), of the pictures that are decoded.
+    sample: the sample currently tried; `delivery` is updated once the sample's index row is known.
+    clip: offset of the slot's own block in the clip arena; None if the slot has no block.
+    at: (stage, start time from time.monotonic()), as one value because the caller reads it without a lock.
+    colors: colors of the pictures decoded so far, by (name, item).
     """
 
     number: int
@@ -120,36 +120,36 @@ class Slot:
 
     @property
     def key(self) -> str | None:
-        """Key of the sample that is tried, None if it is not known yet."""
+        """Key of the sample currently tried; None if not known yet."""
         return self.delivery.key if self.delivery.sample is self.sample else None
 
     @property
     def name(self) -> str:
-        """Name of the sample that is tried, for messages."""
+        """Name of the sample currently tried, for messages."""
         return name_sample(self.sample, self.key)
 
     @property
     def is_again(self) -> bool:
-        """True if the previous read was wrong."""
+        """True if the previous read of the sample returned wrong bytes."""
         return len(self.wrong) > 0
 
     @property
     def is_substitute(self) -> bool:
-        """True if it is not the plan's sample."""
+        """True if the sample currently tried is not the planned one."""
         return self.bad is not None and self.sample is not self.bad.delivery.sample
 
     def enter(self, stage: str) -> None:
-        """Enter a stage now."""
+        """Record that the slot enters a stage now."""
         self.at = (stage, time.monotonic())
 
     def add_read(self, read: ClipRead) -> None:
-        """Add a read to the cost of the slot."""
+        """Add a read to the slot's statistics."""
         self.stats.fetch_seconds += read.seconds
         self.stats.num_bytes_fetched += read.num_bytes
         self.stats.num_retries += self.is_again
 
     def deliver(self) -> None:
-        """Put the delivery and its cost into the batch."""
+        """Store the slot's delivery and statistics in the batch."""
         batch = self.batch
         for (name, item), color in self.colors.items():
             batch.colors[self.index, name, item] = color

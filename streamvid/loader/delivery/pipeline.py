@@ -1,16 +1,16 @@
-"""From steps to decoded batches, ahead of the caller.
+"""Pipeline from plan steps to complete batches, ahead of the caller.
 
-    feeder thread    takes batches in plan order; allocates room in the ring for each, then room for each sample's clip
-    fetch threads    read and check clips, hand decode tasks to the workers; find what replaces bad samples (repair.py)
-    answer thread    receives the workers' answers (num_workers=0: decodes), frees clip memory, completes batches
-    keeper thread    starts all of this, and ends it
-    caller           `next_batch()`: the next complete batch, in plan order; checks the clock while it waits (clock.py)
+    feeder thread    processes batches in plan order; allocates ring memory per batch, then clip memory per sample
+    fetch threads    read and check clips, pass decode tasks to the workers, find substitutes (repair.py)
+    answer thread    receives the workers' answers (or decodes if num_workers=0), frees clip memory, completes batches
+    keeper thread    starts and ends all of this
+    caller           gets complete batches in plan order from `next_batch()`; checks the clock while it waits (clock.py)
 
-Memory is bounded by the two arenas alone: a batch is begun if the ring has room, a clip is read if the clip arena has.
-A batch that waits for a substitute needs neither: repairs have one block of the clip arena, taken at the start.
-The caller takes no lock that a thread takes too: a signal may end it anywhere, and a lock that it held would block
-everything. For the same reason, and because a destructor may run in any thread, the keeper opens and closes all
-resources.
+The two arenas bound memory: a batch begins when the ring has room, and a clip is read when the clip arena has room.
+Substitution needs no further memory, because repairs use one block of the clip arena that is reserved at the start.
+The caller takes no lock that a thread also takes, because a signal may end the caller anywhere, and a lock that it held
+would block everything. For the same reason, and because a destructor may run in any thread, the keeper opens and closes
+all resources.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ RING_WAIT_SECONDS = 10.0
 class PipelineOptions:
     """Resources and output of one pipeline.
 
-    clip_bytes: memory for clips read ahead; the pipeline takes `repair_bytes(parts)` in addition.
-    frame_bytes: size of the ring.
-    pixels, accuracy: of the pictures in the ring; see PictureFormat and PendingBatch.
-    decode: False delivers clips as they are stored.
+    clip_bytes: bytes of memory for clips read ahead; the pipeline allocates `repair_bytes(parts)` in addition.
+    frame_bytes: size of the ring in bytes.
+    pixels, accuracy: format of the pictures in the ring; see PictureFormat and DecodedDelivery.
+    decode: True delivers pictures, False delivers clips as they are stored.
     """
 
     num_workers: int
@@ -81,8 +81,8 @@ class PipelineOptions:
 class Pipeline:
     """Workers, threads and memory of one loader, which exist from `open` to `close`.
 
-    One run at a time: `start`, `next_batch` …, `stop`. Raises ConfigError for invalid options, LoaderError if
-    workers or memory are not available.
+    It supports one run at a time: `start`, `next_batch` (repeatedly), `stop`. Raises ConfigError for invalid options,
+    LoaderError if workers or memory are not available.
     """
 
     def __init__(self, parts: Sequence[MixPart], options: PipelineOptions) -> None:
@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def substituted(self) -> list[Substitution]:
-        """Bad samples among those handed over, in order, the last 10000 of them."""
+        """Last 10,000 substitutions among the samples handed over, in order."""
         return list(self._quarantine.records)
 
     @property
@@ -128,7 +128,7 @@ class Pipeline:
 
     @property
     def _is_copy(self) -> bool:
-        # In a fork of the loader's process: threads do not exist here; workers and shared memory are the parent's.
+        # In a fork of the loader's process, there are no threads, and workers and shared memory belong to the parent.
         return os.getpid() != self._pid
 
     # A run, from the caller's side.
@@ -141,7 +141,7 @@ class Pipeline:
             self._signals.wait(_POLL_SECONDS)
 
     def start(self, requests: Iterator[BatchRequest]) -> int:
-        """End the current run and begin one over `requests`. Return its number, for `next_batch` and `cancel`."""
+        """End the current run and begin one over `requests`. Return its number for `next_batch` and `cancel`."""
         self.stop()
         self._check(self._signals.run)
         self._feeder = threading.Thread(
@@ -151,9 +151,9 @@ class Pipeline:
         return self._signals.run
 
     def next_batch(self, run: int) -> PendingBatch | None:
-        """Return the next complete batch; None at the end of the run. Raises what made the run fail or end.
+        """Return the next complete batch, or None at the end of the run. Raises the error that ended the run.
 
-        On handover, the caller of this method calls `count`: a batch that was only taken ahead was not delivered.
+        Call `count` when handing the batch over: a batch that was only prefetched does not count as delivered.
         """
         wait = Wait()
         while True:
@@ -172,9 +172,10 @@ class Pipeline:
             self._signals.wait(_POLL_SECONDS)
 
     def count(self, batch: PendingBatch) -> None:
-        """Count, log and write the substitutions of a batch, once, as it is handed over or its error is raised.
+        """Count, log and write a batch's substitutions once, when it is handed over or its error is raised.
 
-        Raises SampleError above max_bad_fraction, StorageError if the quarantine is not writable; the run is over.
+        Raises SampleError if max_bad_fraction is exceeded, StorageError if the quarantine file cannot be written. Both
+        end the run.
         """
         records = [record for _, record in sorted(batch.substituted.items())]
         batch.substituted.clear()
@@ -185,7 +186,7 @@ class Pipeline:
             raise fresh(error) from None
 
     def has_batch(self, run: int) -> bool:
-        """Return whether `next_batch` would return at once, at the end too. Raises what made the run fail or end."""
+        """Return True if `next_batch` would not wait, also at the end. Raises the error that ended the run."""
         self._check(run)
         try:
             batch = self._ready[0]
@@ -194,7 +195,7 @@ class Pipeline:
         return batch is None or batch.num_missing == 0
 
     def cancel(self, run: int) -> None:
-        """Let a run end, if it is still alive, without waiting. Safe in destructors and in any thread."""
+        """Request the end of `run` without waiting, if it is the current run. Safe in destructors and in any thread."""
         if run != self._signals.run or not self.is_open or self._is_copy:
             return
         self._signals.run += 1
@@ -203,7 +204,7 @@ class Pipeline:
         self._signals.tell()
 
     def stop(self) -> None:
-        """End the run: nothing is in flight any more, and memory of batches not handed over is free again."""
+        """End the run: wait for all work in flight, and release the memory of batches that were not handed over."""
         if not self.is_open or self._is_copy:
             return
         self.cancel(self._signals.run)
@@ -224,7 +225,7 @@ class Pipeline:
     def close(self, wait: bool = True) -> None:
         """End workers and threads and release the memory; batches that the caller holds stay valid. Idempotent.
 
-        Without `wait`, it is safe in destructors and in any thread.
+        With wait=False, it is safe in destructors and in any thread.
         """
         if self._is_copy:
             return
@@ -237,8 +238,8 @@ class Pipeline:
             self._keeper.join(_CLOSE_SECONDS)
             if self._keeper.is_alive():
                 _log.warning(
-                    "a thread of a closed loader is still running after %.0f seconds: it waits for a read, or for "
-                    "a lock of the closing thread",
+                    "a thread of a closed loader is still running after %.0f seconds; it is waiting for a read, or for "
+                    "a lock that the closing thread holds",
                     _CLOSE_SECONDS,
                 )
 
@@ -295,7 +296,7 @@ class Pipeline:
                 self._flight.decoder.serve(_POLL_SECONDS, self._hear)
         except WorkerError as error:
             slot = None if error.task_id is None else self._flight.slots.get(error.task_id)
-            about = "" if slot is None else f". It was decoding {slot.name}"
+            about = "" if slot is None else f". The worker was decoding {slot.name}"
             self._signals.fail(WorkerError(f"{error}{about}"))
         except Exception as error:  # noqa: BLE001 - the caller must receive it in its own thread
             self._signals.fail_unexpected(error)
@@ -329,7 +330,7 @@ class Pipeline:
         self._ring_wait_since = None
         if offset is None:
             return False
-        num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text is complete with its caption
+        num_missing = len(request.samples) - (len(deliveries) if is_text else 0)  # a text needs only its caption
         room = None if is_text else self._kind.room(request)
         block = Block(self.ring, offset)
         batch = PendingBatch(request, deliveries, self.ring.map, block, num_missing, room, error)
@@ -347,7 +348,7 @@ class Pipeline:
         return None
 
     def _deliveries(self, request: BatchRequest) -> tuple[list[Delivery], StreamvidError | None]:
-        """Decide the deliveries of a batch's samples; if one fails, return those before it and the error."""
+        """Return a batch's deliveries and None or, if a sample fails, the deliveries before it and the error."""
         found: list[Delivery] = []
         for sample in request.samples:
             self._clock.index_read = (sample, time.monotonic())
@@ -362,12 +363,12 @@ class Pipeline:
     # Between the caller and the threads.
 
     def _wake_feeder(self) -> None:
-        """End the feeder's wait for memory if its run is over."""
+        """Wake the feeder if it waits for memory, so that it ends if its run is over."""
         self.ring.wake()
         self._flight.clips.wake()
 
     def _watch(self, wait: Wait) -> None:
-        """Fail if something has exceeded its time limit, and kill the worker that is stuck on it."""
+        """If a read or a task has exceeded its time limit, record the failure and kill the stuck worker."""
         flight = self._flight
         overdue = None if self._signals.failure else self._clock.overdue(wait, list(flight.slots.values()))
         if overdue is None:
@@ -379,24 +380,24 @@ class Pipeline:
             flight.decoder.kill(overdue.task_id)
 
     def check_usable(self) -> None:
-        """Raise LoaderError if the loader is closed, or was made in another process."""
+        """Raise LoaderError if the loader is closed or was created in another process."""
         if self._is_copy:
-            raise LoaderError("this loader was made before a fork; make it in the process that iterates it")
+            raise LoaderError("this loader was created before a fork; create it in the process that iterates over it")
         if self._signals.is_closing:
-            raise LoaderError("this loader is closed; make a new one")
+            raise LoaderError("this loader is closed; create a new one")
 
     def _check(self, run: int) -> None:
         self.check_usable()
         if run != self._signals.run:
             raise LoaderError(
-                "this iteration is over: another iteration of this loader has begun, or its state or epoch was set; "
-                "one loader serves one loop at a time"
+                "this iteration is over, because another iteration of this loader has begun, or the loader's state or "
+                "epoch was set. A loader supports one iteration at a time"
             )
         if self._signals.failure is not None:
             raise fresh(self._signals.failure)
 
     def _check_ring(self, since: float) -> None:
-        """Raise RingFullError if both sides wait for long: the feeder for room, the caller, from `since`, for it."""
+        """Raise RingFullError if the feeder (for memory) and the caller (for a batch, from `since`) wait too long."""
         feeder_since = self._ring_wait_since
         if feeder_since is None:
             return
@@ -407,14 +408,14 @@ class Pipeline:
                 "old batches, keep batch.clone() instead of batch, or raise prefetch_bytes"
             )
         if seconds > _POLL_SECONDS:
-            gc.collect()  # the caller no longer uses batches in reference cycles
+            gc.collect()  # frees batches that only reference cycles keep alive
 
 
 def _kind(parts: Sequence[MixPart], rows: IndexRows, options: PipelineOptions) -> Kind:
     if options.decode:
         return DecodedDelivery(rows, options.num_workers, options.pixels, options.accuracy, parts[0].media)
     stores = {part.source.url: part.source.store for part in parts}
-    has_features = any(part.sidecar is not None for part in parts)  # other parts are texts
+    has_features = any(part.sidecar is not None for part in parts)  # the other parts are text-only
     return (FeatureDelivery if has_features else StoredDelivery)(
         rows, stores, is_remote=any(part.is_remote for part in parts)
     )

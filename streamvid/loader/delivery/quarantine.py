@@ -1,4 +1,4 @@
-"""Reports of bad samples: one record and one line of the quarantine file for each, and a limit."""
+"""Reports of bad samples: a record and a line of the quarantine file for each, and a limit on their share."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from streamvid.storage import LocalStore
 
 _log = logging.getLogger(__name__)
 
-# A share of fewer samples than this would end a run for one bad sample near its start.
+# With a smaller base for the share, a single bad sample near the start would end a run.
 _LEAST_DELIVERED = 1000
 _KEPT_RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """A delivery of a sample that was verified to be bad, and its substitute (BAD-1).
+    """Record of a sample that was verified to be bad, and of its substitute (BAD-1).
 
-    dataset: its URL, without credentials. shard: path of the tar. place: number of the sample in the shard, among those
-    that pass the filter. substitute_key: None if no sample of the bucket was good, which ends the run.
+    dataset: dataset URL without credentials. shard: path of the tar. place: index of the sample among the samples of
+    the shard that pass the filter. substitute_key: key of the substitute; None if no sample of the bucket was good,
+    which ends the run.
     """
 
     dataset: str
@@ -45,10 +46,10 @@ class Substitution:
 
 
 class Quarantine:
-    """Counts substitutions as batches are handed over, so that the count does not depend on prefetching.
+    """Counter of substitutions as batches are handed over, so that the count does not depend on prefetching.
 
-    With a quarantine folder, each is a line of `quarantine-rank00000.jsonl` in it, which is created on demand.
-    Raises ConfigError for a folder inside a dataset that is read.
+    If a quarantine folder is given, each substitution is a line of its file `quarantine-rank00000.jsonl`, which is
+    created on first use. Raises ConfigError if the folder is inside a dataset of the loader.
     """
 
     def __init__(self, limits: LimitOptions, rank: int, datasets: Sequence[Dataset]) -> None:
@@ -62,14 +63,14 @@ class Quarantine:
         self.num_substituted = self.num_delivered = 0
 
     def add(self, substitutions: Sequence[Substitution], num_samples: int) -> None:
-        """Count a batch of `num_samples` that is handed over, and log and write its substitutions.
+        """Count a batch of `num_samples` samples that is handed over, and log and write its substitutions.
 
-        Raises SampleError above the share, StorageError if the file cannot be written.
+        Raises SampleError if max_bad_fraction is exceeded, StorageError if the file cannot be written.
         """
         self.num_delivered += num_samples
         for record in substitutions:
             _log.warning(
-                "%s: bad sample %s (number %d of %s): %s; %s",
+                "%s: bad sample %s (index %d in %s): %s; %s",
                 record.dataset,
                 record.key,
                 record.place,
@@ -85,13 +86,13 @@ class Quarantine:
             raise SampleError(
                 f"{self.num_substituted} of {self.num_delivered} samples were bad and had to be substituted "
                 f"({self.num_substituted / max(1, self.num_delivered):.1%}), more than "
-                f"max_bad_fraction={self._max_bad_fraction} allows (of {_LEAST_DELIVERED} samples at least); the last "
+                f"max_bad_fraction={self._max_bad_fraction} allows (of at least {_LEAST_DELIVERED} samples). The last "
                 f"was {substitutions[-1].key} of {substitutions[-1].shard} in {substitutions[-1].dataset}. "
-                f"{self._where()} Verify or copy the dataset again, or raise max_bad_fraction"
+                f"{self._where()} Verify the dataset or copy it again, or raise max_bad_fraction"
             )
 
     def _where(self) -> str:
-        return f"{self.path} lists them." if self.path else "quarantine=FOLDER would list them in a file."
+        return f"{self.path} lists them." if self.path else "Set quarantine=FOLDER to list them in a file."
 
     def _write(self, record: Substitution) -> None:
         if self.path is None:
@@ -99,7 +100,7 @@ class Quarantine:
         line = (record.to_json() + "\n").encode("utf-8", "backslashreplace")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Opened for each line: there are few, and the file is closed wherever a run ends.
+            # Open the file for each line: lines are few, and the file is closed however the run ends.
             file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             try:
                 os.write(file, line)
@@ -107,7 +108,7 @@ class Quarantine:
                 os.close(file)
         except OSError as error:
             raise StorageError(
-                f"quarantine: cannot write {self.path}: {error.strerror or error}; name a folder that can be written"
+                f"quarantine: cannot write {self.path}: {error.strerror or error}; choose a writable folder"
             ) from error
 
 
@@ -115,6 +116,6 @@ def _refuse_inside(folder: Path, datasets: Sequence[Dataset]) -> None:
     for dataset in datasets:
         if isinstance(dataset.store, LocalStore) and folder.resolve().is_relative_to(dataset.store.root.resolve()):
             raise ConfigError(
-                f"limits.quarantine={str(folder)!r}: is inside the dataset at {dataset.url}, which is never changed; "
-                "choose a folder outside of it"
+                f"limits.quarantine={str(folder)!r}: must not be inside the dataset at {dataset.url}, which is never "
+                "modified; choose a folder outside it"
             )

@@ -1,7 +1,7 @@
-"""Substitutes for samples that are verified to be bad (BAD-1), one at a time.
+"""Substitution of samples that are verified to be bad (BAD-1), one at a time.
 
 A repair is a chain of jobs for the fetch threads: read a candidate, pass it to a decoder, and continue with the next
-one if it is bad too. The first candidate for a clip whose packets do not decode is the clip itself, through its
+candidate if it is bad too. If a clip's packets do not decode, the first candidate is the same clip, decoded through its
 container. Repairs read into a reserved block of memory, because the allocating thread may itself be waiting for the
 batch that waits for a repair.
 """
@@ -24,43 +24,43 @@ from streamvid.loader.view.view import substitute_visit
 from streamvid.loader.workers.arena import ALIGN_BYTES
 from streamvid.storage import WrongReads
 
-_MISSING = "its sidecar has no tensors of this visit, because they could not be computed"
+_MISSING = "its features have no tensors for this visit, because they could not be computed"
 
 _Name: TypeAlias = tuple[int, str, int, int]
 
 
 def repair_bytes(parts: Sequence[MixPart]) -> int:
-    """Return the size of the block that is reserved for repairs: the largest possible part of a clip."""
+    """Return the number of bytes to reserve for repairs, enough for the largest possible part of a clip."""
     return max(1, *(part.max_clip_bytes for part in parts)) + TABLE_BYTES + ALIGN_BYTES
 
 
 class Repairs:
-    """Slots that wait for a substitute, and all samples that were verified to be bad, so that none is read again.
+    """Queue of slots that wait for a substitute, and a record of corrupt samples, so that none is read again.
 
-    prepare: returns a delivery of a sample that reads the whole clip, so that a failure is final for that sample.
-    Everything runs on the loader's own threads.
+    prepare: function that returns a delivery of a sample's whole clip, so that a failure is final for that sample.
+    All methods run on the loader's own threads.
     """
 
     def __init__(self, prepare: Callable[[SampleRequest, Bucket], Delivery]) -> None:
         self._prepare = prepare
-        self._lock = threading.Lock()  # protects the next three
+        self._lock = threading.Lock()  # protects the next three attributes
         self._queue: deque[Slot] = deque()
         self._active: Slot | None = None
         self._known: dict[_Name, str] = {}
 
     def reason(self, delivery: Delivery, *, is_whole: bool) -> str | None:
-        """Return why a delivery is known to be bad before it is read; None if it is not.
+        """Return the reason if a delivery is already known to be bad, else None.
 
-        is_whole: True if it reads the whole clip. A bad clip says nothing about a part: the bad bytes may lie outside.
-        A clip that does not decode is not remembered either, because another window of it may decode: a substitution
-        must not depend on what came before it.
+        is_whole: True if the delivery reads the whole clip. For a part, the result is None unless features are missing,
+        because the bad bytes may be outside the part. Clips that do not decode are not remembered, because another
+        window of the clip may decode, and a substitution must not depend on earlier ones.
         """
         if delivery.row.is_missing:
             return _MISSING
         return self._known.get(_name(delivery.sample)) if is_whole else None
 
     def add(self, slot: Slot, reason: str, *, is_corrupt: bool) -> bool:
-        """Note that the sample tried by `slot` is bad: wrong bytes, or undecodable. Return True to call `find` now."""
+        """Record that the slot's sample is corrupt or undecodable. Return True if the caller must call `find` now."""
         with self._lock:
             sample, by_packets = slot.sample, slot.delivery.part.window is not None
             if slot.bad is None:
@@ -75,7 +75,7 @@ class Repairs:
             return True
 
     def end(self, slot: Slot) -> Slot | None:
-        """Note that `slot` is finished. Return the next slot to call `find` for."""
+        """Record that `slot` is finished. Return the next slot to call `find` for; None if there is none."""
         with self._lock:
             if self._active is not slot:
                 return None
@@ -83,9 +83,9 @@ class Repairs:
             return self._active
 
     def find(self, slot: Slot, is_alive: Callable[[], bool]) -> bool:
-        """Let `slot` try the next candidate that is not known to be bad. Return False if its run is over.
+        """Assign to `slot` the next candidate that is not known to be bad. Return False if the slot's run is over.
 
-        Raises SampleError if no candidate remains, or if its index row cannot be read.
+        Raises SampleError if no candidate remains, or if a candidate's index row cannot be read.
         """
         bad = slot.bad
         assert bad is not None

@@ -1,4 +1,4 @@
-"""Steps of the plan as the batches of this rank."""
+"""Conversion of plan steps to the batches of one rank."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from streamvid.errors import StateError
 from streamvid.loader.mix import Mix, SampleRequest
 from streamvid.plan import Cursor, EpochPlan, PlanOptions, PlanSource, Step, World
 
-_FIRST_SLICE, _SLICE = 16, 512  # steps; the first batch waits for the first slice
+_FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first slice
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One batch of this rank. `position` is the loader's own record of its place in the run.
+    """Request for one batch of this rank. `position` records the loader's position in the run.
 
-    loss_weight: the batch's share of all ranks' samples up to the optimizer step, times the number of batches.
+    loss_weight: the batch's share of the optimizer step's samples on all ranks, times the number of its batches.
     """
 
     bucket: Bucket
@@ -30,9 +30,9 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """Input of one rank's plan: datasets, batch sizes, options, costs by bucket, and the rank's position.
+    """Inputs of one rank's plan: datasets, batch sizes, options, costs per bucket, and the rank.
 
-    Has no reference to the loader, so that a thread that iterates over `requests` keeps no loader alive.
+    It holds no reference to the loader, so a thread that iterates over `requests` does not keep the loader alive.
     """
 
     mix: Mix
@@ -50,30 +50,33 @@ class Selection:
         return EpochPlan(sources, self.batch_sizes, self.options, self.world.num_ranks, costs=self.costs)
 
     def plan(self, cursor: Cursor) -> EpochPlan:
-        """Return the remainder of the cursor's epoch. Raises StateError for a cursor of another dataset."""
+        """Return the plan for the remainder of the cursor's epoch.
+
+        Raises StateError if the cursor is from another dataset.
+        """
         return self._plan.at(cursor)
 
     def check(self, cursor: Cursor) -> None:
-        """Raise StateError for an impossible position: past the end of the cursor's epoch there would be no step."""
+        """Raise StateError if a position is past the end of the cursor's epoch, where no step exists."""
         plan = self.plan(cursor)
         for bucket_id, position in cursor.positions.items():
             end = plan.end_of(bucket_id)
             if position > end:
                 raise StateError(
-                    f"positions[{bucket_id!r}]={position} in the state: epoch {cursor.epoch} ends at {end}; "
-                    "it is damaged, or of another dataset. Use an older state, or start without one"
+                    f"positions[{bucket_id!r}]={position} in the state: must be at most {end} in epoch {cursor.epoch}; "
+                    "the state is damaged or from another dataset. Use an older state, or start without one"
                 )
 
     def at_share(self, epoch: int, progress: float) -> Cursor:
-        """Return the cursor at which that share of the epoch's steps is done, rounded to a step."""
+        """Return the cursor at which the share `progress` of the epoch's steps is done, rounded to a whole step."""
         plan = self.plan(Cursor(epoch))
         return plan.cursor_after(round(progress * plan.num_steps_left))
 
     def requests(self, plan: EpochPlan, end_epoch: int | None) -> Iterator[BatchRequest]:
-        """Yield this rank's batches from `plan` on, through all epochs before `end_epoch`; None: endless.
+        """Yield requests for this rank's batches from `plan` on, up to the start of `end_epoch` (None: without end).
 
-        A request's position is (its epoch's plan, steps done after it). A step in which the rank has no batch has no
-        request.
+        A request's position is (plan of its epoch, number of steps done after it). Steps in which the rank has no
+        batch yield no request.
         """
         while True:
             number = 0
@@ -91,7 +94,7 @@ class Selection:
             plan = self.plan(cursor)
 
     def _groups(self, plan: EpochPlan) -> Iterator[list[Step]]:
-        """Yield the steps between two optimizer steps: `accumulate` of them, fewer if a run resumes within."""
+        """Yield the steps of each optimizer step: `accumulate` steps, or fewer if the run resumed inside the group."""
         size = self.options.accumulate
         first, length = 0, size - plan.cursor.phase % size
         group: list[Step] = []

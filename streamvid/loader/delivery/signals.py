@@ -1,4 +1,4 @@
-"""Signals between the caller and the threads of a pipeline, without a lock."""
+"""Lock-free signals between the caller and the threads of a pipeline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from streamvid.errors import LoaderError, StreamvidError
 
 
 class Signals:
-    """The current run, the failure that ended everything, and a bell for waiting threads.
+    """Shared state of a pipeline: the current run, the failure that ended the loader, and a wake-up signal.
 
-    run: number of the current run; work for other runs is skipped. is_closing: no further run will start.
-    is_stuck: one of the loader's threads hangs in a read or a decoder, and must not be waited for.
+    run: number of the current run; work for other runs is skipped. is_closing: True if no further run will start.
+    is_stuck: True if one of the loader's threads hangs in a read or a decoder and must not be waited for.
     """
 
     def __init__(self, about: str) -> None:
@@ -23,22 +23,22 @@ class Signals:
         self.is_closing = self.is_stuck = False
 
     def tell(self) -> None:
-        """Signal that there is news."""
+        """Wake the thread that waits."""
         if self._news.empty():
             self._news.put(None)
 
     def wait(self, timeout_seconds: float) -> None:
-        """Wait until there is news, or until the timeout."""
+        """Wait until `tell` is called, but not longer than the timeout."""
         with contextlib.suppress(Empty):
             self._news.get(timeout=timeout_seconds)
 
     def fail(self, error: StreamvidError) -> None:
-        """Record a failure; the first one is what every later call raises."""
+        """Record a failure. Every later call raises the first recorded failure."""
         self.failure = self.failure or error
         self.tell()
 
     def fail_unexpected(self, error: Exception) -> None:
-        """Record an unexpected error, which the caller must receive in its own thread."""
+        """Record an unexpected error as a LoaderError, to be raised in the caller's thread."""
         wrapped = LoaderError(f"{self._about}: the loader failed unexpectedly: {type(error).__name__}: {error}")
         wrapped.__cause__ = error
         self.fail(wrapped)

@@ -1,4 +1,4 @@
-"""Delivery of stored bytes: clips that the caller decodes, and features. Free readers take a few at a time."""
+"""Delivery of stored bytes: clips that the caller decodes, and features. Each task reads a few of them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _CLIPS_PER_TASK = 16
 _ALIGN = 64
 _PACKET_BYTES = 32
-_SLOT_BYTES = 1024  # of a clip and its place in a message, without the paths
+_SLOT_BYTES = 1024  # per clip in a message, without the paths
 _NO_TIMES = (
-    "its frames are chosen by their times, which only its container has, because it has no packet index: decode it "
-    "(decode=True), or use another temporal, or a dataset whose fps_rule needs no times"
+    "its frames must be chosen by timestamp, but without a packet index only its container has timestamps. Use "
+    "decode=True, another value of temporal, or a dataset whose fps_rule needs no timestamps"
 )
 
 
 class StoredDelivery:
-    """Reads clips into the ring as they are stored. The number of its first slot identifies a message's slots."""
+    """Delivery that reads clips into the ring as they are stored. A task has the number of its first slot as its id."""
 
     reads_ahead = False
 
@@ -50,14 +50,14 @@ class StoredDelivery:
         resources.callback(self._let_go)
 
     def _let_go(self) -> None:
-        # A reference to the loader must not keep its memory.
+        # A reference to the loader must not keep its memory alive.
         self._together.clear()
         del self._reader
 
     # In the feeder thread.
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
-        """Return the whole clip: its reader chooses the part."""
+        """Return the whole clip; the reader chooses the bytes to read."""
         part = clip_part(row.clip, None, pick)
         if part.numbers is not None or (row.packets is not None and not is_whole):
             return part
@@ -86,7 +86,7 @@ class StoredDelivery:
             self._together[task.task_id] = together
             for slot in together:
                 slot.enter(QUEUED)
-            # Object stores are read here: many concurrent requests need threads, but no CPU.
+            # Read object stores here, because many concurrent requests need threads but no CPU.
             if self._flight.decoder.is_ready and not self._is_remote:
                 self._flight.decoder.submit(task)
             else:
@@ -94,7 +94,7 @@ class StoredDelivery:
         return True
 
     def _groups(self, slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-        """Yield what one thread reads: from object stores what one request gets, so that clips do not wait."""
+        """Yield groups of slots that one thread reads; from object stores, one request per group, so no clip waits."""
         if self._is_remote:
             for near in near_each_other([slot.delivery for slot in slots]):
                 yield [slots[place] for place in near]
@@ -112,7 +112,7 @@ class StoredDelivery:
         self.hear(answer)
 
     def read(self, slot: Slot) -> None:
-        """Read the substitute of a bad clip: whole, into separate memory."""
+        """Read the whole substitute of a bad clip into separate memory."""
         flight, sample, part = self._flight, slot.sample, slot.delivery.part
         if slot.run != flight.signals.run:
             flight.finish(slot)
@@ -168,21 +168,21 @@ class StoredDelivery:
 
 
 class FeatureDelivery(StoredDelivery):
-    """Reads the features of samples into the ring, as they are stored."""
+    """Delivery that reads the features of samples into the ring as they are stored."""
 
     def part(self, sample: SampleRequest, row: IndexRow, pick: Pick, *, is_whole: bool) -> ClipPart:
         return whole_clip(row.clip, pick, ())
 
 
 def _room(delivery: Delivery) -> int:
-    """Return the memory for a clip and, if it has an index, for about as many packets as it has frames."""
+    """Return the ring bytes for a clip and, if it has a packet index, a table of about two packets per frame."""
     clip, has_packets = delivery.row.clip, delivery.row.packets is not None
     table = min(TABLE_BYTES, _PACKET_BYTES * (2 * clip.num_frames + 64)) if has_packets else 0
     return -(-(clip.num_bytes + table) // _ALIGN) * _ALIGN
 
 
 def _clips_at_once(slots: Iterable[Slot]) -> int:
-    """Return how many clips one message may name. A path character takes at most twelve bytes in JSON."""
+    """Return the maximum number of clips per message. A path character takes at most twelve bytes in JSON."""
     longest = max((len(one.sample.part.source.url) + len(one.sample.shard_info.path) for one in slots), default=0)
     return max(1, min(_CLIPS_PER_TASK, MAX_MESSAGE_BYTES // (_SLOT_BYTES + 12 * longest)))
 
