@@ -1,4 +1,4 @@
-"""Findings of an interrupted run: lines of a local file, appended as they arrive, so that no run repeats work."""
+"""Findings of an interrupted run, appended to a local file as they arrive, so that the next run repeats no work."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 FileState: TypeAlias = tuple[str, int, str]
-"""(path, bytes, version): values that must be equal for a finding to hold."""
+"""(path, size in bytes, version) of a file. A finding is valid only while all three are unchanged."""
 
 Key: TypeAlias = tuple[str | int, ...]
-"""A file state, and the rest of what a finding is about."""
+"""File state, followed by the other values that identify a finding."""
 
 _DIGEST_LETTERS = 16
 
 
 class Journal:
-    """Findings by key. Each line has a checksum; torn and damaged lines are ignored. Safe in several threads.
+    """Journal of findings by key. Each line has a checksum; incomplete and damaged lines are ignored. Thread-safe.
 
-    header: the rules that findings depend on; a file with another header is started anew. Findings are read at once,
-    and written inside `with`, unless `writable` is False. It takes no lock. Methods raise OSError.
+    header: rules that the findings depend on; a file with a different header is overwritten. The constructor reads the
+    findings of the file. New ones are written to it inside a `with` block, unless `writable` is False. The file is not
+    locked. Methods raise OSError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], writable: bool = True) -> None:
@@ -61,12 +62,12 @@ class Journal:
             self._file = None
 
     def add(self, key: Key, finding: Any) -> None:
-        """Store a finding, a JSON value, for this run and the next."""
+        """Store a finding (a JSON value) for this run and later ones."""
         self.findings[key] = finding
         self._append([*key, finding])
 
     def clear(self) -> None:
-        """Forget all findings."""
+        """Delete all findings."""
         self.findings.clear()
         if self._file is not None:
             self._file.truncate(0)

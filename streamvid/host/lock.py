@@ -21,7 +21,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.2
 
 
 class FileLock:
-    """A held lock, released by `release` or by leaving `with`. `descriptor` is that of the open file."""
+    """Held lock, released by `release` or at the end of a `with` block. descriptor: descriptor of the open file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -37,7 +37,7 @@ class FileLock:
         self.release()  # an interrupt may come between locking and `with`
 
     def release(self) -> None:
-        """Let others take the lock; idempotent."""
+        """Release the lock. Idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             # Closing is not enough: a process that was forked outside Python may hold a copy of the descriptor.
@@ -46,7 +46,7 @@ class FileLock:
             os.close(descriptor)
 
     def is_at(self, path: str | Path) -> bool:
-        """Return whether the locked file is the regular file at this path."""
+        """Return True if the locked file is the regular file at this path."""
         try:
             there = os.lstat(path)
         except FileNotFoundError:
@@ -73,10 +73,10 @@ if hasattr(os, "register_at_fork"):
 def wait_for_lock(
     path: str | Path, wait_seconds: float = math.inf, on_wait: Callable[[], object] | None = None, mode: int = 0o666
 ) -> FileLock:
-    """Lock a file, creating it if necessary; links are not followed.
+    """Lock a file, creating it if necessary. Symbolic links are not followed.
 
-    Raises TimeoutError if another process holds it for `wait_seconds`, and OSError if the file cannot be opened or
-    locked. on_wait: called before each pause.
+    on_wait: function that is called before each pause. Raises TimeoutError if another process still holds the lock
+    after `wait_seconds`, and OSError if the file cannot be opened or locked.
     """
     since, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
     while True:
@@ -85,12 +85,14 @@ def wait_for_lock(
             while not _flock(lock.descriptor, wanted=True):
                 waited = time.monotonic() - since
                 if waited >= wait_seconds:
-                    raise TimeoutError(errno.ETIMEDOUT, f"another process holds it for {wait_seconds:.0f} s", str(path))
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, f"another process still holds the lock after {wait_seconds:.0f} s", str(path)
+                    )
                 if on_wait is not None:
                     on_wait()
                 time.sleep(pause)
                 pause = min(1.5 * pause, max(0.01, waited / 20), _LONGEST_PAUSE_SECONDS)
-            # Its last holder may have removed the file; a lock on a removed file excludes no other process.
+            # The last holder may have removed the file; a lock on a removed file excludes no other process.
             if lock.is_at(path):
                 return lock
         except BaseException:
@@ -108,7 +110,7 @@ def try_lock(path: str | Path, mode: int = 0o666) -> FileLock | None:
 
 
 def _flock(descriptor: int, *, wanted: bool) -> bool:
-    """Take or release the lock; return False while another process holds it."""
+    """Acquire the lock if `wanted`, else release it. Return False if another process holds the lock."""
     import fcntl
 
     try:

@@ -1,7 +1,7 @@
-"""Worker processes: how they start, and how they end without leaving anything behind.
+"""Start and end of worker processes, without leaving anything behind.
 
-A worker is a fresh interpreter, never a fork: it has nothing of the caller's (threads, locks, CUDA, an unguarded
-`__main__`). It ends with its parent, however that dies, because it watches the parent and its socket (host/worker.py).
+A worker is a fresh interpreter, never a fork: it inherits no threads, locks, CUDA state or unguarded `__main__`. It
+ends with its parent, however the parent dies, because it watches the parent and its socket (host/worker.py).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def start_worker(
 ) -> subprocess.Popen[bytes]:
     """Start a worker that calls `entry` ("module:function") with the numbers of `descriptors`, then `arguments`.
 
-    All arguments arrive as text. The first descriptor is a socket; closing its other end ends the worker.
-    environment: defaults for variables that this process does not set.
+    All arguments are passed as text. The first descriptor is a socket; closing its other end ends the worker.
+    environment: defaults for environment variables that this process does not set.
 
-    Raises OSError, and ConfigError if there is no interpreter to run.
+    Raises OSError if the process cannot be started, ConfigError if there is no Python interpreter to run.
     """
     if not sys.executable or getattr(sys, "frozen", False):
         raise ConfigError(
@@ -52,7 +52,7 @@ def start_worker(
             opened.callback(os.close, mine[-1])
         inherited = []
         for descriptor in mine:
-            # If the caller has no standard streams, other files have their numbers, which a worker could not inherit.
+            # Without standard streams, other files have the numbers 0 to 2, which a worker could not inherit.
             inherited.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
             opened.callback(os.close, inherited[-1])
         parent = inherited[-1] if len(mine) > len(descriptors) else -1
@@ -67,7 +67,7 @@ def start_worker(
 
 
 def end_workers(workers: Sequence[subprocess.Popen[bytes]], grace_seconds: float = 0.0) -> None:
-    """Wait for workers to end by themselves, kill those left after `grace_seconds`, and reap all of them."""
+    """Wait for workers to end by themselves, kill those that still run after `grace_seconds`, and reap all of them."""
     deadline = time.monotonic() + grace_seconds
     for worker in workers:
         try:

@@ -8,14 +8,14 @@ from typing import Any
 
 
 class RangeFile(io.RawIOBase):
-    """A read-only file of `num_bytes`; subclasses fill buffers."""
+    """Read-only file of `num_bytes` bytes. Subclasses implement `fill`."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__()
         self.num_bytes, self._position = num_bytes, 0
 
     def fill(self, start: int, buffer: memoryview) -> int:
-        """Fill a buffer from byte `start` on, within the file; return the number of bytes."""
+        """Fill a buffer with the file's bytes from `start` on. Return the number of bytes read."""
         raise NotImplementedError
 
     def readable(self) -> bool:

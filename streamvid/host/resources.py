@@ -12,7 +12,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return the memory of the machine or of the tightest control group around this process; includes shared memory."""
+    """Return the memory limit in bytes, shared memory included: the machine's, or the tightest control group's."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for controllers, path in _groups(groups):
         if not controllers:
@@ -26,7 +26,7 @@ def usable_bytes(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 
 def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
-    """Return how many cores this process may keep busy, at least 1, by its CPU affinity and control group quotas."""
+    """Return the number of cores this process may use, at least 1, from its CPU affinity and control group quotas."""
     cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     for controllers, path in _groups(groups):
         if not controllers:
@@ -38,7 +38,7 @@ def usable_cores(groups: Path = _GROUPS, root: Path = _ROOT) -> int:
 
 
 def user_cache(name: str) -> Path:
-    """Return the folder `name` of streamvid in the user's cache folder; it need not exist."""
+    """Return the path of streamvid's folder `name` in the user's cache folder. The folder may not exist yet."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
     return base / "streamvid" / name
@@ -56,9 +56,9 @@ def _groups(groups: Path) -> Iterator[tuple[list[str], Path]]:
 
 
 def _settings(root: Path, group: Path, name: str) -> Iterator[str]:
-    """Yield a setting of a group and of its parent groups.
+    """Yield the values of a setting in a group and in its parent groups.
 
-    A container sees its own group as the root, at whatever path the host has for it: hence all of them.
+    A container sees its own group as the root, whatever its path on the host, so all levels are tried.
     """
     for place in (group, *group.parents):
         try:

@@ -1,4 +1,4 @@
-"""Common start of all worker processes: the first code that host/processes.py runs in them."""
+"""Entry point of all worker processes, started by host/processes.py."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import threading
 from contextlib import suppress
 
 SHOW_STACK = signal.SIGQUIT
-"""Signal that makes a worker that called `show_stacks` write its stack to the error stream and continue."""
+"""Signal on which a worker that has called `show_stacks` writes its stack to the error stream and continues."""
 
 
 def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
-    """Call `entry` ("module:function") with the socket's number and the arguments, all as text.
+    """Call `entry` ("module:function") with the socket's descriptor number and the arguments, all as text.
 
     The process ends, whatever it is doing, when its parent dies or the other end of the socket is closed.
     """
-    # Ctrl-C, and signals that schedulers send to each process of a job long before its end, are for the parent.
+    # The parent handles Ctrl-C and the signals that schedulers send to each process of a job long before its end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, SHOW_STACK):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(int(parent_fd), int(socket_fd)), daemon=True).start()
@@ -28,7 +28,7 @@ def main(entry: str, parent_fd: str, socket_fd: str, *arguments: str) -> None:
 
 
 def show_stacks() -> None:
-    """From now on, write stacks to the error stream on a crash and on SHOW_STACK."""
+    """Make this process write stacks to the error stream on a crash and on SHOW_STACK."""
     with suppress(RuntimeError, ValueError, OSError):  # a caller without an error stream
         faulthandler.enable()
         faulthandler.register(SHOW_STACK)

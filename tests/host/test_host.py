@@ -22,7 +22,7 @@ def test_a_lock_excludes_until_it_is_released(tmp_path: Path) -> None:
     path, waits = tmp_path / "lock", list[float]()
     with wait_for_lock(path):
         assert try_lock(path) is None
-        with pytest.raises(TimeoutError, match="another process holds it"):
+        with pytest.raises(TimeoutError, match="another process still holds the lock"):
             wait_for_lock(path, 0.1, on_wait=lambda: waits.append(time.monotonic()))
     assert len(waits) > 1
     lock = try_lock(path)

@@ -421,7 +421,7 @@ def test_a_ledger_that_is_held_for_ever_is_no_error(
         for _ in range(3):
             remote.check(cache, biggest(remote), [(0, 1), (BLOCK_BYTES, 1)])
     assert len(caplog.records) == 1
-    assert "another process holds it" in caplog.text
+    assert "another process still holds the lock" in caplog.text
     assert len(blocks(tmp_path)) == 1
 
 

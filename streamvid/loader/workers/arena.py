@@ -1,8 +1,8 @@
-"""Anonymous memory shared with decode workers, and the allocation of its parts.
+"""Anonymous memory shared with decode workers, and the allocator of its blocks.
 
 One thread allocates; any thread may release, even during a garbage collection, because a release only puts a block
-on a queue. Memory comes from memfd, so that it is not limited by the size of /dev/shm, has no name to leave behind, and
-returns to the kernel when the last process releases it.
+on a queue. Memory comes from memfd: it is not limited by the size of /dev/shm, leaves no file behind, and returns to
+the kernel when the last process releases it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ALIGN_BYTES = 4096
 
 
 def align(num_bytes: int) -> int:
-    """Round up to whole pages."""
+    """Round a number of bytes up to whole pages."""
     return -(-max(1, num_bytes) // ALIGN_BYTES) * ALIGN_BYTES
 
 
 class Block:
-    """A part of an arena that is returned once: on request, or else when it dies."""
+    """Block of an arena that is released once, on request or when the object is freed."""
 
     def __init__(self, arena: Arena, offset: int) -> None:
-        self.offset = offset  # not its memory, which a destructor that is interrupted would hold forever
+        self.offset = offset  # no view of the memory: an interrupted destructor would keep it forever
         self._release = [arena.release]
 
     def release(self, when: Callable[[], None] | None = None) -> None:
@@ -44,9 +44,9 @@ class Block:
 
 
 class Arena:
-    """`num_bytes` of zeroed shared memory with a first-fit allocator of page-aligned blocks.
+    """Zeroed shared memory of `num_bytes` bytes with a first-fit allocator of page-aligned blocks.
 
-    `fd` is a file descriptor for child processes, -1 if the platform has no memfd.
+    fd: file descriptor for child processes; -1 if the platform has no memfd.
     """
 
     def __init__(self, name: str, num_bytes: int) -> None:
@@ -55,7 +55,7 @@ class Arena:
         try:
             usable = usable_bytes()
             if self.num_bytes > usable:  # the kernel grants the addresses, but kills processes as they fill them
-                raise OSError(f"this machine, or the container or job of this process, has only {usable}")
+                raise OSError(f"this machine, or the container or job of this process, has only {usable} bytes")
             if sys.platform == "linux":
                 self.fd = os.memfd_create(f"streamvid-{name}", os.MFD_CLOEXEC)
                 os.ftruncate(self.fd, self.num_bytes)
@@ -64,7 +64,7 @@ class Arena:
             if self.fd >= 0:
                 os.close(self.fd)
             raise LoaderError(
-                f"cannot get {self.num_bytes} bytes of memory for {name}: {error}; "
+                f"cannot allocate {self.num_bytes} bytes of memory for {name}: {error}; "
                 "lower prefetch_bytes or the batch size of the largest bucket"
             ) from error
         self.view = memoryview(self.map)
@@ -75,7 +75,7 @@ class Arena:
 
     @property
     def num_allocated(self) -> int:
-        """Number of blocks in use; for any thread."""
+        """Number of blocks in use. Thread-safe."""
         return len(self._held)
 
     def allocate(self, num_bytes: int, timeout_seconds: float) -> int | None:
@@ -91,7 +91,7 @@ class Arena:
         return offset
 
     def release(self, offset: int, when: Callable[[], None] | None = None) -> None:
-        """Release a block; `when` is called, and may wait, before the block is used again."""
+        """Release a block. `when` is called before the block is used again, and may wait."""
         self._held.discard(offset)  # first, because the block may be allocated again once it is in the queue
         self._released.put((offset, when))
 
@@ -100,7 +100,7 @@ class Arena:
         self._released.put(None)
 
     def close(self) -> None:
-        """Release the memory; it stays mapped until the last array over it dies.
+        """Release the memory. It stays mapped until the last array that uses it is freed.
 
         Another thread may be about to write its first page through `view`; such writes after the close are lost.
         """

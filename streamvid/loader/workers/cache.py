@@ -1,4 +1,4 @@
-"""Cache of the last values, limited in bytes. A value that several threads need at once is made by one of them."""
+"""Cache of recently used values, limited in bytes. If several threads need a value at once, one of them computes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Making:
 
 
 class SharedCache(Generic[_Value]):
-    """The last values used, by name, up to `max_bytes` but at least one. Safe in several threads."""
+    """Cache of the last values used, by name, of up to `max_bytes` bytes but at least one value. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,14 +38,14 @@ class SharedCache(Generic[_Value]):
         self._lock = threading.Lock()
 
     def has(self, name: Name) -> bool:
-        """Return whether the value is present or being made."""
+        """Return True if the value is cached or is being computed."""
         return name in self._values or name in self._making
 
     def get(self, name: Name, make: Callable[[], _Value]) -> _Value:
-        """Return the value, made by the first thread that asks for it.
+        """Return the value with this name; the first thread that needs it computes it with `make`.
 
-        All threads that ask in the meantime get the same value or error, unless the first thread's read was cancelled:
-        then another thread tries.
+        Threads that request it in the meantime wait and get the same value or error. If the first thread's read was
+        cancelled, another thread tries.
         """
         while True:
             with self._lock:
@@ -68,7 +68,7 @@ class SharedCache(Generic[_Value]):
                     self.num_bytes -= self._values.popitem(last=False)[1].num_bytes
             return value
         except StreamvidError as error:
-            # Otherwise each thread in turn would wait as long for a store that does not answer.
+            # Without a shared error, each thread in turn would wait just as long for a store that does not answer.
             if is_wanted():
                 making.error = fresh(error)
             raise

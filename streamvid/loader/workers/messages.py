@@ -1,7 +1,7 @@
-"""Messages between the loader and its decode workers: small JSON datagrams; pixels never travel in them.
+"""Messages between the loader and its decode workers: small JSON datagrams that never contain pixels.
 
-A worker that decodes hostile clips may be made to send any text of any length in an answer (SAFE-1): `short_text` cuts
-it, and `Answer.messages` splits what does not fit into one datagram.
+Hostile clips may cause a worker to send any text of any length in an answer (SAFE-1). `short_text` truncates error
+texts, and `Answer.messages` splits results that do not fit into one datagram.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from streamvid.video.transform import Crop
 
 MAX_MESSAGE_BYTES = 65536
-# The first bytes of the clip arena: number of the loader's current run (an unsigned 64-bit count).
+# The first bytes of the clip arena hold the number of the loader's current run as an unsigned 64-bit integer.
 GENERATION = struct.Struct("<Q")
 
-# About a worker: it has started. About a task: it was begun; its frames are in place; its clips were read; its bytes
-# are not those of the index; its bytes are right but do not decode anywhere; it failed here.
+# "ready": a worker has started. For a task, "start": it was begun; "done": its frames are in place; "read": its clips
+# were read; "corrupt": its bytes do not match the index; "bad": its bytes match but are not decodable on any machine;
+# "error": it failed on this machine.
 Kind = Literal["ready", "start", "done", "read", "corrupt", "bad", "error"]
 
 PictureColors: TypeAlias = tuple[str, str, str] | None
@@ -31,10 +32,10 @@ PictureColors: TypeAlias = tuple[str, str, str] | None
 
 
 class ClipBlock(NamedTuple):
-    """Bytes of a clip in the clip arena: from `offset` on a packet table of `table_bytes`, then `num_bytes`.
+    """Bytes of a clip in the clip arena: at `offset`, a packet table of `table_bytes` bytes, then `num_bytes` bytes.
 
-    - checks: (start, end, checksum) of pieces of the bytes. num_frames: of the whole clip.
-    - stream: StreamInfo as JSON, key_time: a PacketWindow's; "" for a whole clip with its container.
+    - checks: (start, end, checksum) of each piece of the bytes. num_frames: number of frames in the whole clip.
+    - stream: StreamInfo as JSON; "" for a whole clip with its container. key_time: timestamp of the first packet.
     """
 
     offset: int
@@ -47,10 +48,10 @@ class ClipBlock(NamedTuple):
 
 
 class DecodeTask(NamedTuple):
-    """One sample to decode: its bytes, the frames to decode, and the place for their pictures.
+    """Task to decode one clip: its bytes, the frames to decode, and the destination of their pictures.
 
-    numbers: of the frames, if the pick goes by the times of another clip.
-    out_offset: in the frame ring.
+    numbers: indices of the frames, if they are chosen by the timestamps of another clip; else None.
+    out_offset: offset of the pictures in the frame ring.
     """
 
     task_id: int
@@ -68,7 +69,7 @@ class DecodeTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> DecodeTask:
-        """Return the task that `to_json` wrote, without the first word."""
+        """Return the task from the JSON of `to_json`, without its first element."""
         from streamvid.buckets.pick import Pick  # a worker imports these with its first task
         from streamvid.video.picture import PictureFormat
         from streamvid.video.transform import Crop
@@ -88,7 +89,7 @@ class DecodeTask(NamedTuple):
 
 
 class TarFile(NamedTuple):
-    """A tar in a store. sha256, num_bytes: identify it in a cache, if there may be one."""
+    """Tar in a store. sha256, num_bytes: content that identifies the tar in a cache; "" and 0 for local stores."""
 
     url: str
     path: str
@@ -97,10 +98,10 @@ class TarFile(NamedTuple):
 
 
 class ReadSlot(NamedTuple):
-    """One clip to read: its location, the wanted frames, and the place for its bytes.
+    """One clip to read: its location, the wanted frames, and the destination of its bytes.
 
-    table: number of its shard's packet table in the task, -1 for none. row: the clip's row in it.
-    out_offset, room: the place in the ring, and its size in bytes.
+    table: index of the shard's packet table in the task; -1 for none. row: the clip's row in the packet table.
+    out_offset, room: offset and size in bytes of the destination in the ring.
     """
 
     tar: TarFile
@@ -113,7 +114,7 @@ class ReadSlot(NamedTuple):
 
 
 class ReadTask(NamedTuple):
-    """Clips to read; task_id is that of the first clip."""
+    """Task to read several clips. Its id is the slot number of the first clip."""
 
     task_id: int
     generation: int
@@ -125,7 +126,7 @@ class ReadTask(NamedTuple):
 
     @staticmethod
     def from_json(value: list[Any]) -> ReadTask:
-        """Return the task that `to_json` wrote, without the first word."""
+        """Return the task from the JSON of `to_json`, without its first element."""
         from streamvid.buckets.pick import Pick
 
         task_id, generation, tables, slots = value
@@ -140,7 +141,7 @@ Task: TypeAlias = DecodeTask | ReadTask
 
 
 def open_message(message: bytes) -> tuple[str, list[Any]]:
-    """Return the kind of the task in a message, "decode" or "read", and its values, of which the first is its id."""
+    """Return the kind of the task in a message ("decode" or "read") and the task's values, starting with its id."""
     kind, *value = json.loads(message)
     return kind, value
 
@@ -153,8 +154,8 @@ def parse_task(kind: str, value: list[Any]) -> Task:
 class ReadResult(NamedTuple):
     """Result of a ReadTask for one clip.
 
-    table_bytes, num_bytes: sizes of its packet table and its data in the ring. stream: StreamInfo as JSON.
-    numbers: of the frames, if they follow from timestamps.
+    table_bytes, num_bytes: sizes of the clip's packet table and data in the ring. stream: StreamInfo as JSON.
+    numbers: indices of the wanted frames, if they are chosen by timestamp; else None.
     """
 
     kind: Literal["done", "bad", "error"]
@@ -167,9 +168,9 @@ class ReadResult(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Message about a task: `text` describes a problem, `seconds` is the duration of the work.
+    """Message from a worker about a task: `text` describes a problem, `seconds` is the duration of the work.
 
-    color: of yuv420p pictures. results: of the clips of a ReadTask; empty if its run is over.
+    color: colors of yuv420p pictures. results: one result per clip of a ReadTask; empty if the run is over.
     """
 
     pid: int
@@ -181,7 +182,7 @@ class Answer(NamedTuple):
     results: tuple[ReadResult, ...] = ()
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the answer as JSON. Results that are too long for one message are split."""
+        """Yield the answer as JSON messages. Results that do not fit into one message are split."""
         data, results = _encode(self), self.results
         if len(data) <= MAX_MESSAGE_BYTES or len(results) < 2:
             yield data
@@ -197,7 +198,7 @@ class Answer(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON for values that are not messages: a checksum, a frame choice, a file, a crop, a picture format."""
+    """Return a JSON value for an object in a message: a checksum, a pick, a file, a crop or a picture format."""
     if isinstance(value, bytes):
         return value.hex()
     return value.to_json() if hasattr(value, "to_json") else [getattr(value, name) for name in value.__slots__]
@@ -211,5 +212,5 @@ def _encode(message: tuple[Any, ...]) -> bytes:
 
 
 def short_text(error: BaseException | str) -> str:
-    """Return the text of an error, cut to fit into a message."""
+    """Return the text of an error, truncated to fit into a message."""
     return str(error)[: MAX_MESSAGE_BYTES // 8]

@@ -1,8 +1,8 @@
-"""The decode workers of one loader, as seen from the loader's process.
+"""Decode workers of one loader, seen from the loader's process.
 
-All workers take tasks from one socket and answer on another: the kernel hands each task to a free worker. A worker is
-a fresh interpreter without anything of the caller's; it ends when the loader closes its ends of the sockets, which
-also happens when the loader dies.
+All workers receive tasks from one socket and answer on another: the kernel passes each task to a free worker. A worker
+is a fresh interpreter that inherits no state from the caller. It ends when the loader closes its ends of the sockets,
+which also happens when the loader's process dies.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from streamvid.loader.workers.arena import Arena
 from streamvid.loader.workers.messages import MAX_MESSAGE_BYTES, Answer, Task
 from streamvid.loader.workers.worker import TaskRunner
 
-# Called for each task that is begun or finished, by the thread that serves answers.
+# Function that the serving thread calls for each task that is begun or finished.
 Heard = Callable[[Answer], None]
 
 _ENTRY = "streamvid.loader.workers.worker:main"
 _END_SECONDS = 5.0
-_SHOW_SECONDS = 0.1  # for a worker to print where it hangs
-# Otherwise glibc would keep the pictures of a closed decoder for reuse, as fragmented memory.
+_SHOW_SECONDS = 0.1  # for a worker to print its stack
+# Otherwise glibc would keep the picture memory of a closed decoder for reuse and fragment it.
 _ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**18), "MALLOC_TRIM_THRESHOLD_": str(2**24)}
 
 
 class DecodePool:
-    """`num_workers` decode processes over two shared arenas: clips in, frames out.
+    """Pool of `num_workers` decode processes that read clips from one shared arena and write frames to another.
 
-    is_ready: True if a worker has started. Raises LoaderError if workers cannot be started.
+    is_ready: True once a worker has started. Raises LoaderError if workers cannot be started.
     """
 
     def __init__(self, num_workers: int, clips: Arena, ring: Arena) -> None:
@@ -57,8 +57,8 @@ class DecodePool:
             if not isinstance(error, OSError):
                 raise
             raise LoaderError(
-                f"cannot start {num_workers} decode workers: {error}; use fewer, or num_workers=0 to decode in a "
-                "thread of this process"
+                f"cannot start {num_workers} decode workers: {error}; use fewer workers, or num_workers=0 to decode "
+                "in a thread of this process"
             ) from error
 
     def _start(self, num_workers: int, clips: Arena, ring: Arena) -> None:
@@ -83,13 +83,13 @@ class DecodePool:
         return tuple(worker.pid for worker in self._workers)
 
     def submit(self, task: Task) -> None:
-        """Hand a task to the next free worker, in order. Waits while very many are queued."""
+        """Queue a task for the next free worker, in order. Wait if too many tasks are queued."""
         # If no worker is left, the socket is broken; `serve` reports how they died.
         with contextlib.suppress(OSError):
             self._tasks.send(task.to_json(), socket.MSG_NOSIGNAL)
 
     def submit_heard(self, task: Task) -> None:
-        """Submit a task from the serving thread, which must not wait, because workers wait until it hears them."""
+        """Submit a task from the serving thread. Never wait, because workers may be waiting for this thread."""
         self._left.append(task.to_json())
 
     def _send_left(self) -> None:
@@ -99,7 +99,7 @@ class DecodePool:
                 self._left.popleft()
 
     def serve(self, timeout_seconds: float, heard: Heard) -> None:
-        """Report messages, waiting for at most `timeout_seconds` for the first. Raises WorkerError."""
+        """Pass answers to `heard`, waiting at most `timeout_seconds` for one. Raises WorkerError if a worker died."""
         ready = {fd for fd, _ in self._poller.poll(timeout_seconds * 1000)}
         if self._answers.fileno() in ready:
             self._receive(heard)
@@ -128,9 +128,9 @@ class DecodePool:
             heard(answer)
 
     def kill(self, task_id: int) -> None:
-        """Kill the worker that is on a task, or all if there is none: they are stuck. Takes no lock, raises nothing.
+        """Kill the stuck worker that runs a task, or all workers if none does. Takes no lock and raises nothing.
 
-        The worker prints where it hangs to the error stream.
+        First, workers that run a task print their stacks to the error stream.
         """
         stuck = [pid for pid, current in list(self._current.items()) if current == task_id] or self.pids
         # A worker that has not started yet does not handle this signal, and would leave a core file.
@@ -146,15 +146,15 @@ class DecodePool:
 
     def _death(self, worker: subprocess.Popen[bytes]) -> WorkerError:
         error = WorkerError(
-            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL mostly means that the machine ran "
-            "out of memory: lower num_workers or prefetch_bytes; anything else is a crash, which the error stream may "
-            "explain. This loader cannot continue: make a new one, and load the last state"
+            f"decode worker {worker.pid} {describe_exit(worker.returncode)}. SIGKILL usually means that the machine "
+            "ran out of memory: lower num_workers or prefetch_bytes. Anything else is a crash, which the error stream "
+            "may explain. This loader cannot continue: create a new one and load the last state"
         )
         error.task_id = self._current.get(worker.pid)
         return error
 
     def close(self) -> None:
-        """End all workers and wait for them; also ends a waiting `serve`. Idempotent."""
+        """End all workers and wait for them. This also ends a waiting `serve`. Idempotent."""
         self._closed = True
         for end in self._sockets:
             with contextlib.suppress(OSError):
@@ -167,7 +167,7 @@ class DecodePool:
 
 
 class InlineDecoder:
-    """Decoder for num_workers=0: the thread that serves decodes tasks itself. Its methods are those of DecodePool."""
+    """Decoder for num_workers=0, with the methods of DecodePool. The thread that calls `serve` decodes the tasks."""
 
     is_ready = False
     pids: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ class InlineDecoder:
         """Do nothing: a thread cannot be killed, and continues until its decoder returns."""
 
     def close(self) -> None:
-        self._runner = None  # a reference to the loader must not keep its memory
+        self._runner = None  # a reference to the loader must not keep its memory alive
         self._queue.put(None)
 
 

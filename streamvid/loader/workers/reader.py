@@ -1,7 +1,7 @@
-"""Reading of clips as they are stored, into the ring: for callers that decode on their own, or use features.
+"""Reading of stored clips into the ring, for callers that decode clips themselves or use features.
 
-All clips of one message are read by one thread or process: by the loader's own threads until the workers have started,
-so that the first batch does not wait for a process; then by the workers, which relieve the caller's process.
+One thread or process reads all clips of a task. Until the workers have started, the loader's own threads read, so that
+the first batch does not wait for a process. After that, workers read local stores, which relieves the caller's process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TABLES_BYTES = 64 * 2**20  # size of cached packet tables
 
 @dataclass(slots=True)
 class _Reading:
-    """A clip in progress: the place for its data, and what has been read so far."""
+    """Clip in progress: the part to read, the destination of its data, and the wrong reads so far."""
 
     number: int
     slot: ReadSlot
@@ -42,9 +42,9 @@ class _Reading:
 
 
 class ClipReader:
-    """Reads tasks into the ring. Safe in several threads.
+    """Reader of clips into the ring. Thread-safe.
 
-    stores: already open stores, by URL.
+    stores: open stores by URL; others are opened on first use.
     """
 
     def __init__(self, clips: memoryview, ring: Any, stores: Mapping[str, Store] | None = None) -> None:
@@ -53,10 +53,10 @@ class ClipReader:
         self._tables: SharedCache[PacketTables] = SharedCache(_TABLES_BYTES)
 
     def run(self, task: ReadTask) -> Answer:
-        """Run a task."""
+        """Run a task and return its results."""
         since = time.monotonic()
         results: tuple[ReadResult, ...] = ()
-        # The tasks of a run that is over are skipped.
+        # Skip the tasks of a run that is over.
         if task.generation == GENERATION.unpack_from(self._clips)[0]:
             results = self._read_all(task)
         return Answer(os.getpid(), task.task_id, "read", "", time.monotonic() - since, None, results)
@@ -83,7 +83,7 @@ class ClipReader:
         return _Reading(number, slot, part, room[part.table_bytes : part.block_bytes])
 
     def _read(self, several: Sequence[_Reading]) -> list[ReadResult]:
-        """Read clips of one shard together; if their tar ends too early, each separately."""
+        """Read clips of one shard together; if the tar is truncated, read each clip separately."""
         try:
             problem = self._fill(several)
         except Exception as error:  # noqa: BLE001 - as above
@@ -98,7 +98,7 @@ class ClipReader:
         return read_ranges(self._store(tar.url), tar.path, content, ranges, is_again=is_again)
 
     def _verify(self, one: _Reading, problem: str | None) -> ReadResult:
-        """Return the result of a clip that was read. Wrong bytes are read again."""
+        """Verify a clip that was read, and return its result. Wrong bytes are read again."""
         while (problem := problem or wrong_bytes(one.data, one.part.checks)) is not None:
             num_retries, verdict = len(one.wrong), one.wrong.judge(problem)
             if verdict == "stored":

@@ -1,4 +1,4 @@
-"""A decode worker: one process that decodes clips in shared memory to frames in shared memory.
+"""Decode worker: a process that decodes clips in shared memory to frames in shared memory.
 
 It is started as a fresh interpreter (see pool.py). It is never forked and never imports the caller's main module, so
 torch and CUDA are never loaded in it.
@@ -33,11 +33,11 @@ from streamvid.loader.workers.reader import ClipReader
 if TYPE_CHECKING:
     from streamvid.video.decode.convert import PictureColor
 
-_SPARE_BYTES = 256 * 2**20  # untouched, so it costs nothing; a 4K decoder holds about as much in pictures
+_SPARE_BYTES = 256 * 2**20  # never touched, so it costs nothing; a 4K decoder holds about this much in pictures
 
 
 class TaskRunner:
-    """Decodes tasks from `clips` into `ring` (any writable buffer), with decoders that stay open. One thread."""
+    """Runner of tasks from `clips` to `ring` (any writable buffer) that keeps decoders open. Not thread-safe."""
 
     def __init__(self, clips: memoryview, ring: Any) -> None:
         from streamvid.video.decode.stored import StoredDecoder
@@ -46,7 +46,7 @@ class TaskRunner:
         self._decoder, self._reader = StoredDecoder(), ClipReader(clips, ring)
 
     def run(self, task: Task) -> Answer:
-        """Run a task."""
+        """Run a task and return the answer."""
         if not isinstance(task, DecodeTask):
             return self._reader.run(task)
         since = time.monotonic()
@@ -55,7 +55,7 @@ class TaskRunner:
 
     def _try(self, task: DecodeTask) -> tuple[Kind, str, PictureColors]:
         try:
-            # The tasks of a run that is over are skipped.
+            # Skip the tasks of a run that is over.
             if task.generation != GENERATION.unpack_from(self._clips)[0]:
                 return "done", "", None
             first = task.source.offset + task.source.table_bytes
@@ -122,8 +122,8 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
         send(Answer(os.getpid(), -1, "ready"))
         while message := tasks.recv(MAX_MESSAGE_BYTES):
             kind, value = open_message(message)
-            # Reported before parsing, because parsing the first task imports what decoding needs.
-            if kind == "decode":  # other tasks end as soon as a report would be of use
+            # Report before parsing, because parsing the first task imports the decoding modules, which takes time.
+            if kind == "decode":  # read tasks are too short for a report to be useful
                 send(Answer(os.getpid(), value[0], "start"))
             send(runner.run(parse_task(kind, value)))
     except (BrokenPipeError, ConnectionResetError):
@@ -133,7 +133,7 @@ def main(answers_fd: str, tasks_fd: str, clips_fd: str, ring_fd: str) -> None:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    # FFmpeg's memory error is an error code like those for bad bytes, and is the cause of the same DecodeError.
+    # FFmpeg reports a lack of memory by an error code, as it does bad bytes, and either causes the same DecodeError.
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -142,7 +142,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _is_short_of_memory() -> bool:
-    # FFmpeg also reports "invalid data" for a picture without memory: while memory is short, that proves nothing.
+    # FFmpeg also reports "invalid data" if it cannot allocate a picture: while memory is short, that proves nothing.
     try:
         mmap.mmap(-1, _SPARE_BYTES).close()
     except OSError:
