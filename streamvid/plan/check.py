@@ -21,7 +21,7 @@ _NUM_NAMED = 10
 
 
 def shard_counts(sources: Sequence[PlanSource]) -> dict[str, dict[int, Int64Array]]:
-    """Return bucket id → source number → samples in each of its shards, sorted by bucket id."""
+    """Return bucket id → source index → number of samples per shard, sorted by bucket id."""
     counts: dict[str, dict[int, Int64Array]] = {}
     for number, source in enumerate(sources):
         for name, of_shards in source.num_samples.items():
@@ -33,21 +33,22 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
     counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
         raise ConfigError(
-            f"num_samples[{bucket_id!r}]: must be one integer per shard, got {counts.dtype} {counts.shape}"
+            f"num_samples[{bucket_id!r}] has dtype {counts.dtype} and shape {counts.shape}; must be one integer per shard"
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
-        raise ConfigError(f"num_samples[{bucket_id!r}]: must be 0 or more, at most {MAX_POSITION} per bucket")
+        raise ConfigError(f"num_samples[{bucket_id!r}]: must be 0 or more per shard, at most {MAX_POSITION} in all")
     return counts.astype(np.int64, copy=False)
 
 
 def check_ids(counts: Mapping[str, object], batch_sizes: Mapping[str, int]) -> None:
-    """Raise ConfigError unless exactly the dataset's buckets have a batch size, and all are valid."""
+    """Raise ConfigError unless exactly the dataset's buckets have a batch size and all batch sizes are valid."""
     for name, size in batch_sizes.items():
         require_integer(f"batch_sizes[{name!r}]", size, 1, 1 << 20)
     differing = sorted(counts.keys() ^ batch_sizes.keys())
     if differing:
         raise ConfigError(
-            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give each dataset bucket a size"
+            f"batch_sizes and the dataset differ in bucket(s) {named(differing)}; give a batch size for exactly the "
+            "dataset's buckets"
         )
 
 
@@ -56,8 +57,8 @@ def check_costs(counts: Mapping[str, object], options: PlanOptions, costs: Mappi
     missing = sorted(counts.keys() - (costs or {}).keys())
     if missing or costs is None:
         raise ConfigError(
-            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket; none given for "
-            f"{named(missing)}. Give costs for all, or use sync='bucket' and order='mixed'"
+            f"sync={options.sync!r} with order={options.order!r} needs a cost for each bucket, but none is given for "
+            f"{named(missing)}. Give a cost for each bucket, or use sync='bucket' and order='mixed'"
         )
     for name, cost in costs.items():
         require_integer(f"costs[{name!r}]", cost, 1, (1 << 62) - 1)
@@ -69,44 +70,45 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
     foreign = sorted(cursor.positions.keys() - streams.keys())
     if foreign:
         raise StateError(
-            f"the state has a position in bucket(s) {named(foreign)}, which the dataset does not have; load it "
+            f"the state has a position in bucket(s) {named(foreign)}, which the dataset does not have; load the state "
             "with the dataset and filter that it was saved with, or start without a state"
         )
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Raise unless positions stay exact in int64 and float64, and repeat visits (step.py) stay in their range."""
+    """Raise ConfigError or StateError if positions exceed exact int64 and float64, or repeat visits their range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
         raise ConfigError(
-            f"bucket {span.bucket_id}: a step of {span.global_batch} samples repeats the {span.length} of the epoch, "
-            f"{passes} passes over {num_samples}, too many; lower batch_size or num_repeats, or use tail='drop' or "
-            "'carry'"
+            f"bucket {span.bucket_id}: a step of {span.global_batch} samples would repeat the epoch's {span.length} "
+            f"samples ({passes} passes over {num_samples}) too often; lower batch_size or num_repeats, or use "
+            "tail='drop' or 'carry'"
         )
     if span.global_batch >= 1 << 30:
         raise ConfigError(
-            f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}; must be below 2**30"
+            f"bucket {span.bucket_id}: num_ranks * batch_size is {span.global_batch}, but must be less than 2**30; "
+            "lower batch_size"
         )
     if span.length > MAX_BLOCK_SAMPLES and span.length != num_samples:
         raise ConfigError(
-            f"bucket {span.bucket_id}: an epoch takes {span.length} samples of several datasets; "
-            f"the maximum is {MAX_BLOCK_SAMPLES}. Lower num_repeats or samples_per_epoch"
+            f"bucket {span.bucket_id}: an epoch takes {span.length} samples from several datasets, but the maximum is "
+            f"{MAX_BLOCK_SAMPLES}; lower num_repeats or samples_per_epoch"
         )
     reached = max(span.end, span.position) + span.global_batch
     if reached > MAX_POSITION:
         raise StateError(
-            f"bucket {span.bucket_id}: epoch {span.epoch} of {num_samples} samples reaches position {reached}; "
-            f"positions end at {MAX_POSITION}"
+            f"bucket {span.bucket_id}: epoch {span.epoch} of {num_samples} samples reaches position {reached}, but the "
+            f"maximum is {MAX_POSITION}; start at an earlier epoch"
         )
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without a step. soonest: number of epochs until carried samples fill a step."""
+    """Return the error for a run without a step. soonest: number of epochs until samples fill a step; None: never."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [
-        f"{span.bucket_id} has {span.available} sample(s), a step takes {span.global_batch} "
+        f"{span.bucket_id} has {span.available} sample(s), but a step takes {span.global_batch} "
         f"({num_ranks} rank(s) x batch_size {span.batch_size})"
         for span in spans
     ]
@@ -114,11 +116,11 @@ def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, s
     if options.accumulate > 1:
         remedies = f"use a smaller accumulate than {options.accumulate}, {remedies.removeprefix('use ')}"
     if soonest is not None:
-        remedies += f", or more epochs: with tail='carry' the first step needs {soonest} epochs"
+        remedies += f", or more epochs (with tail='carry', the first step needs {soonest} epochs)"
     return PlanError(f"no bucket can fill one step: {named(rows, '; ')}. Remedies: {remedies}")
 
 
 def named(names: Sequence[str], separator: str = ", ") -> str:
-    """Join the first few names, and count the others."""
+    """Return the first few names, joined, and the number of the others."""
     more = len(names) - _NUM_NAMED
     return separator.join([*names[:_NUM_NAMED], f"and {more} more"] if more > 0 else names)

@@ -1,15 +1,15 @@
-"""Costs of training steps, predicted from the tokens of a batch: cost tables, and classes of equal cost.
+"""Costs of training steps, predicted from the tokens of a batch: cost tables, and classes of about equal cost.
 
 A batch of B samples of s tokens each takes
 
     constant + per_token * B * s + per_pair * B * s * s
 
-`per_pair` is attention, where each token attends to all tokens of its sample. Without measurements the constant is 0,
-and attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per token and layer
-against 4 * s * width, at a width of 2,048. In that case only the ratios of costs are meaningful.
+`per_pair` is the cost of attention, where each token attends to all tokens of its sample. Without measurements, the
+constant is 0, and attention costs as much as everything else at 12,288 tokens per sample: 24 * width**2 operations per
+token and layer equal 4 * s * width at a width of 2,048. In that case, only the ratios of costs are meaningful.
 
-All of it, including the fit, is integer arithmetic: the same measurements give the same table, and a table gives the
-same classes, on every rank and machine.
+All computations, including the fit, use exact arithmetic: the same measurements give the same table, and the same table
+gives the same classes, on every rank and machine.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ COST_VERSION = 1
 MAX_SECONDS = 1_000_000
 _MAX_BATCH_SIZE = 1 << 20
 _MAX_TOKENS = 1 << 40
-_PER_NANOSECOND = 10**9  # coefficients are in attoseconds: even the smallest keep three digits as integers
+_PER_NANOSECOND = 10**9  # coefficients are in attoseconds, so that even the smallest keep three digits as integers
 _MAX_COEFFICIENT = MAX_SECONDS * _PER_NANOSECOND**2
 
 _EVEN_TOKENS = 12_288  # see above
 _DEFAULT_PER_TOKEN = 1000 * _PER_NANOSECOND  # 1 µs; any value would do
 # Fewer measurements of a batch may all be first steps, which compile and warm up.
 _ENOUGH = 3
-_SCALE = 1 << 100  # of the fit's fixed-point numbers
+_SCALE = 1 << 100  # scale of the fit's fixed-point numbers
 _DEPENDENT = Fraction(1, 10**9)  # below this share of their length, columns count as dependent
 
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Predicted nanoseconds of one training step for a batch of a bucket.
+    """Table for predicting the nanoseconds of a training step from its bucket and batch size.
 
-    tokens: bucket id → tokens of a sample. constant, per_token, per_pair: attoseconds, see above.
-    measured: (bucket id, batch size) → nanoseconds, which take precedence over the prediction.
+    tokens: bucket id → number of tokens per sample. constant, per_token, per_pair: coefficients of the formula above,
+    in attoseconds. measured: (bucket id, batch size) → nanoseconds, which take precedence over the prediction.
     Raises ConfigError for invalid values.
     """
 
@@ -68,11 +68,11 @@ class CostTable:
         for name in ("constant", "per_token", "per_pair"):
             require_integer(f"cost table {name}", getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
-            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: one of them must be more than 0")
+            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one of them must be more than 0")
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
             raise ConfigError(
                 f"cost table measured={reprlib.repr(self.measured)}: expected a mapping from (bucket id, batch size) "
-                "to nanoseconds; fit_costs makes it from measured steps"
+                "to nanoseconds; fit_costs creates one from measured steps"
             )
         for (bucket_id, batch_size), nanoseconds in self.measured.items():
             _validate_batch(bucket_id, batch_size, self.tokens)
@@ -81,7 +81,7 @@ class CostTable:
         object.__setattr__(self, "measured", dict(sorted(self.measured.items())))
 
     def step_nanoseconds(self, bucket_id: str, batch_size: int) -> int:
-        """Return nanoseconds per step, at least 1: measured, else predicted. ConfigError for an unknown bucket."""
+        """Return the measured, else the predicted, nanoseconds per step. Raises ConfigError for an unknown bucket."""
         _validate_batch(bucket_id, batch_size, self.tokens)
         if (bucket_id, batch_size) in self.measured:
             return self.measured[bucket_id, batch_size]
@@ -91,7 +91,7 @@ class CostTable:
         return max(1, (attoseconds + _PER_NANOSECOND // 2) // _PER_NANOSECOND)
 
     def costs(self, batch_sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bucket id → nanoseconds of a step with its batch size, as `cost_classes` expects."""
+        """Return bucket id → nanoseconds per step with the bucket's batch size, as `cost_classes` expects."""
         return {bucket_id: self.step_nanoseconds(bucket_id, size) for bucket_id, size in batch_sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -105,11 +105,11 @@ class CostTable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CostTable:
-        """Build a table from what `to_json` returned. Raises ConfigError for anything else."""
+        """Return a table from the JSON of `to_json`. Raises ConfigError if the JSON is invalid."""
         if not isinstance(value, Mapping) or value.get("version") != COST_VERSION:
             version = value.get("version") if isinstance(value, Mapping) else value
             raise ConfigError(
-                f"cost table version={version!r}: this streamvid reads {COST_VERSION}; fit the costs again"
+                f"cost table version={version!r}: this streamvid reads version {COST_VERSION}; fit the costs again"
             )
         try:
             rates = value["attoseconds"]
@@ -117,14 +117,14 @@ class CostTable:
             return cls(value["tokens"], rates["constant"], rates["per_token"], rates["per_pair"], measured)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"cost table is damaged ({type(error).__name__}: {error}); fit the costs again"
+                f"the cost table is damaged ({type(error).__name__}: {error}); fit the costs again"
             ) from error
 
 
 def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> CostTable:
-    """Return the table without measurements: tokens, and attention as above. Only its cost ratios are meaningful.
+    """Return a cost table without measurements, with the default share of attention. Only cost ratios are meaningful.
 
-    model: the rule whose VAE and patches determine tokens; None: `Bucket.tokens`.
+    model: model whose VAE and patch sizes determine the number of tokens; None uses `Bucket.tokens`.
     """
     return CostTable(_tokens_of(buckets, model))
 
@@ -132,14 +132,14 @@ def default_costs(buckets: Iterable[Bucket], model: ModelRule | None = None) -> 
 def fit_costs(
     measurements: Iterable[tuple[str, int, float]], buckets: Iterable[Bucket], model: ModelRule | None = None
 ) -> CostTable:
-    """Fit a table to measured steps: (bucket id, batch size, seconds) in any order, first steps included.
+    """Fit a cost table to measured steps: (bucket id, batch size, seconds) in any order, including first steps.
 
-    A batch measured three times or more costs its median. The three non-negative coefficients are fitted to these
-    medians (to all medians, if there are none) by least squares of the relative error; they predict other batches.
-    If all measurements have the same number of tokens per sample, attention keeps its default share of all that is not
-    constant.   model: as in `default_costs`.
-    Numbers may be numpy's. Raises ConfigError for an empty list, malformed entries, unknown buckets, and seconds that
-    are not above 0 and at most 1,000,000.
+    The cost of a batch that was measured three times or more is the median. Three non-negative coefficients, which
+    predict other batches, are fitted to these medians (if there are none, to the medians of all batches) by least
+    squares of the relative error. If all measurements have the same number of tokens per sample, attention keeps its
+    default share of the non-constant cost.   model: see `default_costs`.
+    Numbers may be numpy scalars. Raises ConfigError for an empty list, malformed entries, unknown buckets, and seconds
+    that are not above 0 and at most 1,000,000.
     """
     tokens = _tokens_of(buckets, model)
     groups: dict[tuple[str, int], list[int]] = {}
@@ -158,7 +158,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     """Return bucket id → class number, from 0 for the cheapest.
 
     A class holds the buckets that cost at most `tolerance` more than its cheapest bucket.
-    costs: bucket id → cost, integers of at least 1. tolerance: a share, 0 to 10. Raises ConfigError for other values.
+    costs: bucket id → cost, an integer of at least 1. tolerance: share from 0 to 10. Raises ConfigError for other values.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
         raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
@@ -195,9 +195,10 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Fit (prediction / value - 1) by least squares with no coefficient under 0, trying every subset of coefficients.
+    """Return the non-negative coefficients that minimize the squares of (prediction / value - 1), by trying all subsets.
 
-    rows: (amounts, value), value > 0. Exact once amounts / value are rounded; at most as many coefficients as rows.
+    rows: (amounts, value) with value > 0. At most as many coefficients as rows are not 0. The solution is exact, apart
+    from the rounding of amounts / value.
     """
     num_columns = len(rows[0][0])
     relative = [[amount * _SCALE // value for amount in amounts] for amounts, value in rows]
@@ -272,8 +273,8 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
         value = math.inf
     if not 0 < value <= MAX_SECONDS:
         raise ConfigError(
-            f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): allowed are seconds above 0, "
-            f"up to {MAX_SECONDS}; leave out steps that were not timed"
+            f"measurement ({bucket_id!r}, {batch_size!r}, {seconds!r}): seconds must be above 0 and at most "
+            f"{MAX_SECONDS}; omit steps that were not timed"
         )
     return max(1, round(Fraction(value) * 10**9))
 
@@ -281,5 +282,5 @@ def _nanoseconds(bucket_id: str, batch_size: int, seconds: object) -> int:
 def _validate_batch(bucket_id: object, batch_size: object, tokens: Mapping[str, int]) -> None:
     if not isinstance(bucket_id, str) or bucket_id not in tokens:
         known = ", ".join(sorted(tokens)[:10])
-        raise ConfigError(f"bucket {bucket_id!r} is not among the cost table's: {known}; fit with all buckets")
+        raise ConfigError(f"bucket {bucket_id!r} is not in the cost table, which has {known}; fit with all buckets")
     require_integer(f"cost table batch size of {bucket_id!r}", batch_size, 1, _MAX_BATCH_SIZE)

@@ -1,15 +1,15 @@
-"""Draw sets: clips stored in several buckets, each drawn in each pass for one of these buckets, or for none.
+"""Draw sets: clips stored in several buckets and drawn, in each pass, for one of these buckets or for none.
 
-A draw set holds the clips that the same buckets take with the same probabilities. Each of these buckets stores all of
-them, in the same order and cut into shards of equal sizes. A pass over the N clips of a set is N slots of a line:
+The clips of a draw set have the same buckets with the same probabilities. Each of these buckets stores all clips of the
+set, in the same order and in shards of equal sizes. A pass over the N clips of a set is N slots of a line:
 
     slots      0 1 2 3 4 5 6 7 8 9 …       pass e has the slots [h + e * N, h + (e + 1) * N)
-    label      a b a a b - a b a a …       the bucket that takes it: floor(x * p) of the first x are a's, and so on
+    label      a b a a b - a b a a …       the bucket for each slot: floor(x * p) of the first x are a's, and so on
 
 The labels keep their proportions over every stretch, and so within every shard. Two things are drawn for each pass:
-the place of the set's first clip on the line, and which clips of a shard take the labels of its slots. So every clip
-has each bucket with its probability, no clip has two at a time, and the number of samples of a pass in a bucket is
-arithmetic. All buckets of a set find the same result independently.
+the slot of the set's first clip, and the assignment of a shard's labels to its clips. Each clip is therefore drawn for
+each bucket with that bucket's probability, but never for two at once, and the number of samples of a pass in a bucket
+is arithmetic. All buckets of a set compute the same result independently.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _PHASE_BITS = 20
 
 @dataclass(frozen=True, eq=False)
 class DrawSet:
-    """A draw set as one bucket sees it.
+    """Draw set from the point of view of one of its buckets.
 
-    name: a hash of it, the same in all its buckets. weights: of these buckets, in parts of UNIT; the difference from
-    UNIT is the probability that no bucket takes a clip. member: which of them this bucket is.
-    shards: (m,) numbers of the set's shards in the bucket, ascending.
+    name: hash of the set's name, equal in all of its buckets. weights: probabilities of the buckets, in units of
+    1 / UNIT; the difference of their sum from UNIT is the probability that a clip is drawn for no bucket.
+    member: index of this bucket in `weights`. shards: (m,) indices of the set's shards in the bucket, ascending.
     """
 
     name: int
@@ -50,21 +50,24 @@ class DrawSet:
 
     def __post_init__(self) -> None:
         if not 0 <= self.member < len(self.weights) or min(self.weights) < 0 or not 0 < sum(self.weights) <= UNIT:
-            raise ConfigError(f"draw set with weights {self.weights}, member {self.member}: allowed are 0 to {UNIT}")
+            raise ConfigError(
+                f"draw set with weights {self.weights}, member {self.member}: weights must be 0 or more with a sum of "
+                f"1 to {UNIT}, and member must be an index of weights"
+            )
 
     @property
     def probability(self) -> Fraction:
-        """Probability that a clip of the set belongs to this bucket in a pass."""
+        """Probability that a clip of the set is drawn for this bucket in a pass."""
         return Fraction(self.weights[self.member], UNIT)
 
 
 def draw_sets(
     sets: Sequence[StoredSet], numbers: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Int64Array]
 ) -> dict[str, list[DrawSet]]:
-    """Return the draw sets as each bucket sees them; bucket ids are the dataset's.
+    """Return bucket id → the bucket's draw sets.
 
-    numbers, counts: bucket id → numbers and sample counts of the shards that the plan uses there, in the plan's order.
-    Raises IntegrityError if a set's shards have other counts in one bucket than in another.
+    numbers, counts: bucket id → indices (among all shards of the bucket) and sample counts of the shards that the plan
+    uses, in the plan's order. Raises IntegrityError if the sample counts of a set's shards differ between its buckets.
     """
     found: dict[str, list[DrawSet]] = {}
     for one in sets:
@@ -78,15 +81,15 @@ def draw_sets(
                 found.setdefault(bucket_id, []).append(DrawSet(hash_text(one.name), weights, member, shards))
         if len(sizes) > 1:
             raise IntegrityError(
-                f"draw set {one.name}: its buckets have different numbers of samples: the filter or the index differs "
-                "between copies of a clip; copy the dataset again, or change where="
+                f"draw set {one.name}: its buckets have different numbers of samples, because the filter or the index "
+                "differs between copies of a clip; copy the dataset again, or change where="
             )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Drawn:
-    """Samples that a pass takes from each shard: `sizes`, from `firsts` on, in the order of `keys`' permutation."""
+    """Samples that a pass takes from each shard: `sizes` samples, from `firsts` on, in the order permuted by `keys`."""
 
     sizes: Int64Array
     firsts: Int64Array
@@ -95,7 +98,7 @@ class _Drawn:
 
 
 class DrawnStream(BucketStream):
-    """Stream of a bucket whose shards are partly or all in draw sets; its passes have unequal lengths."""
+    """Stream of a bucket with some or all shards in draw sets. Its passes have unequal lengths."""
 
     def __init__(
         self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int, sets: Sequence[DrawSet]
@@ -193,7 +196,7 @@ class DrawnStream(BucketStream):
 
 @lru_cache(maxsize=4096)
 def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
-    """Count each label among the first slots of the line."""
+    """Return the count of each label among the first `slots` slots of the line."""
     left, remaining, found = slots, UNIT, []
     for weight in weights:
         count = left * weight // remaining
@@ -205,14 +208,14 @@ def _labels_before(slots: int, weights: tuple[int, ...]) -> tuple[int, ...]:
 def _labels_of(
     base: int, firsts: Int64Array, sizes: Int64Array, total: int, weights: tuple[int, ...]
 ) -> list[Int64Array]:
-    """Count labels in several stretches of a pass of `total` slots that begins at `base`; stretches wrap around."""
+    """Return label counts in stretches of a pass of `total` slots that begins at `base`. Stretches wrap around."""
     direct = np.minimum(sizes, total - firsts)
     ends, starts, rest = (_labels_after(base, slots, weights) for slots in (firsts + direct, firsts, sizes - direct))
     return [end - start + wrapped for end, start, wrapped in zip(ends, starts, rest, strict=True)]
 
 
 def _labels_after(base: int, slots: Int64Array, weights: tuple[int, ...]) -> list[Int64Array]:
-    """Count labels among the slots [base, base + slots); large numbers are Python integers."""
+    """Return the count of each label among the slots [base, base + slots). Large numbers remain Python integers."""
     left_before, left, remaining, found = base, slots, UNIT, []
     for weight in weights:
         before, rest = divmod(left_before * weight, remaining)

@@ -35,7 +35,7 @@ from streamvid.plan.step import (
 
 Int64Array = npt.NDArray[np.int64]
 
-# Approximate limit on samples in work arrays, for any request.
+# Approximate limit on the number of samples in work arrays, for any request.
 _SLICE_SAMPLES = 1 << 18
 _STEP_ORDER = 3  # keeps this use of the seed apart from others
 
@@ -43,10 +43,10 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 class EpochPlan:
     """The remainder of one epoch for all ranks, from a cursor.
 
-    sources: the datasets; for a single dataset, bucket id → samples in each of its shards, in manifest order.
-    batch_sizes: bucket id → samples per rank and step, for exactly the same ids.
+    sources: the datasets; for a single dataset, bucket id → number of samples per shard, in manifest order.
+    batch_sizes: bucket id → number of samples per rank and step, for exactly the buckets of the datasets.
     costs: bucket id → predicted cost of a batch in any unit; required by sync="cost" and order="largest-first".
-    Raises ConfigError for invalid arguments, StateError for a cursor of another dataset.
+    Raises ConfigError for invalid arguments, StateError if the cursor is from another dataset.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EpochPlan:
         self._open(cursor or Cursor())
 
     def at(self, cursor: Cursor) -> EpochPlan:
-        """Return the same plan from another cursor."""
+        """Return the same plan, starting at another cursor."""
         other = object.__new__(EpochPlan)
         other.options = self.options
         other.num_ranks = self.num_ranks
@@ -110,25 +110,25 @@ class EpochPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the whole epoch, including those done; ranks without a batch in a step count it too."""
+        """Number of steps of the whole epoch, including steps already done and steps without a batch on some ranks."""
         return self.cursor.step + self.num_steps_left
 
     @cached_property
     def num_steps_left(self) -> int:
-        """Steps from the cursor to the end of the epoch; ranks without a batch in a step count it too."""
+        """Number of steps from the cursor to the end of the epoch, including steps without a batch on some ranks."""
         natural = self._num_mixed + len(self._finals)
         if self.options.tail_rule.delivers_all:
             return natural
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return a rank's batches after `num_steps_done`: fewer than the steps only if the tail is unequal."""
+        """Return the number of a rank's batches after `num_steps_done` steps; a tail of unequal batches omits some."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
 
     def num_steps_through(self, num_epochs: int) -> int:
-        """Return the steps of the first `num_epochs` epochs together, with these batch sizes and ranks."""
+        """Return the total number of steps in the first `num_epochs` epochs, with these batch sizes and ranks."""
         require_integer("num_epochs", num_epochs, 0, MAX_EPOCH)
         if self.options.tail_rule.carries:
             return self._num_carried_steps(dict.fromkeys(self._streams, 0), num_epochs)
@@ -145,7 +145,7 @@ class EpochPlan:
         return whole * sum(counts) + sum(counts[:rest]) if whole else sum(counts)
 
     def _num_carried_steps(self, positions: Mapping[str, int], num_epochs: int) -> int:
-        """Return steps from `positions` to the end of epoch `num_epochs - 1` if every epoch carries its remainder."""
+        """Count the steps from `positions` to the end of epoch `num_epochs - 1` if each epoch carries its remainder."""
         total = 0
         for lane in (*self._lanes, *self._idle):
             units = 0
@@ -159,7 +159,7 @@ class EpochPlan:
 
     @property
     def starved(self) -> tuple[BucketReport, ...]:
-        """Buckets that have no step in the whole epoch."""
+        """Reports of the buckets that have no step in the whole epoch."""
         rows = [row for row in self.report() if not row.num_delivered]
         if not rows or not self.cursor.positions:
             return tuple(rows)
@@ -185,7 +185,7 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket makes a step in `num_epochs` from the cursor's epoch on; None: endless epochs.
+        """Raise PlanError if no bucket fills a step within `num_epochs` epochs from the cursor's on (None: endless).
 
         A cursor at the end of an epoch that had steps is not an error.
         """
@@ -200,7 +200,7 @@ class EpochPlan:
     def _num_epochs_to_a_step(self) -> int | None:
         """Return the number of epochs, including this one, until carried samples fill a step; None: never."""
         if not self.options.tail_rule.carries:
-            return None  # other tails make the same steps in every epoch, here none
+            return None  # other tails have the same steps in every epoch, here none
         positions = {span.bucket_id: span.position for span in self._spans}
         if not self._num_carried_steps(positions, MAX_EPOCH):
             return None
@@ -210,10 +210,10 @@ class EpochPlan:
     # Steps.
 
     def steps(self, start: int, stop: int, rank: int | None = None) -> list[Step]:
-        """Return steps [start, stop), counted from the cursor and cut to `num_steps_left`.
+        """Return steps [start, stop), counted from the cursor and limited to `num_steps_left`.
 
         Each call searches the order once, so request 256 steps or more at a time.
-        rank: return only the part of this rank, which is much cheaper if there are many ranks; None: of all ranks.
+        rank: rank whose part is returned, which is much cheaper than all if there are many ranks; None for all ranks.
         """
         ranks = range(self.num_ranks) if rank is None else range(rank, rank + 1)
         require_integer("start", start, 0)
@@ -261,7 +261,7 @@ class EpochPlan:
         return Cursor(self.cursor.epoch, positions, phase, self.cursor.step + num_steps_done)
 
     def next_epoch(self) -> Cursor:
-        """Return the cursor that opens the next epoch once all steps of this one are done."""
+        """Return the cursor at the start of the next epoch, after all steps of this one are done."""
         positions = dict(self.cursor_after(self.num_steps_left).positions)
         if not self.options.tail_rule.carries:
             positions = {span.bucket_id: max(positions[span.bucket_id], span.end) for span in self._spans}
@@ -286,7 +286,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return each bucket's units in the first steps, and (bucket, units) of those that fill mixed steps."""
+        """Return the units per bucket in the first `num_steps` steps, and (bucket, units) of the fillers in them."""
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)
@@ -301,7 +301,7 @@ class EpochPlan:
 
     @cached_property
     def _finals(self) -> tuple[FinalStep, ...]:
-        """Steps after all others: remainders of buckets, then repeats that fill up a group of `accumulate`."""
+        """Steps after all others: remainders of buckets, then repeats that complete a group of `accumulate` steps."""
         finals, tail = [], self.options.tail_rule
         if tail.has_final_step:
             units, _ = self._taken(self._num_mixed)
@@ -317,7 +317,7 @@ class EpochPlan:
             if any(span.length for span in self._spans):
                 largest = max(self._spans, key=lambda span: span.length)
                 size = self.num_ranks * (largest.batch_size if tail.pads else 1)
-                # Counted from the last, so that a run that begins between two of them continues with the others.
+                # Numbered from the last, so that a run that begins between two of them continues with the others.
                 for number in range(missing - 1, -1, -1):
                     position = largest.end + number * size % largest.length
                     finals.append(FinalStep(largest, position, size, FILL_GROUP + number * FILLER_VISITS))

@@ -12,8 +12,8 @@ The whole algorithm, on 64-bit unsigned integers that wrap:
                         ones high ^= mix(low ^ hash64(k, r)), each masked to its width; repeated until the result is
                         below n (cycle walking), then rotated: (result + hash64(k, 8) % n) % n
 
-Every part may be a Python int or a numpy integer array; arrays broadcast, and each element gives what an int gives.
-tests/data/plan_golden.json pins values.
+Every part may be a Python int or a numpy integer array. Arrays broadcast, and each element gives the same result as an
+equal int. tests/data/plan_golden.json pins values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hash64(*parts: int) -> int: ...
 @overload
 def hash64(*parts: int | IntArray) -> int | UInt64Array: ...
 def hash64(*parts: int | IntArray) -> int | UInt64Array:
-    """Return the 64-bit hash of integers; a uint64 array as soon as one part is an array."""
+    """Return the 64-bit hash of integers, as a uint64 array if any part is an array."""
     state: int | UInt64Array = 0
     for part in parts:
         if isinstance(part, int) and isinstance(state, int):
@@ -67,7 +67,7 @@ def uniform(*parts: int) -> float:
 
 
 def uniform_array(*parts: int | IntArray) -> npt.NDArray[np.float64]:
-    """Return `uniform` of arrays."""
+    """Return `uniform` for each element of the broadcast parts."""
     return (hash64_array(*parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -77,9 +77,9 @@ def hash_below(n: int, *parts: int) -> int:
 
 
 def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray[np.int64]:
-    """Apply the permutation of range(size) that belongs to a key to each position. Return int64, broadcast.
+    """Map each position through the permutation of range(size) that its key selects. Return a broadcast int64 array.
 
-    `positions` are in [0, size), sizes up to 2**62. Memory is O(len(positions)) whatever the sizes.
+    Positions are in [0, size), and sizes are at most 2**62. Memory is O(len(positions)), whatever the sizes.
     """
     shape = np.broadcast_shapes(positions.shape, sizes.shape, keys.shape)
     places, bounds, seeds = (np.broadcast_to(part, shape).ravel() for part in (positions, sizes, keys))
@@ -91,7 +91,7 @@ def permute(positions: IntArray, sizes: IntArray, keys: IntArray) -> npt.NDArray
 
 
 def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UInt64Array:
-    # Neighbors mostly share a window: values that depend on its size and key are computed once per run of them.
+    # Neighbors usually share a window, so values that depend on its size and key are computed once per run of these.
     is_first = np.ones(len(places), bool)
     is_first[1:] = (bounds[1:] != bounds[:-1]) | (keys[1:] != keys[:-1])
     runs = np.cumsum(is_first) - 1
@@ -110,7 +110,7 @@ def _permute(places: UInt64Array, bounds: UInt64Array, keys: UInt64Array) -> UIn
 
 
 def _feistel(places: UInt64Array, num_bits: UInt64Array, round_keys: UInt64Array, runs: IntArray) -> UInt64Array:
-    """Apply the network once. Its domain is the next power of two above the bound, so under half the places repeat."""
+    """Apply the network once. Its domain is the smallest sufficient power of two, so under half the places repeat."""
     num_high = num_bits >> np.uint64(1)
     num_low = num_bits - num_high
     low_mask = (np.uint64(1) << num_low) - np.uint64(1)

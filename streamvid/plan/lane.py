@@ -1,7 +1,7 @@
-"""Lanes: buckets whose batches make up steps together. One bucket, or with sync="cost" a class of about equal cost.
+"""Lanes: buckets whose batches make up steps together. A lane is one bucket or, with sync="cost", a class of buckets.
 
-A lane's batches (units, see span.py) have an order of their own, and its step k takes units [k * R, (k + 1) * R), one
-per rank. The units of one bucket come one after the other; those of several are merged as an epoch merges its lanes.
+A lane's batches (units, see span.py) are ordered, and its step k takes the R units [k * R, (k + 1) * R), one per rank.
+The units of a single bucket are consecutive; units of several buckets are merged in the way an epoch merges its lanes.
 
 A lane of several buckets has no position of its own: a step is identified by the number of units left, counted from the
 end of the epoch, which is the same wherever the run began.
@@ -25,7 +25,7 @@ from streamvid.plan.span import BucketSpan
 Int64Array = npt.NDArray[np.int64]
 
 Units: TypeAlias = tuple[Int64Array, Int64Array, npt.NDArray[np.bool_]]
-"""(bucket number, unit of the bucket, is it a filler)."""
+"""(bucket indices in the lane, unit indices in the bucket, True for fillers)."""
 
 _FEW_RANKS = 4  # per bucket
 _UNIT_ORDER = 4  # keeps this use of the seed apart from others
@@ -42,18 +42,18 @@ class Lane:
 
     @property
     def num_units(self) -> int:
-        """Units that the buckets have left, without fillers that a tail adds to the last step."""
+        """Number of remaining units of the buckets, without fillers that a tail adds to the last step."""
         return sum(span.num_units for span in self.spans)
 
     @property
     def num_steps(self) -> int:
-        """Number of steps, over all ranks, that the lane makes."""
+        """Number of remaining steps of the lane; each is a step of all ranks."""
         units = self.num_units
         return -(-units // self.num_ranks) if self.options.tail_rule.pads else units // self.num_ranks
 
     @property
     def filler(self) -> int:
-        """Number of the bucket whose repeats fill the last step if the tail pads: the one with the most samples."""
+        """Index of the bucket whose repeats fill the last step if the tail pads: the one with the most samples."""
         return max(range(len(self.spans)), key=lambda number: (self.spans[number].length, -number))
 
     def track(self, first_keys: Mapping[str, float]) -> Track:
@@ -73,11 +73,11 @@ class Lane:
         return Track(hash_text(name), num_steps, offset, stride, max(1.0, length), first_id, id_stride, first_key)
 
     def units(self, steps: Int64Array, ranks: range) -> tuple[Units, Int64Array]:
-        """Return (each rank's units at neighboring steps, flat; samples that all ranks take at each step)."""
+        """Return (flat units of `ranks` at neighboring steps, number of samples of all ranks at each step)."""
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
-            # Finding one place in the order costs a few units of every bucket; here, all ranks' units cost less.
+            # Finding a place in the order costs as much as a few units of every bucket; all ranks' units cost less here.
             numbers, units, extra = self._stretches(first, last)
             mine = np.arange(len(numbers)).reshape(-1, self.num_ranks)[:, ranks.start : ranks.stop].ravel()
             totals: Int64Array = sizes[numbers].reshape(-1, self.num_ranks).sum(axis=1)
@@ -99,7 +99,7 @@ class Lane:
         )
 
     def counts(self, num_steps: int) -> list[int]:
-        """Count the units of each bucket that the first `num_steps` steps take, without fillers."""
+        """Return the number of units of each bucket in the first `num_steps` steps, without fillers."""
         taken = num_steps * self.num_ranks
         if len(self.spans) == 1:  # positions simply continue past the end of the block
             return [taken]

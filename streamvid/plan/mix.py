@@ -1,12 +1,12 @@
-"""A bucket's stream over several datasets: each keeps its share of the epoch in every stretch of it.
+"""Stream of a bucket over several datasets. Each dataset keeps its share of the epoch in every stretch of the epoch.
 
 Dataset i has n_i samples in the bucket and is repeated r_i times per epoch. Its own stream (stream.py) is endless, and
-epoch e takes [b_i(e), b_i(e + 1)) of it, m_i samples, where b_i(e) is e * r_i * n_i rounded. The bucket's stream is the
-blocks of the epochs one after the other, so the block of epoch e begins at B(e), the sum of all b_i(e).
+epoch e takes the m_i samples [b_i(e), b_i(e + 1)) of it, where b_i(e) is e * r_i * n_i rounded. The bucket's stream
+concatenates the blocks of all epochs, so the block of epoch e begins at B(e), the sum of all b_i(e).
 
 A block of M = sum of m_i samples is cut into W windows of about 256. Window w has the places
-[floor(w * m_i / W), floor((w + 1) * m_i / W)) of dataset i, one dataset after the other, and then permuted. This
-is arithmetic on the position and independent of the number of ranks. A bucket of one dataset is that dataset's stream.
+[floor(w * m_i / W), floor((w + 1) * m_i / W)) of each dataset i, first concatenated, then permuted. This depends only
+on the position, not on the number of ranks. With a single dataset, the bucket's stream is that dataset's stream.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Int64Array = npt.NDArray[np.int64]
 MixBy: TypeAlias = Literal["samples", "tokens"]
 
 _WINDOW_SAMPLES = 256
-_MAX_PARTS = 1 << 40  # numerators and denominators; floor arithmetic on them is always exact
+_MAX_PARTS = 1 << 40  # limit on numerators and denominators; floor arithmetic on them is always exact
 _ROUNDING = Fraction(1, 10**12)  # as a share: more than the error of a few floating-point operations
 _MERGE_ORDER = 5  # keeps this use of the seed apart from those in stream.py and order.py
 MAX_BLOCK_SAMPLES = 1 << 35
-"""Maximum samples of a bucket of several datasets in one epoch: W * m_i stays in int64."""
+"""Maximum number of samples per epoch in a bucket of several datasets, so that W * m_i fits into int64."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlanSource:
     """One dataset of a plan.
 
-    num_samples: bucket id → samples in each of its shards, in manifest order. seed: for its own streams.
-    num_repeats: how often an epoch takes its samples, may be a fraction. draws: bucket id → draw sets of its shards.
+    num_samples: bucket id → number of samples per shard, in manifest order. seed: seed of the dataset's streams.
+    num_repeats: number of repeats of each sample per epoch, possibly a fraction. draws: bucket id → its draw sets.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -54,18 +54,18 @@ class PlanSource:
     draws: Mapping[str, Sequence[DrawSet]] = field(default_factory=dict)
 
     def stream(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions) -> BucketStream:
-        """Return its stream of one bucket; `shard_sizes` are the counts in `num_samples`."""
+        """Return the dataset's stream of one bucket. shard_sizes: the bucket's counts in `num_samples`."""
         if self.draws.get(bucket_id):
             return DrawnStream(bucket_id, shard_sizes, options, self.seed, self.draws[bucket_id])
         return BucketStream(bucket_id, shard_sizes, options, self.seed)
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_repeats, Fraction) or not 0 < self.num_repeats <= 1 << 20:
-            raise ConfigError(f"num_repeats={self.num_repeats!r}: must be a fraction above 0, up to {1 << 20}")
+            raise ConfigError(f"num_repeats={self.num_repeats!r}: must be a Fraction above 0 and at most {1 << 20}")
 
 
 class MixedStream:
-    """Finds the samples of one bucket by position, over all datasets that have it."""
+    """Stream of one bucket's samples by position, over all datasets that have the bucket."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class MixedStream:
         sources: Sequence[PlanSource],
         options: PlanOptions,
     ) -> None:
-        """shard_sizes: source number → samples in each of its shards of this bucket."""
+        """shard_sizes: source index → number of samples per shard of this bucket."""
         self._hash = hash_text(bucket_id)
         self._seed, self._is_shuffled = options.seed, options.shuffle != "none"
         self._numbers: list[int] = []
@@ -91,7 +91,7 @@ class MixedStream:
         self.num_samples = sum(sizes_of)
         rates = [r * s.samples_per_pass for r, s in zip(self._repeats, self._streams, strict=True)]
         self.rate = sum(rates, Fraction(0))
-        """Samples per epoch, on average."""
+        """Mean number of samples per epoch."""
         self.samples_per_pass = int(sum((stream.samples_per_pass for stream in self._streams), Fraction(0)))
 
     def boundary(self, epoch: int) -> int:
@@ -109,11 +109,11 @@ class MixedStream:
 
     @property
     def is_drawn(self) -> bool:
-        """True if block lengths do not repeat."""
+        """True if a dataset has draw sets, so that block lengths do not repeat."""
         return any(isinstance(stream, DrawnStream) for stream in self._streams)
 
     def passes_in(self, epoch: int) -> tuple[Int64Array, Int64Array]:
-        """Return (first pass, number of passes) that each dataset's part of an epoch's block covers."""
+        """Return (first passes, numbers of passes) that the datasets' parts of an epoch's block cover."""
         bounds = list(zip(self._streams, self._begins(epoch), self._begins(epoch + 1), strict=True))
         first = [stream.pass_of(start) for stream, start, _ in bounds]
         last = [stream.pass_of(max(end - 1, start)) for stream, start, end in bounds]
@@ -125,11 +125,11 @@ class MixedStream:
         return len(self._streams) > 1
 
     def member_of(self, ordinals: Int64Array) -> Int64Array:
-        """Return the dataset of each sample, among those that have the bucket, shaped as `ordinals`."""
+        """Return the index of each sample's dataset among those that have the bucket, shaped like `ordinals`."""
         return np.searchsorted(self._firsts, ordinals, side="right") - 1
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return (source number, shard number in its bucket, index in the shard), shaped as `ordinals`."""
+        """Return (source indices, shard indices in the bucket, sample indices in the shard), shaped like `ordinals`."""
         if len(self._streams) == 1:
             shards, indices = self._streams[0].locate(ordinals)
             return np.full_like(shards, self._numbers[0]), shards, indices
@@ -141,14 +141,14 @@ class MixedStream:
         return np.asarray(self._numbers, np.int64)[members], shards, indices
 
     def split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (dataset among those of the bucket, position in its own stream) for each position."""
+        """Return (dataset as in `member_of`, position in the dataset's stream) for each position."""
         if len(self._streams) == 1 or not positions.size:
             return np.zeros_like(positions), positions
         members, places = self._split(positions.ravel())
         return members.reshape(positions.shape), places.reshape(positions.shape)
 
     def members(self, members: Int64Array) -> Iterator[tuple[Any, BucketStream, int]]:
-        """Yield (where in `members`, stream, its first ordinal) for each dataset that occurs there."""
+        """Yield (selection in `members`, stream, first ordinal) for each dataset that occurs in `members`."""
         if len(self._streams) == 1:
             yield ..., self._streams[0], 0
             return
@@ -158,7 +158,7 @@ class MixedStream:
                 yield where, stream, int(self._firsts[member])
 
     def _split(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return `split` of a flat array over several datasets."""
+        """Return `split` of a flat array for several datasets."""
         first, last = self._epoch_at(int(positions.min())), self._epoch_at(int(positions.max()))
         starts = np.array([self._begins(epoch) for epoch in range(first, last + 2)], np.int64).T
         bounds = starts.sum(axis=0)
@@ -196,10 +196,10 @@ class MixedStream:
 
 
 def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64Array, Int64Array, Int64Array]]:
-    """Return (ordinal, pass, dataset among those of the bucket) of the samples, each in the shape of its positions.
+    """Return (ordinals, passes, datasets as in `member_of`) for each stream, each in the shape of the positions.
 
-    Ordinals count through all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved
-    together, because for a few samples most of the cost is the call.
+    Ordinals count all samples of the bucket, dataset by dataset, in manifest order. Many streams are resolved together,
+    because for a few samples most of the cost is the call.
     """
     split = [stream.split(positions) for stream, positions in asked]
     parts = [list(stream.members(members)) for (stream, _), (members, _) in zip(asked, split, strict=True)]
@@ -219,9 +219,10 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
 
 
 def exact_fraction(name: str, value: object) -> Fraction:
-    """Return a number above 0 exactly as written: 0.1 is 1/10. Takes int, float, Fraction, Decimal and text ("3/2").
+    """Return a positive number as exactly the fraction that is written: 0.1 is 1/10.
 
-    Raises ConfigError for other values, and for numbers of more than about 12 digits such as 1 / 3 in floating point.
+    Accepts int, float, Fraction, Decimal and text ("3/2"). Raises ConfigError for other values, and for numbers of more
+    than about 12 digits, such as 1 / 3 in floating point.
     """
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction | Decimal):
@@ -242,7 +243,7 @@ def _is_short(fraction: Fraction) -> bool:
 
 
 def _remedy(fraction: Fraction) -> str:
-    """Return how to write 1 / 3 or 1 - 0.7, which floating point gave many digits."""
+    """Return advice for writing a value such as 1 / 3 or 1 - 0.7, which has many digits in floating point."""
     meant = fraction.limit_denominator(1000)
     if abs(meant - fraction) > fraction * _ROUNDING or not _is_short(meant):
         return "; round it"
@@ -256,10 +257,10 @@ def repeats_of_weights(
     samples_per_epoch: int | None,
     by: MixBy,
 ) -> list[Fraction]:
-    """Return how often an epoch takes each dataset's samples, so that datasets get shares in proportion to weights.
+    """Return the repeats of each dataset per epoch that give the datasets shares in proportion to their weights.
 
-    num_samples, num_tokens: per dataset, once.   samples_per_epoch: of all datasets; None: as many as there are.
-    by: unit of the shares.
+    num_samples, num_tokens: counts of each dataset, without repeats. samples_per_epoch: number of samples per epoch of
+    all datasets together; None for the sum of `num_samples`. by: unit of the shares.
     """
     if by not in get_args(MixBy):
         raise ConfigError(f"mix_by={by!r}: must be {' or '.join(map(repr, get_args(MixBy)))}")

@@ -10,7 +10,7 @@ from streamvid.errors import ConfigError
 from streamvid.plan.tail import EQUAL_TAILS, TAIL_RULES, Tail, TailRule
 
 PLAN_VERSION = 1
-"""Increases whenever the same inputs would give another order."""
+"""Version of the order, increased whenever the same inputs would give a different order."""
 
 Shuffle: TypeAlias = Literal["none", "shards", "window"]
 Sync: TypeAlias = Literal["bucket", "cost"]
@@ -23,30 +23,30 @@ class PlanOptions:
 
     shuffle: "none" keeps the manifest's order within a bucket and interleaves buckets evenly. "shards" permutes
         shards. "window" also permutes samples within each run of `window` consecutive permuted shards.
-    tail: use of an epoch's samples that do not fill a step. "carry" opens the next epoch with them, "drop" leaves
-        them out, "pad" fills the step with repeats of the bucket, "shrink" delivers them in one last step per bucket
-        with equal, smaller batches (fewer than num_ranks repeats), "uneven" in one with unequal batches and no repeats:
-        ranks for which nothing is left have no batch in that step.
-    sync: what ranks have in common at each step: the "bucket", or the "cost", predicted and about equal.
-    order: "mixed", or "largest-first", which begins epoch 0 with the first step of each bucket (with sync="cost",
-        of each class of buckets), costliest first.
-    accumulate: the number of steps of an epoch is a multiple of it.
+    tail: policy for an epoch's samples that do not fill a step. "carry" starts the next epoch with them. "drop" omits
+        them. "pad" fills the step with repeats of the bucket. "shrink" delivers them in one last step per bucket with
+        equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
+        with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
+    sync: property that all ranks share at each step: the same "bucket", or about the same predicted "cost".
+    order: order of the steps. "largest-first" begins epoch 0 with the first step of each bucket (with sync="cost", of
+        each class of buckets), costliest first. "mixed" does not.
+    accumulate: steps per optimizer step. The number of steps of an epoch is a multiple of it.
     shard_locality: number of consecutive samples of a step that are sorted by shard, within each dataset, before they
         are assigned to ranks. 1 does not sort.
     """
 
-    seed: int = option(0, help="Seed of the order.", minimum=0, maximum=(1 << 63) - 1)
+    seed: int = option(0, help="Seed of the sample order.", minimum=0, maximum=(1 << 63) - 1)
     shuffle: Shuffle = option("window", help="Shuffle shards only, or also samples within windows of shards.")
     window: int = option(16, help="Shards per shuffle window.", minimum=1, maximum=1 << 20)
     tail: Tail = option(
         "carry",
-        help="Use of samples that do not fill a step.",
+        help="Policy for samples that do not fill a step.",
         shown_default="carry for split train, else uneven",
     )
-    sync: Sync = option("bucket", help="Common property of all ranks at a step.")
+    sync: Sync = option("bucket", help="Property that all ranks share at each step.")
     order: Order = option("mixed", help="Order of steps in epoch 0.")
     accumulate: int = option(1, help="Steps per optimizer step.", minimum=1, maximum=1 << 10)
-    shard_locality: int = option(64, help="Samples of a step sorted by shard together.", minimum=1, maximum=1 << 30)
+    shard_locality: int = option(64, help="Consecutive samples of a step sorted by shard.", minimum=1, maximum=1 << 30)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -63,5 +63,5 @@ class PlanOptions:
         return TAIL_RULES[self.tail]
 
     def order_key(self) -> dict[str, int | str]:
-        """Return plain JSON that determines the meaning of a position; a state fits plans with an equal key."""
+        """Return the options that determine the meaning of a position. A state is valid for plans with an equal key."""
         return {"seed": self.seed, "shuffle": self.shuffle, "window": self.window}

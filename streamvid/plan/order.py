@@ -1,6 +1,6 @@
-"""The order of steps from the tracks of an epoch, and of batches from the buckets of a class.
+"""Order of an epoch's steps, merged from tracks, and of a class's batches, merged from buckets.
 
-A track has a number of steps in an order of its own. Its step i has the key
+A track is a sequence of steps. Its step i has the key
 
     (offset + i * stride + stride * u) / length          u = uniform(kind, seed, epoch, hash, first_id + i * id_stride)
 
@@ -24,13 +24,13 @@ from streamvid.plan.hashing import uniform_array
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
-# In steps; larger than the rounding error of any count.
+# Margin in steps that exceeds the rounding error of any count.
 _ROUNDING = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One track, see above. first_key: key of step 0, below all others; None: no special key."""
+    """One track (see above). first_key: special key of step 0, below all other keys; None for the usual key."""
 
     hash: int
     num_steps: int
@@ -43,7 +43,7 @@ class Track:
 
 
 class EpochOrder:
-    """Finds the remaining steps of an epoch by their number, in memory proportional to tracks."""
+    """Order of the remaining steps of an epoch, computed on request in memory proportional to the number of tracks."""
 
     def __init__(self, tracks: Sequence[Track], kind: int, seed: int, epoch: int, is_shuffled: bool) -> None:
         self._draw = (kind, seed, epoch)
@@ -65,18 +65,18 @@ class EpochOrder:
         self._linear_sums = np.maximum.accumulate(self._linear(self._corners).sum(axis=1))
 
     def steps(self, start: int, stop: int) -> tuple[Int64Array, Int64Array]:
-        """Return (track numbers, steps within the track) of steps [start, stop), 0 <= start <= stop <= num_steps."""
+        """Return (tracks, step indices in the tracks) of steps [start, stop), for 0 <= start <= stop <= num_steps."""
         return self.stretches(np.array([start]), np.array([stop]))
 
     def stretches(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return `steps` for several stretches [starts[i], stops[i]), one after the other."""
+        """Return `steps` for several stretches [starts[i], stops[i]), concatenated."""
         lower, stretches, tracks, indices = self._around(starts, stops)
         places = _count_up(stretches, len(starts)) + lower.sum(axis=1)[stretches]
         inside = (places >= starts[stretches]) & (places < stops[stretches])
         return tracks[inside], indices[inside]
 
     def counts(self, num_steps: int) -> Int64Array:
-        """Return how many of the first `num_steps` steps each track has, (num_tracks,)."""
+        """Return the number of each track's steps among the first `num_steps` steps, (num_tracks,)."""
         counts: Int64Array = self.counts_at(np.array([num_steps]))[0]
         return counts
 
@@ -89,9 +89,9 @@ class EpochOrder:
         return counts
 
     def _around(self, starts: Int64Array, stops: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Return steps of each track before a stretch, and (stretch, track, index) of steps around it.
+        """Return a lower bound on each track's steps before each stretch, and (stretch, track, index) of further steps.
 
-        The latter include the whole stretch, and all steps before it except those counted first.
+        The further steps include the whole stretch, and all steps before it that the lower bounds do not count.
         """
         lower, upper = self._bounds(starts, -1), self._bounds(stops, 1)
         widths = (upper - lower).ravel()
@@ -102,7 +102,7 @@ class EpochOrder:
         return lower, stretches[order], tracks[order], indices[order]
 
     def _bounds(self, places: Int64Array, side: int) -> Int64Array:
-        """Return a lower (side -1) or upper (side 1) bound of each track's steps before each place."""
+        """Return a lower (side -1) or upper (side 1) bound on the number of each track's steps before each place."""
         if not self.num_steps:
             return np.zeros((len(places), len(self._num_steps)), np.int64)
         # The real count below a key differs from the linear one by at most one per track, and so do their sums.

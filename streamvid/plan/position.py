@@ -30,10 +30,10 @@ class World:
 class Cursor:
     """Position of a run: an epoch and a position in the endless stream of each bucket, equal on all ranks.
 
-    positions: bucket id → samples delivered since the stream began, over all passes. A bucket that is missing
-        is at the start of the epoch's own samples.
-    phase: steps done of an incomplete group of `accumulate` steps.
-    step: steps done of the epoch, including steps before a resume.
+    positions: bucket id → number of samples delivered since the stream began, over all passes. A missing bucket is at
+        the start of the epoch's own samples.
+    phase: number of steps done in an incomplete group of `accumulate` steps.
+    step: number of steps done in the epoch, including steps before a resume.
     Raises StateError for values that no plan produces.
     """
 
@@ -59,7 +59,7 @@ class Cursor:
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Cursor:
-        """Build a cursor from what `to_json` returned. Raises StateError for anything else."""
+        """Return a cursor from the JSON of `to_json`. Raises StateError if the JSON is invalid."""
         if not isinstance(state, Mapping) or set(state) - {"phase"} != {"epoch", "positions", "step"}:
             raise StateError(f"cursor={state!r}: must have epoch, positions and step, and phase if it is not 0")
         return cls(state["epoch"], state["positions"], state.get("phase", 0), state["step"])

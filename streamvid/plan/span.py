@@ -1,9 +1,9 @@
-"""Samples that an epoch takes from a bucket, as arithmetic on positions, known before the first step.
+"""Range of samples that an epoch takes from a bucket, computed from positions and known before the first step.
 
 The samples of a bucket form an endless stream of positions, one pass over the bucket after the other.
 
-start, end         the epoch's block of the stream: for one dataset epoch * n and (epoch + 1) * n
-position           of the run; at least `start`, except with a tail that carries: the carried samples precede it
+start, end         the epoch's block of the stream; for a single dataset of n samples, epoch * n and (epoch + 1) * n
+position           the run's position; at least `start`, unless the tail carries samples over, which precede `start`
 available          max(0, end - position)
 unit               one batch of one rank; a bucket has available // batch_size of them, or ceil(…) with a tail that pads
 
@@ -23,9 +23,9 @@ from streamvid.plan.tail import TailRule
 class BucketReport:
     """Counts of one bucket for the remainder of an epoch.
 
-    num_samples: stored samples, over all datasets; all other counts begin at the cursor.
-    num_steps: steps that have this bucket; with sync="cost", where buckets share steps, the steps that its batches
-        would make up.   num_delivered: samples that the ranks receive together, including repeats.
+    num_samples: number of stored samples in all datasets. All other counts begin at the cursor.
+    num_steps: number of steps with this bucket; with sync="cost", where buckets share steps, the number of steps that
+        the bucket's batches would fill.   num_delivered: number of samples that all ranks receive, including repeats.
     """
 
     bucket_id: str
@@ -40,12 +40,12 @@ class BucketReport:
 
     @property
     def num_available(self) -> int:
-        """Samples that the remainder of the epoch may take, including those carried from the previous epoch."""
+        """Number of samples for the remainder of the epoch, including those carried from the previous epoch."""
         return self.num_delivered - self.num_repeated + self.num_carried + self.num_dropped
 
     @property
     def is_starved(self) -> bool:
-        """True if the bucket has samples and none of them is delivered."""
+        """True if the bucket has available samples but none of them is delivered."""
         return bool(self.num_available) and not self.num_delivered
 
 
@@ -65,26 +65,26 @@ class BucketSpan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step in which every rank has this bucket."""
+        """Number of samples in a step in which every rank has this bucket."""
         return self.num_ranks * self.batch_size
 
     @property
     def length(self) -> int:
-        """Samples of the epoch's own block."""
+        """Number of samples in the epoch's own block."""
         return self.end - self.start
 
     @property
     def available(self) -> int:
-        """Samples from the position to the end of the epoch."""
+        """Number of samples from the position to the end of the epoch."""
         return max(0, self.end - self.position)
 
     @property
     def num_units(self) -> int:
-        """Batches per rank in the remainder of the epoch; with a tail that pads, repeats may fill the last."""
+        """Number of units in the remainder of the epoch; with a tail that pads, repeats may fill the last one."""
         return -(-self.available // self.batch_size) if self.tail.pads else self.available // self.batch_size
 
     def position_after(self, num_units: int) -> int:
-        """Return the bucket's position after a number of units of the epoch."""
+        """Return the bucket's position after the next `num_units` units."""
         reached = self.position + num_units * self.batch_size
         # A padded step ends with the block; positions past it are repeats.
         return max(self.position, min(reached, self.end)) if self.tail.pads else reached

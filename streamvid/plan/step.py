@@ -18,27 +18,28 @@ from streamvid.plan.span import BucketSpan
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-# Positions past the end of a block are used for three reasons, and a resumed run may do so again: for a bucket's last
-# batch, for a lane's last step, and for the steps that complete a group. Each reason has its own range of visits, so
-# that none occurs twice.
+# Three kinds of repeats use positions past the end of a block: those that complete a bucket's last batch, a lane's last
+# step, and a group of steps. A resumed run may use the same positions for another kind, so each kind has its own range
+# of visits, and no visit occurs twice.
 TAIL, FILL_STEP, FILL_GROUP = 0, 1 << 31, 1 << 30
 FILLER_VISITS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Samples that all ranks take at a step or, after `for_rank`, only one rank.
+    """Samples of one step, of all ranks or, after `for_rank`, of one rank.
 
     bucket_ids: bucket of each rank.
-    bounds: int64 (num_ranks + 1,), where each rank's samples begin and end in the arrays below, (samples,).
-        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, and each dataset
+    bounds: int64 (num_ranks + 1,), boundaries between the ranks' samples in the arrays below, which are (samples,).
+        Samples are sorted by shard and index within stretches of `PlanOptions.shard_locality`, but each dataset
         keeps its places.
-    sources: int64, number of the dataset.
-    shards: int64, number of the shard within the dataset's bucket, in manifest order.   indices: int64, in the shard.
-    visits: int64, number of the pass over its bucket, from 0; repeats have negative visits. No visit occurs
-        twice for a sample of a dataset, except for repeats of "pad" if costs change within an epoch.
-    is_repeat: bool, True for a repeat of the tail policy.
-    num_step_samples: samples of all ranks together.
+    sources: int64, index of the dataset.
+    shards: int64, index of the shard within the dataset's bucket, in manifest order.
+    indices: int64, index of the sample in the shard.
+    visits: int64, number of the pass over the bucket, from 0; negative for repeats. No visit occurs twice for a sample
+        of a dataset, except for repeats of "pad" if costs change within an epoch.
+    is_repeat: bool, True for a repeat that the tail policy adds.
+    num_step_samples: number of samples of all ranks together.
     """
 
     bucket_ids: tuple[str, ...]
@@ -52,16 +53,16 @@ class Step:
 
     @property
     def bucket_id(self) -> str:
-        """The bucket that all these ranks have. Raises ConfigError if ranks differ, as with sync="cost"."""
+        """Bucket of all ranks in this step. Raises ConfigError if their buckets differ, as with sync="cost"."""
         if len(set(self.bucket_ids)) != 1:
             there = ", ".join(sorted(set(self.bucket_ids)))
-            raise ConfigError(f"the ranks of this step have several buckets ({there}); call for_rank(rank) first")
+            raise ConfigError(f"the ranks of this step have different buckets ({there}); call for_rank(rank) first")
         return self.bucket_ids[0]
 
     def for_rank(self, rank: int) -> Step:
-        """Return only the part of one rank."""
+        """Return one rank's part of the step. Raises ConfigError if the step does not have this rank."""
         if not 0 <= rank < len(self.bucket_ids):
-            raise ConfigError(f"rank={rank}: this step has ranks 0 to {len(self.bucket_ids) - 1}")
+            raise ConfigError(f"rank={rank}: must be a rank of this step, from 0 to {len(self.bucket_ids) - 1}")
         part = slice(int(self.bounds[rank]), int(self.bounds[rank + 1]))
         return Step(
             bucket_ids=(self.bucket_ids[rank],),
@@ -77,9 +78,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class FinalStep:
-    """A step of one bucket after all others: the remainder of "shrink" and "uneven", or one that fills up a group.
+    """Step of one bucket after all others: a remainder with "shrink" or "uneven", or repeats that complete a group.
 
-    visits_from: TAIL, or FILL_GROUP and more for a filler.
+    visits_from: start of the range of visits for repeats: TAIL for a remainder, FILL_GROUP or more to complete a group.
     """
 
     span: BucketSpan
@@ -88,16 +89,17 @@ class FinalStep:
     visits_from: int = TAIL
 
     def bound(self, rank: int) -> int:
-        """Return where a rank's samples begin. They are split as evenly as possible, lower ranks first."""
+        """Return the index of a rank's first sample. Samples are split as evenly as possible, lower ranks first."""
         share, more = divmod(self.num_samples, self.span.num_ranks)
         return rank * share + min(rank, more)
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Rows of positions of one bucket. Each row is sorted in stretches, then its part `mine` is taken.
+    """Rows of positions in one bucket. Each row is sorted in stretches, and then its part `mine` is selected.
 
-    places: indices of the samples taken, among all samples of the draft.
+    places: indices of the selected samples among all samples of the draft.
+    visits_from: start of the range of visits for repeats.
     """
 
     span: BucketSpan
@@ -110,7 +112,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps before their samples are looked up; the fields are those of `Step`, one entry per step."""
+    """Steps whose samples are not looked up yet. Fields of `Step` have one entry per step. draws: all samples."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]
@@ -179,12 +181,12 @@ def assign_steps(drafts: Sequence[Draft], locality: int) -> Iterator[Step]:
 
 
 def _stretches(first: int, last: int, total: int, locality: int) -> tuple[int, int]:
-    """Return the stretches of `locality` samples, counted from the first of the step, that cover [first, last)."""
+    """Return (first, last) of the whole stretches of `locality` samples of the step that cover [first, last)."""
     return first // locality * locality, min(total, -(-last // locality) * locality)
 
 
 def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: int) -> Int64Array:
-    """Return sources, shards, indices and visits of rows that are sorted in stretches, as (4, rows, part `mine`)."""
+    """Sort rows in stretches. Return sources, shards, indices and visits of the part `mine`, (4, rows, samples)."""
     mine, rows = draw.mine, np.arange(len(ordinals))[:, None]
     if locality > 1:
         order = np.empty(ordinals.shape, np.intp)
@@ -198,7 +200,7 @@ def _assigned(draw: Draw, ordinals: Int64Array, visits: Int64Array, locality: in
 
 
 def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
-    """Return the order of each row, (rows, samples). Datasets keep their places; else each rank would get only one."""
+    """Return the order of each row, (rows, samples). Datasets keep their places, or each rank would get only one."""
     # Stable: among equal samples (repeats), the earlier position comes first.
     order = np.argsort(ordinals, axis=1, kind="stable")
     if stream.has_several:  # ordinals count one dataset after the other, and so does `order`
@@ -208,7 +210,7 @@ def _sorted(stream: MixedStream, ordinals: Int64Array) -> npt.NDArray[np.intp]:
 
 
 def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (ordinals, visits); positions past the end of the block wrap into it and have their own visits."""
+    """Return (ordinals, visits) per draw. Positions past the end of the block wrap into it and have their own visits."""
     wraps = [_wraps(draw) for draw in draws]
     each = zip(draws, wraps, strict=True)
     resolved = resolve([(draw.stream, draw.positions - wrap * draw.span.length) for draw, wrap in each])
@@ -219,7 +221,7 @@ def _resolve(draws: Sequence[Draw]) -> list[tuple[Int64Array, Int64Array]]:
 
 
 def _wraps(draw: Draw) -> Int64Array | int:
-    """Return how many times each position wraps around the block."""
+    """Return the number of times that each position wraps around the block; 0 if none does."""
     if not draw.positions.size or int(draw.positions.max()) < draw.span.end:
         return 0
     return np.maximum(draw.positions - draw.span.end, -1) // draw.span.length + 1

@@ -1,7 +1,8 @@
-"""A bucket's samples as one endless stream: pass 0, pass 1, … each a shuffle of all samples.
+"""A bucket's samples as one endless stream: pass 0, pass 1, …, each a shuffle of all samples.
 
-A position is a pass and a place in it; the place, permuted within its window of shards, counts through the shards in
-the pass's order. Any position is computed without those before it, in memory proportional to the bucket's shards.
+A position consists of a pass and a place in it. The place, permuted within its window of shards, counts through the
+shards in the pass's order. Each position is computed without earlier ones, in memory proportional to the number of
+shards in the bucket.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _SHARD_ORDER, _WINDOW_ORDER = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The order of shards in one pass. Its first k shards contain its first `ends[k]` samples."""
+    """Order of shards in one pass. The first k shards contain the first `ends[k]` samples of the pass."""
 
     number: int
-    shards: npt.NDArray[np.int32]  # (num_shards,) shard numbers in the order of the pass
+    shards: npt.NDArray[np.int32]  # (num_shards,) shard indices in the order of the pass
     ends: IntArray  # (num_shards + 1,)
     window_starts: IntArray  # (num_windows + 1,)
 
@@ -48,11 +49,11 @@ class _Piece:
 
 
 class BucketStream:
-    """Finds the samples of one bucket by position; keeps the shard orders of the last passes."""
+    """Stream of one bucket's samples by position. Caches the shard orders of the last passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
-        """shard_sizes: (num_shards,) samples in each shard of the bucket, in manifest order. seed: None: that of the
-        options."""
+        """shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of
+        the stream; None for the seed of `options`."""
         self._bucket_hash = hash_text(bucket_id)
         self._seed = options.seed if seed is None else seed
         self._shard_sizes = shard_sizes
@@ -62,18 +63,18 @@ class BucketStream:
         self._passes: dict[int, Pass] = {}
 
     def ordinals(self, positions: Int64Array) -> Int64Array:
-        """Return the numbers of the samples at `positions`, counted through the shards in manifest order."""
+        """Return the ordinals of the samples at `positions`: their indices in manifest order, over all shards."""
         return ordinals_of([(self, positions)])[0]
 
     def locate(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return (shard numbers, indices in their shards) of samples counted in manifest order."""
-        # With another type, numpy would copy the sums.
+        """Return (shard indices, sample indices in the shards) of samples given by ordinal."""
+        # With another dtype, numpy would copy the sums.
         shards = np.searchsorted(self._starts, ordinals.astype(self._starts.dtype), side="right") - 1
         return shards, ordinals - self._starts[shards]
 
     @property
     def samples_per_pass(self) -> Fraction:
-        """Mean length of a pass."""
+        """Mean number of samples per pass."""
         return Fraction(self.num_samples)
 
     @property
@@ -86,18 +87,18 @@ class BucketStream:
         return math.floor(self.num_samples * passes + Fraction(1, 2))
 
     def pass_of(self, position: int) -> int:
-        """Return the pass that a position is in."""
+        """Return the number of the pass that contains a position."""
         return position // self.num_samples
 
     def passes_of(self, positions: Int64Array) -> Int64Array:
-        """Return the pass that each position is in."""
+        """Return the number of the pass that contains each position."""
         return positions // self.num_samples
 
     def _pass_start(self, number: int) -> int:
         return number * self.num_samples
 
     def _sizes_in(self, number: int) -> Int64Array:
-        """Return the number of samples that each shard has in a pass."""
+        """Return the number of samples per shard in a pass."""
         return self._shard_sizes
 
     @property
@@ -132,7 +133,7 @@ class BucketStream:
         return _Piece(where, order, places, (starts, sizes, keys))
 
     def count(self, order: Pass | None, places: IntArray) -> IntArray:
-        """Return the numbers, in manifest order, of the samples at these places of a pass."""
+        """Return the ordinals of the samples at these places of a pass."""
         if order is None:
             return places
         turns = np.searchsorted(order.ends, places, side="right") - 1
@@ -156,7 +157,7 @@ class BucketStream:
 
 
 def ordinals_of(asked: Sequence[tuple[BucketStream, Int64Array]]) -> list[Int64Array]:
-    """Return `BucketStream.ordinals` for each. One permutation serves all: a call costs more than a few samples."""
+    """Return `BucketStream.ordinals` for each pair, with one permutation call: a call costs more than a few samples."""
     pieces = [list(stream.pieces(positions)) for stream, positions in asked]
     shuffled = [(piece.places, *piece.windows) for part in pieces for piece in part if piece.windows]
     moved = iter(_permuted(shuffled) if shuffled else [])
@@ -179,7 +180,7 @@ def _permuted(parts: Sequence[tuple[IntArray, IntArray, IntArray, UInt64Array]])
 
 
 def prefix_sums(counts: IntArray) -> IntArray:
-    """Return prefix sums from 0 on, (n + 1,); int32 if they fit, which halves the memory of a bucket of many shards."""
+    """Return the n + 1 prefix sums, starting with 0, as int32 if they fit, to halve the memory for many shards."""
     total = int(np.sum(counts, dtype=np.int64))
     sums: IntArray = np.zeros(len(counts) + 1, dtype=np.int32 if total < 1 << 31 else np.int64)
     np.cumsum(counts, out=sums[1:])

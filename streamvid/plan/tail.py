@@ -1,7 +1,7 @@
-"""Tail policies: the use of a bucket's samples that do not fill a step of all ranks.
+"""Tail policies, for samples of a bucket that do not fill a step of all ranks.
 
-To add a policy, add a name to `Tail` and a line to `TAIL_RULES`, if these properties can express it. All other files
-use the properties and never the name.
+To add a policy that these properties can express, add a name to `Tail` and a line to `TAIL_RULES`. All other files use
+the properties and never the name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Tail: TypeAlias = Literal["carry", "drop", "pad", "shrink", "uneven"]
 class TailRule:
     """Properties of a tail policy.
 
-    carries: the next epoch opens with the remainder.
-    pads: repeats fill the bucket's last step.
-    has_final_step: the remainder is delivered in one more step per bucket, with smaller batches.
-    repeats: marked repeats make batches of all ranks equal, and fill up the last group of `accumulate`.
+    carries: True if the next epoch starts with the remainder.
+    pads: True if repeats fill the bucket's last step.
+    has_final_step: True if the remainder is delivered in one more step per bucket, with smaller batches.
+    repeats: True if marked repeats make the batches of all ranks equal and complete the last group of `accumulate`.
     """
 
     carries: bool = False

@@ -164,7 +164,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         again = fit_costs([(np.str_(name), integer(size), real(value)) for name, size, value in runs], BUCKETS)
         assert again == table and json.dumps(again.to_json()) == json.dumps(table.to_json())
     assert fit_costs([(name, size, Fraction(value)) for name, size, value in runs], BUCKETS) == table
-    with pytest.raises(ConfigError, match="seconds above 0"):
+    with pytest.raises(ConfigError, match="seconds must be above 0"):
         fit_costs([(IDS[0], 1, np.float32("nan"))], BUCKETS)
 
 
@@ -182,14 +182,14 @@ NO_MEASUREMENTS: dict[str, Any] = {
     rf"measurements\[1\]='abc': {STEP}": [ONE, "abc"],
     rf"measurements\[1\]=\('a', 1.0\): {STEP}": [ONE, ("a", 1.0)],
     rf"measurements\[0\]=0.5: {STEP}": [0.5],
-    r"bucket \['a'\] is not among": [(["a"], 1, 1.0)],
+    r"bucket \['a'\] is not in": [(["a"], 1, 1.0)],
     "'nowhere' is not among": [("nowhere", 1, 1.0)],
     r"batch size of .*='2'": [(IDS[0], "2", 1.0)],
     r"batch size of .*=2.0": [(IDS[0], 2.0, 1.0)],
     "batch size of .*=0": [(IDS[0], 0, 1.0)],
-    r"'1.0'\): allowed are seconds": [(IDS[0], 1, "1.0")],
-    r"-1.0\): allowed are seconds": [(IDS[0], 1, -1.0)],
-    r"0\): allowed are seconds above 0": [(IDS[0], 1, 10**400)],
+    r"'1.0'\): seconds must be above 0": [(IDS[0], 1, "1.0")],
+    r"-1.0\): seconds must be above 0": [(IDS[0], 1, -1.0)],
+    r"0\): seconds must be above 0 and at most": [(IDS[0], 1, 10**400)],
     "seconds above 0.*": [(IDS[0], 1, 0.0)],
     "nan.*seconds above 0": [(IDS[0], 1, float("nan"))],
     "inf.*seconds above 0": [(IDS[0], 1, float("inf"))],
@@ -206,7 +206,7 @@ BAD: dict[str, Callable[[], Any]] = {
     r"measured=\[\]: expected a mapping": lambda: CostTable({"a": 1}, measured=[]),  # type: ignore[arg-type]
     r"tokens\['a'\]=0": lambda: CostTable({"a": 0}),
     "per_token=-1": lambda: CostTable({"a": 1}, per_token=-1),
-    "one of them must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
+    "at least one of them must be more than 0": lambda: CostTable({"a": 1}, 0, 0, 0),
     r"measured\['a', 1\]=0": lambda: CostTable({"a": 1}, measured={("a", 1): 0}),
     "'b' is not among": lambda: CostTable({"a": 1}).costs({"b": 1}),
     "version=2": lambda: CostTable.from_json({"version": 2}),
