@@ -33,7 +33,8 @@ def _counts_of(bucket_id: str, num_samples: Sequence[int] | Int64Array) -> Int64
     counts = np.asarray(num_samples if len(num_samples) else np.zeros(0, np.int64))
     if counts.ndim != 1 or counts.dtype.kind not in "iu":
         raise ConfigError(
-            f"num_samples[{bucket_id!r}] has dtype {counts.dtype} and shape {counts.shape}; must be one integer per shard"
+            f"num_samples[{bucket_id!r}]: must be one integer per shard, but has dtype {counts.dtype} and shape "
+            f"{counts.shape}"
         )
     if counts.size and (int(counts.min()) < 0 or float(counts.sum(dtype=np.float64)) > MAX_POSITION):
         raise ConfigError(f"num_samples[{bucket_id!r}]: must be 0 or more per shard, at most {MAX_POSITION} in all")

@@ -68,7 +68,7 @@ class CostTable:
         for name in ("constant", "per_token", "per_pair"):
             require_integer(f"cost table {name}", getattr(self, name), 0, _MAX_COEFFICIENT)
         if not self.constant + self.per_token + self.per_pair:
-            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one of them must be more than 0")
+            raise ConfigError("cost table constant=0, per_token=0, per_pair=0: at least one must be more than 0")
         if not isinstance(self.measured, Mapping) or not all(_is_row(batch, 2) for batch in self.measured):
             raise ConfigError(
                 f"cost table measured={reprlib.repr(self.measured)}: expected a mapping from (bucket id, batch size) "
@@ -158,7 +158,7 @@ def cost_classes(costs: Mapping[str, int], tolerance: float = 0.10) -> dict[str,
     """Return bucket id → class number, from 0 for the cheapest.
 
     A class holds the buckets that cost at most `tolerance` more than its cheapest bucket.
-    costs: bucket id → cost, an integer of at least 1. tolerance: share from 0 to 10. Raises ConfigError for other values.
+    costs: bucket id → cost, an integer of at least 1. tolerance: share, from 0 to 10. Raises ConfigError otherwise.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance <= 10:
         raise ConfigError(f"tolerance={tolerance!r}: must be a number from 0 to 10, such as 0.1 for 10 %")
@@ -195,7 +195,7 @@ def _fit(rows: Sequence[tuple[tuple[int, int, int], int]]) -> tuple[int, int, in
 
 
 def _non_negative(rows: Sequence[tuple[Sequence[int], int]]) -> list[Fraction]:
-    """Return the non-negative coefficients that minimize the squares of (prediction / value - 1), by trying all subsets.
+    """Return non-negative coefficients that minimize the squares of (prediction / value - 1), by trying all subsets.
 
     rows: (amounts, value) with value > 0. At most as many coefficients as rows are not 0. The solution is exact, apart
     from the rounding of amounts / value.

@@ -77,7 +77,7 @@ class Lane:
         sizes = np.array([span.batch_size for span in self.spans])
         first, last = steps[:1] * self.num_ranks, steps[-1:] * self.num_ranks + self.num_ranks
         if self.num_ranks <= _FEW_RANKS * len(self.spans):
-            # Finding a place in the order costs as much as a few units of every bucket; all ranks' units cost less here.
+            # Finding a place in the order costs as much as a few units of every bucket; here, all units cost less.
             numbers, units, extra = self._stretches(first, last)
             mine = np.arange(len(numbers)).reshape(-1, self.num_ranks)[:, ranks.start : ranks.stop].ravel()
             totals: Int64Array = sizes[numbers].reshape(-1, self.num_ranks).sum(axis=1)

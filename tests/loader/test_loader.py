@@ -227,7 +227,7 @@ def test_a_move_ends_the_loop_and_a_refused_one_does_not(dataset: Path) -> None:
         iterator = iter(loader)
         next(iterator)
         loader.set_epoch(5)
-        with pytest.raises(LoaderError, match="its state or epoch was set"):
+        with pytest.raises(LoaderError, match="the loader's state or epoch was set"):
             next(iterator)
         assert loader.epoch == 5 and len(list(map(id, loader))) == 23 and loader.epoch == 6
 
