@@ -1,4 +1,4 @@
-"""A seekable binary file over any source that supports ranged reads."""
+"""Seekable binary file over any source that supports ranged reads."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def check_cursor(cursor: Cursor, streams: Mapping[str, MixedStream]) -> None:
 
 
 def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
-    """Raise ConfigError or StateError if positions exceed exact int64 and float64, or repeat visits their range."""
+    """Raise ConfigError or StateError if positions are too large to be exact, or repeat visits leave their range."""
     passes = span.length // max(1, num_samples) + 2
     most = FILLER_VISITS if accumulate > 1 else FILL_GROUP
     if span.tail.repeats and span.length and (span.global_batch // span.length + 2) * passes >= most:
@@ -105,7 +105,7 @@ def check_span(span: BucketSpan, num_samples: int, accumulate: int) -> None:
 
 
 def no_step(spans: Sequence[BucketSpan], options: PlanOptions, num_ranks: int, soonest: int | None) -> PlanError:
-    """Return the error for a run without a step. soonest: number of epochs until samples fill a step; None: never."""
+    """Return the error for a run without steps. soonest: number of epochs until samples fill a step; None if never."""
     if not any(span.num_samples for span in spans):
         return PlanError("the dataset has no samples to deliver; check its split and filter")
     rows = [

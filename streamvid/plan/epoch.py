@@ -41,7 +41,7 @@ _STEP_ORDER = 3  # keeps this use of the seed apart from others
 
 
 class EpochPlan:
-    """The remainder of one epoch for all ranks, from a cursor.
+    """Plan of the remainder of one epoch, from a cursor, for all ranks.
 
     sources: the datasets; for a single dataset, bucket id → number of samples per shard, in manifest order.
     batch_sizes: bucket id → number of samples per rank and step, for exactly the buckets of the datasets.
@@ -122,7 +122,7 @@ class EpochPlan:
         return max(0, natural - (natural + self.cursor.phase) % self.options.accumulate)
 
     def num_batches_left(self, rank: int, num_steps_done: int = 0) -> int:
-        """Return the number of a rank's batches after `num_steps_done` steps; a tail of unequal batches omits some."""
+        """Return the number of a rank's batches after `num_steps_done` steps; an unequal tail may omit some."""
         first = max(0, num_steps_done - self._num_mixed)
         empty = sum(final.bound(rank) == final.bound(rank + 1) for final in self._finals[first:])
         return self.num_steps_left - num_steps_done - empty
@@ -185,7 +185,7 @@ class EpochPlan:
         )
 
     def check(self, num_epochs: int | None = 1) -> None:
-        """Raise PlanError if no bucket fills a step within `num_epochs` epochs from the cursor's on (None: endless).
+        """Raise PlanError if no bucket fills a step in `num_epochs` epochs (None: endless), including the cursor's.
 
         A cursor at the end of an epoch that had steps is not an error.
         """
@@ -286,7 +286,7 @@ class EpochPlan:
         return EpochOrder(tracks, _STEP_ORDER, options.seed, self.cursor.epoch, options.shuffle != "none")
 
     def _taken(self, num_steps: int) -> tuple[dict[str, int], list[tuple[BucketSpan, int]]]:
-        """Return the units per bucket in the first `num_steps` steps, and (bucket, units) of the fillers in them."""
+        """Return bucket id → number of units in the first `num_steps` steps, and (bucket, number) of filler units."""
         mixed = min(num_steps, self._num_mixed)
         per_lane = self._order.counts(mixed).tolist() if self._lanes else []
         units = dict.fromkeys(self._streams, 0)

@@ -45,7 +45,7 @@ class PlanSource:
     """One dataset of a plan.
 
     num_samples: bucket id → number of samples per shard, in manifest order. seed: seed of the dataset's streams.
-    num_repeats: number of repeats of each sample per epoch, possibly a fraction. draws: bucket id → its draw sets.
+    num_repeats: number of times that an epoch takes each sample, possibly a fraction. draws: bucket id → draw sets.
     """
 
     num_samples: Mapping[str, Sequence[int] | Int64Array]
@@ -219,7 +219,7 @@ def resolve(asked: Sequence[tuple[MixedStream, Int64Array]]) -> list[tuple[Int64
 
 
 def exact_fraction(name: str, value: object) -> Fraction:
-    """Return a positive number as exactly the fraction that is written: 0.1 is 1/10.
+    """Convert a positive number to a fraction, exactly as it is written: 0.1 becomes 1/10.
 
     Accepts int, float, Fraction, Decimal and text ("3/2"). Raises ConfigError for other values, and for numbers of more
     than about 12 digits, such as 1 / 3 in floating point.

@@ -28,8 +28,8 @@ class PlanOptions:
         equal, smaller batches (and fewer than num_ranks repeats). "uneven" delivers them in one last step per bucket
         with unequal batches and no repeats; ranks without remaining samples have no batch in that step.
     sync: property that all ranks share at each step: the same "bucket", or about the same predicted "cost".
-    order: order of the steps. "largest-first" begins epoch 0 with the first step of each bucket (with sync="cost", of
-        each class of buckets), costliest first. "mixed" does not.
+    order: order of the steps: "mixed", or "largest-first", which begins epoch 0 with the first step of each bucket
+        (with sync="cost", of each class of buckets), costliest first.
     accumulate: steps per optimizer step. The number of steps of an epoch is a multiple of it.
     shard_locality: number of consecutive samples of a step that are sorted by shard, within each dataset, before they
         are assigned to ranks. 1 does not sort.

@@ -19,8 +19,8 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 # Three kinds of repeats use positions past the end of a block: those that complete a bucket's last batch, a lane's last
-# step, and a group of steps. A resumed run may use the same positions for another kind, so each kind has its own range
-# of visits, and no visit occurs twice.
+# step, and a group of steps. A resumed run may use the same positions again. Each kind has its own range of visits, so
+# that no visit occurs twice.
 TAIL, FILL_STEP, FILL_GROUP = 0, 1 << 31, 1 << 30
 FILLER_VISITS = 1 << 20
 

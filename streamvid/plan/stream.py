@@ -42,14 +42,14 @@ class Pass:
 class _Piece:
     """Places in one pass, for a part of the requested positions."""
 
-    where: Any  # index of that part
+    where: Any  # index of that part in the requested positions
     order: Pass | None  # None: manifest order
     places: IntArray
     windows: tuple[IntArray, IntArray, UInt64Array] | None = None  # (starts, sizes, keys) of their windows
 
 
 class BucketStream:
-    """Stream of one bucket's samples by position. Caches the shard orders of the last passes."""
+    """Stream of one bucket's samples by position. It caches the shard orders of the last passes."""
 
     def __init__(self, bucket_id: str, shard_sizes: Int64Array, options: PlanOptions, seed: int | None = None) -> None:
         """shard_sizes: (num_shards,) number of samples in each shard of the bucket, in manifest order. seed: seed of

@@ -110,7 +110,7 @@ def sample_error(sample: SampleRequest, key: str | None, error: object) -> Sampl
 
 
 def name_sample(sample: SampleRequest, key: str | None) -> str:
-    """Return a sample's name for messages: dataset, key (None if unknown), index in the shard, shard and bucket."""
+    """Return a sample's name for messages: dataset, key (if known), index in the shard, shard and bucket."""
     known = "" if key is None else f"{key} "
     return (
         f"{sample.part.dataset.url}: sample {known}(index {sample.place} in {sample.shard_info.path}, "

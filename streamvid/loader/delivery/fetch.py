@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClipRead:
-    """Result of one read: its duration, the number of bytes, and the problem with the stored file, None if none."""
+    """Result of one read: its duration, the number of bytes, and the problem with the stored file, or None."""
 
     seconds: float
     num_bytes: int

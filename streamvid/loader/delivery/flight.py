@@ -35,7 +35,7 @@ Allocate: TypeAlias = Callable[[Arena, int], int | None]
 
 
 class Kind(Protocol):
-    """A kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
+    """Kind of delivery: decoded pictures, clips as they are stored, or precomputed features.
 
     reads_ahead: True if clips are read into the clip arena, ahead of the decoders.
     """
@@ -94,7 +94,7 @@ class Flight:
         self._next_number = 0
 
     def prepare(self, sample: SampleRequest, bucket: Bucket, *, is_whole: bool = False) -> Delivery:
-        """Return the delivery of a sample, of its whole clip if `is_whole`. Raises SampleError if that fails."""
+        """Return the delivery of a sample, with its whole clip if `is_whole`. Raises SampleError if that fails."""
         return prepare(self._rows, sample, bucket, partial(self._kind.part, sample, is_whole=is_whole))
 
     def is_alive(self, run: int) -> bool:

@@ -108,7 +108,7 @@ class Pipeline:
 
     @property
     def substituted(self) -> list[Substitution]:
-        """Last 10,000 substitutions among the samples handed over, in order."""
+        """The last 10,000 substitutions among the samples handed over, in order."""
         return list(self._quarantine.records)
 
     @property

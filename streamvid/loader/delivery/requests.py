@@ -19,7 +19,7 @@ _FIRST_SLICE, _SLICE = 16, 512  # in steps; the first batch waits for the first 
 class BatchRequest:
     """Request for one batch of this rank. `position` records the loader's position in the run.
 
-    loss_weight: the batch's share of the optimizer step's samples on all ranks, times the number of its batches.
+    loss_weight: the batch's share of all samples of its optimizer step, times num_ranks and the accumulated steps.
     """
 
     bucket: Bucket

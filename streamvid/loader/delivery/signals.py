@@ -23,7 +23,7 @@ class Signals:
         self.is_closing = self.is_stuck = False
 
     def tell(self) -> None:
-        """Wake the thread that waits."""
+        """Wake a waiting thread."""
         if self._news.empty():
             self._news.put(None)
 

@@ -94,7 +94,7 @@ class StoredDelivery:
         return True
 
     def _groups(self, slots: Sequence[Slot]) -> Iterator[list[Slot]]:
-        """Yield groups of slots that one thread reads; from object stores, one request per group, so no clip waits."""
+        """Yield groups of slots for one thread each; for object stores, one request per group, so no clip waits."""
         if self._is_remote:
             for near in near_each_other([slot.delivery for slot in slots]):
                 yield [slots[place] for place in near]
