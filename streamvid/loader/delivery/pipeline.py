@@ -128,7 +128,7 @@ class Pipeline:
 
     @property
     def _is_copy(self) -> bool:
-        # In a fork of the loader's process, there are no threads, and workers and shared memory belong to the parent.
+        # In a fork of the loader's process, threads do not exist, and workers and shared memory belong to the parent.
         return os.getpid() != self._pid
 
     # A run, from the caller's side.
