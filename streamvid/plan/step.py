@@ -112,7 +112,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Steps whose samples are not looked up yet. Fields of `Step` have one entry per step. draws: draws of all samples."""
+    """Steps whose samples are not looked up yet. Fields of `Step` have one entry per step. draws: their samples."""
 
     bucket_ids: Sequence[tuple[str, ...]]
     bounds: Sequence[Int64Array]
