@@ -1,4 +1,4 @@
-"""Add captions and columns to a sealed dataset: write new files beside its index, then replace its manifest."""
+"""Annotation of sealed datasets: write new column files beside the index, then replace the manifest."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CHANGED = "another process has changed the dataset, and this annotation was not
 class AnnotateReport:
     """The result of an annotation.
 
-    state: "annotated", or "already annotated" if the last annotation was the same. num_samples: samples of the dataset;
-    num_annotated: those that have a row in the file. num_rows: rows of the file; num_unmatched: those without a sample;
-    unmatched: the first of their keys. columns: the user's columns that were stored. has_captions: True if captions
-    were stored. num_bytes: size of the new files.
+    state: "annotated", or "already annotated" if the last annotation was the same. num_samples: number of samples in
+    the dataset. num_annotated: number of samples that have a row in the file. num_rows: number of rows in the file.
+    num_unmatched: number of rows that match no sample. unmatched: first keys of these rows. columns: user columns that
+    were stored. has_captions: True if captions were stored. num_bytes: total size of the new files.
     """
 
     dataset: str
@@ -69,20 +69,21 @@ def annotate(
     storage: StorageOptions | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> AnnotateReport:
-    """Add the columns and captions of a CSV, JSON, JSON lines or Parquet `file` to a sealed dataset; idempotent.
+    """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
-    Tars and index files do not change: new files are stored beside them, and manifest.json, replaced last, names them.
-    Plans and saved states remain valid. A killed annotation that runs again ends with the same result.
+    Tars and index files do not change. New files are stored beside them, and manifest.json, which names all files, is
+    replaced last. Plans and saved states remain valid. The operation is idempotent, also after it was killed. Memory
+    holds the selected columns and the keys of a million samples.
 
-    key_column: the index column that the rows' keys refer to: "key" (one sample), "record_key" or "source" (all samples
-    of a file); None: the first of these in the file. columns: columns to take; None: all but keys and captions.
-    caption_column: column of captions, each a text or a list of texts; "": no captions; None: if `columns` is None too,
-    the first with a usual name (caption, text, prompt, …). overwrite: also replace values of existing columns. A sample
-    keeps its values if the file has no row or no value for it. Memory holds the columns that are taken, and the keys of
-    a million samples.
+    key_column: index column that the keys in the file refer to: "key" (one sample), or "record_key" or "source" (all
+    samples of a source file); None uses the first of these that the file contains. columns: columns to add; None adds
+    all except keys and captions. caption_column: column of captions, each a text or a list of texts; "" adds no
+    captions; None uses the first column with a usual name (caption, text, prompt, …), if `columns` is None too.
+    overwrite: allow replacing values of existing columns. A sample keeps its values if the file has no row or no value
+    for it.
 
-    Raise ConfigError (missing or existing columns), SourceError (an unreadable file, a repeated key, no matching row),
-    DatasetError (another process annotates the dataset), StorageError.
+    Raise ConfigError for missing or existing columns; SourceError for an unreadable file, a repeated key, or keys that
+    match no sample; DatasetError if another process annotates the dataset; StorageError if the store fails.
     """
     store = open_store(dataset, StorageOptions.of(storage))
     found = read_annotation(Path(file).expanduser(), key_column, columns, caption_column)
@@ -107,7 +108,7 @@ def annotate(
 
 
 def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, progress: Progress) -> Manifest:
-    """Store the files of the new columns, and the manifest that names them."""
+    """Store the files of the new columns, then the manifest that names them."""
     files = []
     try:
         for number, data in enumerate(join.files(progress)):
@@ -116,7 +117,7 @@ def _put_columns(store: Store, old: Manifest, join: Join, source_sha256: str, pr
         new = old.with_columns(ColumnGroup(tuple(files), join.types, source_sha256))
         _seal(store, old, new)
     except StorageError as error:
-        # The annotation that finishes first removes unfinished files of others, even while we write them.
+        # The annotation that finishes first removes the unfinished files of others, even while we write them.
         if read_manifest(store) == old:
             raise
         raise DatasetError(f"{store.url}: {_CHANGED}") from error
@@ -150,22 +151,22 @@ def _seal(store: Store, old: Manifest, new: Manifest) -> None:
 
 
 def _remove(store: Store, manifest: Manifest, paths: set[str]) -> None:
-    """Remove our files that the dataset does not name."""
+    """Remove those of `paths` that the manifest does not name."""
     for path in paths - {file.path for file in manifest.files.other}:
         store.remove(path)
 
 
 @contextmanager
 def _locked(store: Store, token: bytes) -> Iterator[None]:
-    """Hold the lock on the manifest. The same annotation takes over the lock of one that was killed here."""
+    """Hold the lock on the manifest. If an annotation was killed while holding it, a rerun takes the lock over."""
     deadline = time.monotonic() + _WAIT_SECONDS
     while not store.create(LOCK, token):
         if _is_mine(store, token):
             break
         if time.monotonic() > deadline:
             raise DatasetError(
-                f"{store.url}: another annotation is running, or was killed at its end; run that one again, or if none "
-                f"is running, remove {LOCK} there and run this one again"
+                f"{store.url}: another annotation is running, or was killed at its end; run that one again, or, if "
+                f"none is running, remove {LOCK} there and run this command again"
             )
         time.sleep(0.05)
     try:
@@ -177,5 +178,5 @@ def _locked(store: Store, token: bytes) -> Iterator[None]:
 def _is_mine(store: Store, token: bytes) -> bool:
     try:
         return store.size(LOCK) is not None and store.read(LOCK) == token
-    except StorageError:  # it was just removed
+    except StorageError:  # another process has just removed it
         return False

@@ -1,4 +1,4 @@
-"""An annotation file as index columns, read and typed as the sharder reads and types metadata."""
+"""Annotation file as index columns, read and typed in the same way as the sharder's metadata."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _SOURCE_NAMES = ("source", "path", "video", "file_name")
 
 @dataclass(frozen=True)
 class Annotation:
-    """The rows of an annotation file as Arrow columns. Memory: the columns that were taken.
+    """Rows of an annotation file as Arrow columns. Memory holds only the selected columns.
 
-    key_column: the index column of the keys. keys: texts, null if a row has no key. columns: the user's, each int64,
-    double, bool or large string. text, captions: None without a caption column; captions: null for a single caption.
-    sha256: digest of the file and of the choice of columns.
+    key_column: index column that the keys refer to. keys: one text per row, null if a row has no key. columns: user
+    columns, each int64, double, bool or large string. text, captions: first caption of each row, and JSON of all its
+    captions if it has several, else null; both None without a caption column. sha256: digest of the file and the
+    selected columns.
     """
 
     key_column: str
@@ -48,7 +49,7 @@ class Annotation:
 def read_annotation(
     path: Path, key_column: str | None, columns: Sequence[str] | None, caption_column: str | None
 ) -> Annotation:
-    """Read an annotation. Raises ConfigError for columns that the file lacks, SourceError if it cannot be read."""
+    """Read an annotation file. Raise ConfigError if columns are missing, and SourceError if it cannot be read."""
     names = column_names(path)
     if not names:
         raise SourceError(f"annotation {path} has no rows")
@@ -80,20 +81,20 @@ def _whole_blocks(path: Path, columns: Iterable[str]) -> Iterable[RowBlock]:
 
 
 def _key_column(path: Path, names: Sequence[str], asked: str | None) -> tuple[str, str]:
-    """Return (column of the index, column of the file) that identify the sample of a row."""
+    """Return (index column, file column) whose values identify the sample of a row."""
     if asked is not None and asked not in KEY_COLUMNS:
         raise ConfigError(
-            f"key_column={asked!r}: allowed are {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; it names the "
-            "column of the dataset, and the file's column has the same name"
+            f"key_column={asked!r}: must be one of {', '.join(KEY_COLUMNS)}{nearest(asked, KEY_COLUMNS)}; it names a "
+            "column of the dataset, and the column of the file must have the same name"
         )
     for key in KEY_COLUMNS if asked is None else (asked,):
         for name in _SOURCE_NAMES if key == "source" else (key,):
             if name in names:
                 return key, name
     raise ConfigError(
-        f"annotation {path} has no column {asked or ', '.join(KEY_COLUMNS)} that says which sample a row belongs to; "
-        f"it has {', '.join(names)}{nearest(asked or 'key', names)} Rename one: key identifies a sample, record_key a "
-        "source, and source (or path, video, file_name) is the name of the source, as in the index"
+        f"annotation {path} has no column {asked or ', '.join(KEY_COLUMNS)} that identifies the sample of each row; "
+        f"it has {', '.join(names)}{nearest(asked or 'key', names)}; rename one: key identifies a sample, record_key a "
+        "source, and source (or path, video, file_name) is the name of the source in the index"
     )
 
 
@@ -107,11 +108,11 @@ def _wanted(
                     f"{option}: {name!r} is not a column of {path}{nearest(name, names)}; it has {', '.join(names)}"
                 )
             if name == key:
-                raise ConfigError(f"{option}: {name!r} says which sample a row belongs to; omit it")
+                raise ConfigError(f"{option}: {name!r} is the key column, which cannot be added; omit it")
     if columns is None:
         columns = [name for name in names if name not in (key, caption_column, *KEY_COLUMNS)]
     if not columns and not caption_column:
-        raise ConfigError(f"annotation {path} has only keys, or columns=() takes nothing from it; name columns to add")
+        raise ConfigError(f"annotation {path} has only keys, or columns=() selects no column; name columns to add")
     return list(dict.fromkeys(columns))
 
 
@@ -126,7 +127,7 @@ def _user_column(path: Path, name: str, parts: Sequence[Column]) -> pa.Array:
 
 
 def _captions(path: Path, blocks: Iterable[RowBlock], name: str) -> tuple[pa.Array, pa.Array]:
-    """Return (first caption, all captions in the form of the index if there are several) of each row."""
+    """Return two arrays: the first caption of each row, and the JSON of all its captions if there are several."""
     first: list[pa.Array] = []
     several: list[pa.Array] = []
     row = 0
@@ -147,7 +148,7 @@ def _row_captions(value: Any, path: Path, row: int) -> tuple[str | None, str | N
     except UnicodeEncodeError:
         raise SourceError(f"annotation {path}, row {row}: a caption {NOT_UTF8}; fix the row") from None
     except Rejected as error:
-        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or empty its caption") from None
+        raise SourceError(f"annotation {path}, row {row}: {error}; fix the row, or remove its caption") from None
     if not found:
         return None, None
     return found[0][0], captions_to_json(found) if len(found) > 1 else None

@@ -1,4 +1,4 @@
-"""Match the rows of an annotation with samples, and make the resulting column files."""
+"""Join of an annotation with a dataset: match its rows with samples, and encode the new column files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _KINDS = {"bool": "bool", "int64": "int64", "double": "double", "string": "strin
 
 
 class Join:
-    """The join of an annotation and a dataset. `num_annotated`, `unmatched`: set by the constructor.
+    """Join of an annotation with a dataset. The constructor sets `types`, `num_annotated` and `unmatched`.
 
-    Memory: the annotation, the keys of a million samples at a time, and 4 bytes per sample.
+    Memory holds the annotation, the keys of a million samples at a time, and 4 bytes per sample.
     """
 
     def __init__(self, dataset: Dataset, annotation: Annotation, overwrite: bool, name: str) -> None:
-        """Match keys. name: of the annotation, for errors. Raise ConfigError (columns) or SourceError (keys)."""
+        """Match the rows. Raise ConfigError for invalid columns and SourceError for invalid keys, naming `name`."""
         self._dataset, self._annotation, self._name = dataset, annotation, name
         if dataset.manifest.draws and annotation.key_column == "key":
             # If copies of a clip had different values, a filter could select a second copy of it for an epoch.
@@ -53,7 +53,7 @@ class Join:
             raise SourceError(self._no_match())
 
     def _type(self, column: str, overwrite: bool) -> str:
-        """Return the index type of a user column."""
+        """Return the index type of a user column. Raise ConfigError if an existing column prevents adding it."""
         own = _KINDS[str(self._annotation.columns[column].type)]
         there = self._dataset.samples_schema
         place = there.get_field_index(USER_PREFIX + column)
@@ -61,7 +61,7 @@ class Join:
             return own
         if not overwrite:
             raise ConfigError(
-                f"columns: the dataset at {self._dataset.url} has {column!r} already; set overwrite=True "
+                f"columns: the dataset at {self._dataset.url} already has {column!r}; set overwrite=True "
                 "(--overwrite) to change its values, or rename the column"
             )
         old = _KINDS[str(there.field(place).type)]
@@ -84,7 +84,7 @@ class Join:
             )
 
     def _match(self) -> list[npt.NDArray[np.int32]]:
-        """Return for each shard the annotation row of each sample, or -1; int32 (num_samples,)."""
+        """Return one int32 array (num_samples,) per shard: the annotation row of each sample, or -1 if it has none."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -122,12 +122,12 @@ class Join:
         there = self._dataset.samples(shard, [column]).column(column).slice(0, _SHOWN).to_pylist()
         mine = self._annotation.keys.slice(0, _SHOWN).to_pylist()
         return (
-            f"annotation {self._name}: no row matches a sample of {self._dataset.url}: its keys are like {mine}, the "
-            f"dataset's {column} like {there}; choose another key_column (--key-column), or fix the keys"
+            f"annotation {self._name}: no row matches a sample of {self._dataset.url}; its keys look like {mine}, but "
+            f"the dataset's {column} looks like {there}; choose another key_column (--key-column), or fix the keys"
         )
 
     def files(self, progress: Progress) -> Iterator[bytes]:
-        """Yield the Parquet bytes of one file per samples file, in their order, with the same row groups."""
+        """Yield the Parquet bytes of one file per samples file, in the same order and with the same row groups."""
         import pyarrow.parquet as pq
 
         manifest, shards = self._dataset.manifest, self._dataset.shards
@@ -143,16 +143,16 @@ class Join:
         progress("annotate", len(manifest.files.samples), len(manifest.files.samples))
 
     def _shards_of(self, path: str) -> list[int]:
-        """Return the numbers of the shards of a samples file, in the order of its row groups."""
+        """Return the rows of a samples file's shards in the shard table, in the order of the row groups."""
         shards = self._dataset.shards
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
         rows = rows[np.argsort(shards.index_row_group[rows])]
         if shards.index_row_group[rows].tolist() != list(range(len(rows))):
-            raise IntegrityError(f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild it")
+            raise IntegrityError(f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild the index")
         return [int(row) for row in rows]
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:
-        """Return the rows of a shard: values of the annotation, or the old ones where it has no value."""
+        """Return the rows of a shard, with the old values where the annotation has no value."""
         import pyarrow as pa
 
         there = [name for name in ("key", *self.types) if name in self._dataset.samples_schema.names]
@@ -175,7 +175,7 @@ def _filled(new: pa.Array, old: pa.Table, name: str, target: pa.Schema) -> Any:
 
 
 def _captions(text: pa.Array, captions: pa.Array, old: pa.Table, target: pa.Schema) -> dict[str, pa.Array]:
-    """Return new captions; a sample that gets one caption loses the several captions that it had."""
+    """Return the new captions. A single new caption replaces all previous captions of a sample."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
