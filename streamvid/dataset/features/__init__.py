@@ -1,1 +1,1 @@
-"""Precomputed features: tensors made once per sample, in shards of their own. Read sidecar.py, then writer.py."""
+"""Precomputed features: tensors encoded from each sample, in separate shards. Read sidecar.py, then writer.py."""

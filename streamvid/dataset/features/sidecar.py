@@ -1,7 +1,7 @@
-"""Precomputed features: tensors made once per sample of a dataset, in shards of their own.
+"""Precomputed features: tensors encoded from each sample of a dataset, in separate shards.
 
-dataset/README.md specifies the format. Features hold the dataset's samples in its order, `num_visits` times each. Their
-manifest names the dataset and the encoder that they belong to, so that readers refuse stale features.
+dataset/README.md specifies the format. Features have `num_visits` entries per sample, in the order of the dataset.
+Their manifest identifies the dataset and the encoder, so that readers refuse stale features.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ FORMAT = "streamvid-sidecar"
 FORMAT_VERSION = 1
 NULL_FILE = "null.safetensors"
 MAX_NULL_BYTES = 2**30
-REMEDY = "make them again with `streamvid encode`, or use the features that belong to it"
+REMEDY = "create them again with `streamvid encode`, or use the features that belong to this dataset"
 MAX_VISITS = 1 << 20
 _KEPT_SHARDS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Kind of a tensor. dtype: a safetensors type. is_ragged: True if its first size differs between samples."""
+    """Type of a tensor. dtype: a safetensors type. is_ragged: True if its first size can differ between samples."""
 
     dtype: str
     is_ragged: bool = False
@@ -49,17 +49,18 @@ class TensorInfo:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES or not isinstance(self.is_ragged, bool):
             raise DatasetError(
-                f"a tensor has dtype={self.dtype!r}, is_ragged={self.is_ragged!r}: must be one of {', '.join(DTYPES)}, "
-                "and true or false; copy the features again"
+                f"a tensor has dtype={self.dtype!r}, is_ragged={self.is_ragged!r}; dtype must be one of "
+                f"{', '.join(DTYPES)}, and is_ragged true or false; copy the features again"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class SidecarManifest:
-    """The manifest of sealed features. made_with: the encoder, as JSON. shard_file: the table of shards.
+    """Manifest of sealed features.
 
-    base_plan, base_content: fingerprints `plan` and `base` of the dataset. null_file: tensors that replace those with
-    the same names in a delivery without a text.
+    base_plan, base_content: fingerprints `plan` and `base` of the dataset. made_with: description of the encoder, as
+    JSON. shard_file: table of shards. null_file: tensors that replace those with the same names in a delivery without a
+    text. num_missing: number of visits that could not be encoded.
     """
 
     base_plan: str
@@ -108,9 +109,9 @@ class SidecarManifest:
 
 
 class Sidecar:
-    """Sealed features in a store; reads on request only. Safe to use from several threads.
+    """Sealed features in a store. Safe to use from several threads.
 
-    A loader reads their members in the same way as the clips of a dataset.
+    The constructor reads only the manifest. A loader reads members in the same way as the clips of a dataset.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -125,14 +126,14 @@ class Sidecar:
     def check_base(self, dataset: Dataset) -> None:
         """Verify that the features belong to a dataset.
 
-        Raise ConfigError, naming what differs, if they were made from another dataset, and IntegrityError if their
-        table of shards does not match it.
+        Raise ConfigError, naming what differs, if they were created from another dataset, and IntegrityError if their
+        table of shards does not match the dataset.
         """
         of_it = {"plan": self.manifest.base_plan, "content": self.manifest.base_content}
         problems = differences(of_it, base_facts(dataset), "fingerprints")
         if problems:
             raise ConfigError(
-                f"features={self.url!r} were made from another dataset than {dataset.url}: "
+                f"features={self.url!r} were created from another dataset than {dataset.url}: "
                 f"{'; '.join(problems)}; {REMEDY}"
             )
         if not np.array_equal(self._shards.base_sha256, dataset.shards.sha256):
@@ -149,11 +150,11 @@ class Sidecar:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member; a loader reserves memory for it."""
+        """Size of the largest member in bytes; a loader reserves memory for it."""
         return self._shards.max_member_bytes
 
     def shard(self, base: ShardInfo) -> SidecarShard:
-        """Return the shard with the tensors of a shard of the dataset. Raise IntegrityError."""
+        """Return the shard of features for a shard of the dataset. Raise IntegrityError if there is none."""
         name = (base.bucket_id, base.number, base.sha256)
         found = self._recent.get(name)  # building it from the table is slow
         if found is None:
@@ -166,9 +167,9 @@ class Sidecar:
         return found
 
     def members(self, base: ShardInfo) -> MemberTable:
-        """Read the places of the members for a shard of the dataset, with one small read.
+        """Read the locations of the members for a shard of the dataset, with one small read.
 
-        Raise IntegrityError, StorageError.
+        Raise IntegrityError if the table is damaged, and StorageError if it cannot be read.
         """
         shard, num_visits = self.shard(base), self.manifest.num_visits
         file = shard.index_file
@@ -181,20 +182,22 @@ class Sidecar:
         )
 
     def tensors(self, data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-        """Return the tensors of a member as views of its bytes. Raise IntegrityError unless they match the manifest."""
+        """Return the tensors of a member as views of `data`. Raise IntegrityError unless they match the manifest."""
         found = decode_tensors(data, where)
         check_kinds(found, self.manifest.tensors, where)
         return found
 
     @cached_property
     def null(self) -> dict[str, RawTensor]:
-        """Tensors for deliveries without a text, if any."""
+        """Tensors that replace those of deliveries without a text; empty if the features define none."""
         file = self.manifest.null_file
         if file is None:
             return {}
         where = f"{self.url}: {file.path}"
         if file.num_bytes > MAX_NULL_BYTES:
-            raise IntegrityError(f"{where} has {file.num_bytes} bytes; {MAX_NULL_BYTES} are allowed; copy it again")
+            raise IntegrityError(
+                f"{where} has {file.num_bytes} bytes; at most {MAX_NULL_BYTES} are allowed; copy it again"
+            )
         check_size(self.store, file)
         found = decode_tensors(read_verified(self.store, file), where)
         check_kinds(found, self.manifest.tensors, where, is_part=True)
@@ -204,7 +207,7 @@ class Sidecar:
 def check_kinds(
     found: Mapping[str, RawTensor], kinds: Mapping[str, TensorInfo], where: str, *, is_part: bool = False
 ) -> None:
-    """Raise IntegrityError unless these are the tensors of the manifest or, with `is_part`, some of them."""
+    """Raise IntegrityError unless `found` are the tensors of the manifest or, with `is_part`, some of them."""
     if not is_part and set(found) != set(kinds):
         raise IntegrityError(f"{where} has the tensors {sorted(found)}, not {sorted(kinds)}; copy the features again")
     for name, one in found.items():
@@ -217,7 +220,7 @@ def check_kinds(
 
 
 def base_facts(dataset: Dataset) -> dict[str, str]:
-    """Return the facts that identify the dataset of features, regardless of columns added later."""
+    """Return the fingerprints that identify a dataset regardless of columns added later."""
     fingerprints = dataset.manifest.fingerprints
     return {"plan": fingerprints.plan, "content": fingerprints.base}
 
@@ -247,13 +250,14 @@ def _shown(text: str | None) -> str:
 
 def read_sidecar_manifest(store: Store) -> SidecarManifest:
     """Return the manifest of the features in `store`. Raise DatasetError if it is missing."""
-    remedy = "Make them with `streamvid encode`, or run an interrupted `streamvid encode` again"
+    remedy = "Create them with `streamvid encode`, or run an interrupted `streamvid encode` again"
     return read_sealed(store, SidecarManifest.from_json, f"no sealed features at {store.url}", remedy)
 
 
 def open_sidecar(url: str | Path, storage: StorageOptions | Mapping[str, Any] | None = None) -> Sidecar:
     """Open sealed features at a local path, or a file:// or s3:// URL.
 
-    Raises ConfigError, DatasetError without sealed features, and StorageError if they cannot be read.
+    Raise ConfigError for invalid options, DatasetError if there are no sealed features, and StorageError if they cannot
+    be read.
     """
     return Sidecar(open_store(url, StorageOptions.of(storage)))

@@ -1,4 +1,4 @@
-"""Tables of features: one of the shards, and for each shard one of its members. All are small Parquet files."""
+"""Tables of features, as small Parquet files: one table of all shards, and one table of members per shard."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MEMBER_TYPES = {"key": "string", "visit": "int32", "offset": "int64", "num_byte
 
 @dataclass(frozen=True, slots=True)
 class SidecarShard:
-    """A shard of features, for the dataset's shard of the same bucket and number, whose tar has `base_sha256`.
+    """A shard of features, which belongs to the dataset's shard with the same bucket and number.
 
-    num_missing: visits of its samples that could not be encoded.
+    base_sha256: checksum of the dataset's tar. num_missing: number of visits that could not be encoded.
     """
 
     bucket_id: str
@@ -55,27 +55,27 @@ class SidecarShard:
 
     @property
     def path(self) -> str:
-        """Path of its tar, the same as that of the dataset's tar."""
+        """Path of the tar, which is the same as in the dataset."""
         return shard_path(self.bucket_id, self.number)
 
     @property
     def max_clip_bytes(self) -> int:
-        """Size of the largest member, which a loader reads in place of a clip."""
+        """Size in bytes of the largest member, which a loader reads in place of a clip."""
         return self.max_member_bytes
 
     @property
     def index_file(self) -> FileInfo:
-        """File of the table of its members."""
+        """Description of the file with the shard's table of members."""
         return FileInfo(index_path(self.bucket_id, self.number), self.index_num_bytes, self.index_sha256)
 
 
 def index_path(bucket_id: str, number: int) -> str:
-    """Return the path of the table of a shard's members."""
+    """Return the path of a shard's table of members."""
     return f"index/{bucket_id}-{number:06d}.parquet"
 
 
 def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
-    """Return the Parquet bytes of the table of shards, which are in the dataset's order."""
+    """Return the Parquet bytes of the table of shards, which must be in the dataset's order."""
     columns: dict[str, list[Any]] = {name: [getattr(one, name) for one in shards] for name in _SHARD_TYPES}
     digests = {name: list(map(bytes.fromhex, columns[name])) for name, kind in _SHARD_TYPES.items() if kind == "sha256"}
     return encode_table(columns | digests, _SHARD_TYPES)
@@ -83,15 +83,15 @@ def encode_shards(shards: Sequence[SidecarShard]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class SidecarShards:
-    """The table of shards as arrays; creates SidecarShards on request."""
+    """Table of shards as arrays, from which SidecarShard values are created on request."""
 
     table: pa.Table
     first_rows: Mapping[str, int]
-    """Bucket id → row of its first shard; the shards of a bucket are consecutive."""
+    """Bucket id → row of the bucket's first shard. The shards of a bucket are consecutive."""
 
     @staticmethod
     def read(data: bytes | memoryview, where: str) -> SidecarShards:
-        """Read a table of shards. Raise IntegrityError, naming `where`, for anything else."""
+        """Read a table of shards. Raise IntegrityError, naming `where`, for invalid data."""
         # Checksums do not compress, so a small file with many rows is hostile: it would fill the memory.
         table = _read(data, _SHARD_TYPES, (0, len(data) // _SHA256_BYTES), where)
         numbers, names = numbers_of(chunk_of(table, "number")), chunk_of(table, "bucket_id")
@@ -105,7 +105,7 @@ class SidecarShards:
         return int(self.table.num_rows)
 
     def shard(self, base: ShardInfo) -> SidecarShard | None:
-        """Return the shard of features for a shard of the dataset, or None."""
+        """Return the shard of features for a shard of the dataset, or None if there is no matching one."""
         row = self.first_rows.get(base.bucket_id, -1 - base.number) + base.number
         if not 0 <= row < len(self):
             return None
@@ -117,20 +117,21 @@ class SidecarShards:
 
     @property
     def max_member_bytes(self) -> int:
-        """Size of the largest member."""
+        """Size of the largest member in bytes, or 0 without shards."""
         return int(numbers_of(chunk_of(self.table, "max_member_bytes")).max(initial=0))
 
     @property
     def base_sha256(self) -> npt.NDArray[np.uint8]:
-        """Checksums of the dataset's tars: (shards, 32)."""
+        """SHA-256 digests of the dataset's tars, shape (shards, 32)."""
         return _digests(chunk_of(self.table, "base_sha256"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemberTable:
-    """Places of a shard's members in its tar: arrays of num_samples * num_visits, the visits of a sample adjacent.
+    """Locations of a shard's members in its tar, as arrays of num_samples * num_visits rows.
 
-    offsets: -1 for a visit that could not be encoded. sha256: uint8 (…, 32).
+    Rows are ordered by sample and visit. offsets: in bytes; -1 for a visit that could not be encoded. sizes: in bytes.
+    sha256: uint8 (rows, 32).
     """
 
     num_visits: int
@@ -142,7 +143,7 @@ class MemberTable:
     def read(
         data: bytes | memoryview, shard: SidecarShard, num_samples: int, num_visits: int, where: str
     ) -> MemberTable:
-        """Read the table of a shard with `num_samples` samples. Raise IntegrityError naming `where`."""
+        """Read the table of a shard with `num_samples` samples. Raise IntegrityError, naming `where`, if invalid."""
         count = num_samples * num_visits
         # The keys are for other readers; the other columns have a fixed size per row.
         types = {name: kind for name, kind in _MEMBER_TYPES.items() if name != "key"}
@@ -162,11 +163,11 @@ class MemberTable:
 
     @property
     def num_bytes(self) -> int:
-        """Size in memory."""
+        """Size of the arrays in memory, in bytes."""
         return self.offsets.nbytes + self.sizes.nbytes + self.sha256.nbytes
 
     def place(self, row: int, visit: int) -> tuple[int, int, bytes] | None:
-        """Return (offset, bytes, SHA-256) of a sample's member for a visit, or None if it has none."""
+        """Return (offset, size, SHA-256) of the member for a sample and a visit, or None if there is no such member."""
         place = row * self.num_visits + visit % self.num_visits
         if self.offsets[place] < 0:
             return None
@@ -174,19 +175,19 @@ class MemberTable:
 
 
 def most_index_bytes(num_samples: int, num_visits: int) -> int:
-    """Return the largest possible size of the table of a shard's members."""
+    """Return the largest possible size of a shard's table of members, in bytes."""
     return num_samples * num_visits * _MEMBER_ROW_BYTES + _EMPTY_FILE_BYTES
 
 
 def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
-    """Return the Parquet bytes of (key, visit, offset, bytes, SHA-256), the last three None without a member."""
+    """Return the Parquet bytes of a table of members. rows: (key, visit, offset, size, SHA-256); None if missing."""
     return encode_table(
         {name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES
     )
 
 
 def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, int], where: str) -> pa.Table:
-    """Read columns of these types with `num_rows` (min, max) rows; texts as dictionaries. Raise IntegrityError."""
+    """Read a table with these column types and (min, max) `num_rows` rows. Raise IntegrityError if it differs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -195,7 +196,7 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
     with naming_arrow_errors(where):
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts)
         if not num_rows[0] <= file.metadata.num_rows <= num_rows[1]:
-            raise ValueError(f"{file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} are possible")
+            raise ValueError(f"it has {file.metadata.num_rows} rows; {num_rows[0]} to {num_rows[1]} are possible")
         for field in schema(types):
             found = file.schema_arrow.field(field.name).type
             kind = pa.dictionary(pa.int32(), field.type) if field.name in texts else field.type
@@ -204,7 +205,7 @@ def _read(data: bytes | memoryview, types: dict[str, str], num_rows: tuple[int, 
         table = file.read(list(types), use_threads=False).combine_chunks()
         table.validate(full=True)
         if holes := [name for name in types if name not in may_miss and table.column(name).null_count]:
-            raise ValueError(f"no value in {', '.join(holes)}")
+            raise ValueError(f"missing values in {', '.join(holes)}")
         return table
 
 

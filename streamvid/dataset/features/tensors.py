@@ -1,7 +1,7 @@
-"""Stored tensors: safetensors, written and read without torch.
+"""Tensors in the safetensors format, written and read without torch.
 
-The layout is implemented here because the library's API for raw bytes differs between versions, and stored bytes must
-not. They are the bytes that `safetensors.torch.save` writes.
+The layout is implemented here because the safetensors library's API for raw bytes differs between versions, and stored
+bytes must not. They equal the bytes that `safetensors.torch.save` writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = {
     "U8": 1,
     "BOOL": 1,
 }
-"""Safetensors types and bytes per element. A file stores tensors in this order, which aligns wide types."""
+"""Safetensors type → bytes per element. Files store tensors in this order, which aligns wide types."""
 
 MAX_DIMENSIONS = 8
 MAX_HEADER_BYTES = 2**20
@@ -41,9 +41,10 @@ _ORDER = list(DTYPES)
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """A tensor as little-endian bytes in C order. is_ragged: True if its first size differs between samples.
+    """A tensor as little-endian bytes in C order.
 
-    dtype: one of DTYPES. Raise ConfigError for a tensor that cannot be stored.
+    dtype: one of DTYPES. is_ragged: True if the first size can differ between samples. Raise ConfigError for a tensor
+    that cannot be stored.
     """
 
     dtype: str
@@ -60,12 +61,12 @@ class RawTensor:
             raise ConfigError("a ragged tensor needs a first dimension; shape=() has none")
         if len(memoryview(self.data).cast("B")) != self.num_bytes:
             raise ConfigError(
-                f"{len(self.data)} bytes of data; {self.dtype} of shape {self.shape} has {self.num_bytes}"
+                f"the data has {len(self.data)} bytes; {self.dtype} of shape {self.shape} needs {self.num_bytes}"
             )
 
     @property
     def num_bytes(self) -> int:
-        """Size of its data."""
+        """Size of the data in bytes."""
         return math.prod(self.shape) * DTYPES[self.dtype]
 
 
@@ -81,14 +82,14 @@ def _wrong_shape(shape: object) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """Return a tensor's name, which becomes a field of batches. Raise ConfigError for an invalid name."""
+    """Return `name`, which becomes a field of batches. Raise ConfigError if it is not a valid tensor name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"tensor {name!r}: must be at most 63 letters, digits and '_', starting with a letter")
     return name
 
 
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """Return the bytes of a safetensors file; the order of `tensors` does not matter. Raise ConfigError."""
+    """Return the bytes of a safetensors file, regardless of the order of `tensors`. Raise ConfigError if invalid."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
         raise ConfigError(f"{len(tensors)} tensors given; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
@@ -104,17 +105,20 @@ def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def decode_tensors(data: bytes | memoryview, where: str) -> dict[str, RawTensor]:
-    """Return the tensors of a safetensors file as views of `data`. Raise IntegrityError naming `where` (SAFE-1)."""
+    """Return the tensors of a safetensors file as views of `data`.
+
+    Raise IntegrityError, naming `where`, for an invalid file (SAFE-1).
+    """
     view = memoryview(data).cast("B")
     try:
         size = int.from_bytes(view[:_LENGTH_BYTES], "little")
         if not 2 <= size <= min(MAX_HEADER_BYTES, len(view) - _LENGTH_BYTES):
-            raise ValueError(f"a header of {size} bytes in {len(view)}")
+            raise ValueError(f"its header has {size} bytes, the file {len(view)}")
         header = json.loads(bytes(view[_LENGTH_BYTES : _LENGTH_BYTES + size]))
         body = view[_LENGTH_BYTES + size :]
         header.pop("__metadata__", None)
         if not 1 <= len(header) <= _MAX_TENSORS:
-            raise ValueError(f"{len(header)} tensors")
+            raise ValueError(f"it has {len(header)} tensors")
         return _cut(header, body)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise IntegrityError(
@@ -128,11 +132,11 @@ def _cut(header: dict[str, Any], body: memoryview) -> dict[str, RawTensor]:
     for name, told in header.items():
         start, end = told["data_offsets"]
         if type(start) is not int or type(end) is not int or not 0 <= start <= end <= len(body):
-            raise ValueError(f"{name[:40]!r} from {start} to {end} of {len(body)} bytes")
+            raise ValueError(f"{name[:40]!r} spans bytes {start} to {end} of {len(body)}")
         tensors[check_name(name)] = RawTensor(str(told["dtype"]), tuple(told["shape"]), body[start:end])
         places.append((start, end))
     ends = [0, *(end for _, end in sorted(places))]
     # Files that we write have neither gaps nor overlaps.
     if [start for start, _ in sorted(places)] != ends[:-1] or ends[-1] != len(body):
-        raise ValueError("tensors that are not stored end to end")
+        raise ValueError("its tensors are not stored end to end")
     return tensors

@@ -1,7 +1,7 @@
-"""Write features: one shard at a time, in any number of processes, one of which seals them at the end.
+"""Writer of features: any number of processes each write one shard at a time, and one of them seals the features.
 
-Until then, `.staging/` holds the encoder's facts and a record of each finished shard, so that a killed run resumes and
-ends with the same bytes.
+Until then, `.staging/` holds a description of the encoder and a record of each finished shard, so that a killed run can
+resume and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ STAGING = ".staging"
 _BEGUN = f"{STAGING}/begun.json"
 
 Visits = Sequence[Mapping[str, RawTensor] | None]
-"""The tensors of a sample for each visit; None if a visit could not be encoded: readers deliver another sample."""
+"""Tensors of a sample for each visit, or None for a visit that could not be encoded; readers deliver another sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """The record of a finished shard: its row of the table, and its tensors with their shapes."""
+    """Record of a finished shard: its row in the table of shards, and the types and shapes of its tensors."""
 
     shard: SidecarShard
     tensors: Mapping[str, TensorInfo]
@@ -57,18 +57,18 @@ class FinishedShard:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> FinishedShard:
-        """Parse a record. Raise DatasetError naming `where`."""
+        """Parse a record. Raise DatasetError, naming `where`, if it is damaged."""
         try:
             value = json.loads(data)
             tensors = {name: TensorInfo(**one) for name, one in value["tensors"].items()}
             return FinishedShard(SidecarShard(**value["shard"]), tensors, value["shapes"])
         except (ValueError, KeyError, TypeError) as error:
-            raise DatasetError(f"{where} is damaged ({error}); remove it to make the shard again") from error
+            raise DatasetError(f"{where} is damaged ({error}); remove it to write the shard again") from error
 
 
 @dataclass
 class TensorKinds:
-    """Tensors that all samples of a shard have. shapes: those of ragged tensors lack the first size."""
+    """Types and shapes of the tensors of all samples in a shard. shapes: without the first size for ragged tensors."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     shapes: dict[str, list[int]] = field(default_factory=dict)
@@ -81,16 +81,18 @@ class TensorKinds:
             self.tensors, self.shapes = _check_kinds(kinds), shapes
         elif (kinds, shapes) != (self.tensors, self.shapes):
             raise ConfigError(
-                f"sample {key} has the tensors {_described(kinds, shapes)}, earlier ones have "
-                f"{_described(self.tensors, self.shapes)}; all samples of a shard must have equal ones, except for the "
-                "first size of ragged tensors"
+                f"sample {key} has the tensors {_described(kinds, shapes)}, but earlier samples have "
+                f"{_described(self.tensors, self.shapes)}; types and shapes must not differ within a shard, "
+                "except for the first size of ragged tensors"
             )
 
 
 def _check_kinds(kinds: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, kind in kinds.items():
         if kind.is_ragged and f"{check_name(name)}_mask" in kinds:
-            raise ConfigError(f"tensor '{name}_mask': the mask of the ragged tensor {name!r} has that name; rename one")
+            raise ConfigError(
+                f"tensor '{name}_mask': this name is reserved for the mask of the ragged tensor {name!r}; rename one"
+            )
     return kinds
 
 
@@ -102,7 +104,7 @@ def _described(kinds: Mapping[str, TensorInfo], shapes: Mapping[str, list[int]])
 
 
 def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
-    """Return the tensors that all shards have. Raise DatasetError unless shapes are equal in each bucket."""
+    """Return the tensor types that all shards share. Raise DatasetError if types differ, or shapes within a bucket."""
     first: FinishedShard | None = None
     of_bucket: dict[str, FinishedShard] = {}
     for one in records:
@@ -114,11 +116,11 @@ def in_common(records: Sequence[FinishedShard]) -> dict[str, TensorInfo]:
             other = first if one.tensors != first.tensors else near
             raise DatasetError(
                 f"shard {one.shard.bucket_id}-{one.shard.number:06d} has the tensors "
-                f"{_described(one.tensors, one.shapes)}, others have {_described(other.tensors, other.shapes)}; "
-                "make the features again"
+                f"{_described(one.tensors, one.shapes)}, but others have {_described(other.tensors, other.shapes)}; "
+                "create the features again"
             )
     if first is None:
-        raise DatasetError("no sample could be encoded, so there is nothing to seal; check that its clips decode")
+        raise DatasetError("no sample could be encoded, so there is nothing to seal; check that the clips decode")
     return dict(first.tensors)
 
 
@@ -129,7 +131,7 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
         shape = list(one.shape[1:] if kind is not None and kind.is_ragged else one.shape)
         if kind is None or kind.dtype != one.dtype or shape != record.shapes[name]:
             raise ConfigError(
-                f"null: {name!r} of dtype {one.dtype} and shape {one.shape} cannot replace the tensors of the samples, "
+                f"null: {name!r} of dtype {one.dtype} and shape {one.shape} cannot replace the tensors of the samples: "
                 f"{_described(record.tensors, record.shapes)}"
             )
 
@@ -137,11 +139,11 @@ def check_null(null: Mapping[str, RawTensor], record: FinishedShard) -> None:
 class SidecarWriter:
     """Writer of the features of a dataset, at a local path or a file:// or s3:// URL.
 
-    made_with: JSON facts that readers compare, such as the encoder's checksum. num_visits: visits per sample. Several
-    processes may write different shards at the same time.
+    made_with: JSON values that readers compare, such as the encoder's checksum. num_visits: number of visits per
+    sample. Several processes may write different shards at the same time.
 
-    Raise ConfigError, naming what differs, if the place holds other features, sealed or unfinished; DatasetError if it
-    holds other files; StorageError.
+    Raise ConfigError, naming what differs, if `url` holds other features, sealed or unfinished; DatasetError if it
+    holds other files; StorageError if the store fails.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class SidecarWriter:
         self._store = open_store(url, StorageOptions.of(storage))
         self._facts = {"base": base_facts(dataset), "made_with": self._made_with, "num_visits": num_visits}
         self.sealed = self._begin()
-        """The manifest, if an earlier run has sealed the features; then only `seal` is left to call."""
+        """The manifest if an earlier run has sealed the features, so that only `seal` is left to call; else None."""
 
     def _begin(self) -> SidecarManifest | None:
         url = self._store.url
@@ -175,20 +177,20 @@ class SidecarWriter:
         is_free = all(file.path.startswith(STAGING) for file in self._store.files())
         if self._store.size(_BEGUN) is None:
             if not is_free:
-                raise DatasetError(f"{url} is not empty and holds no features; choose an empty place")
+                raise DatasetError(f"{url} is not empty and holds no features; choose an empty folder or prefix")
             self._store.create(_BEGUN, json.dumps(self._facts, sort_keys=True, indent=1).encode())
-        self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are begun at {url}")
+        self._refuse_other(json.loads(self._store.read(_BEGUN)), f"features are unfinished at {url}")
         return None
 
     def _refuse_other(self, stored: Mapping[str, Any], what: str) -> None:
         if found := differences(stored, self._facts):
-            raise ConfigError(f"other {what}: {'; '.join(found)}; choose another place, or remove them")
+            raise ConfigError(f"other {what}: {'; '.join(found)}; choose another destination, or remove them")
 
     # Shards.
 
     @cached_property
     def _done(self) -> set[str]:
-        """Paths of the records that existed at first access."""
+        """Paths of the shard records that existed on first access."""
         return {file.path for file in self._store.files(STAGING)}
 
     def is_done(self, shard: ShardInfo) -> bool:
@@ -196,13 +198,13 @@ class SidecarWriter:
         return self.sealed is not None or _record_path(shard) in self._done
 
     def write_shard(self, shard: ShardInfo, samples: Iterable[tuple[str, Visits]]) -> None:
-        """Write the shard for all samples of `shard`, in its order: (key, the tensors of each visit).
+        """Write the features of `shard`. samples: (key, visits) of all its samples, in the order of the shard.
 
-        A finished shard is written again. Raise ConfigError for tensors that cannot be stored, DatasetError for samples
-        other than the dataset's, StorageError.
+        A finished shard is overwritten. Raise ConfigError for tensors that cannot be stored, DatasetError if the
+        samples differ from those of the shard, and StorageError if the store fails.
         """
         if self.sealed is not None:
-            raise DatasetError(f"the features at {self._store.url} are sealed; choose another place")
+            raise DatasetError(f"the features at {self._store.url} are sealed; choose another destination")
         keys: list[str] = self._dataset.samples(shard, ["key"]).column("key").to_pylist()
         kinds, checksums = TensorKinds(), dict[str, bytes]()
         with self._temporary() as folder:
@@ -242,9 +244,13 @@ class SidecarWriter:
         number = -1
         for number, (key, visits) in enumerate(samples):
             if number >= len(keys) or keys[number] != key:
-                raise DatasetError(f"sample {number} of {path} is {keys[number : number + 1]}, not {key!r}")
+                raise DatasetError(
+                    f"sample {number} of {path} is {keys[number : number + 1]} in the index, not {key!r}"
+                )
             if len(visits) != self._num_visits:
-                raise ConfigError(f"sample {key}: tensors of {len(visits)} visits, but num_visits={self._num_visits}")
+                raise ConfigError(
+                    f"sample {key} has tensors of {len(visits)} visits, but num_visits={self._num_visits}"
+                )
             members: dict[str, bytes] = {}
             for visit, tensors in enumerate(visits):
                 if tensors is not None:
@@ -254,7 +260,7 @@ class SidecarWriter:
             if members:
                 yield key, members
         if number + 1 != len(keys):
-            raise DatasetError(f"{path} has {len(keys)} samples, but tensors of {number + 1} were given")
+            raise DatasetError(f"{path} has {len(keys)} samples, but tensors for {number + 1} were given")
 
     def _index(
         self, keys: Sequence[str], places: Mapping[str, tuple[int, int]], checksums: Mapping[str, bytes]
@@ -279,14 +285,14 @@ class SidecarWriter:
                 f"cannot write to {folder or tempfile.gettempdir()}: {error.strerror or error}; free disk space there"
             ) from error
 
-    # The end.
+    # Sealing.
 
     def seal(self, null: Mapping[str, RawTensor] | None = None) -> SidecarManifest:
-        """Write the manifest once all shards are finished; one process calls this.
+        """Write the manifest once all shards are finished. Only one process may call this.
 
         null: tensors that replace those with the same names in a delivery without a text.
 
-        Raise DatasetError if a shard is missing, or if shards have different tensors.
+        Raise DatasetError if a shard is missing or shards have different tensors, ConfigError for an invalid `null`.
         """
         if self.sealed is None:
             self.sealed = self._seal(null)
