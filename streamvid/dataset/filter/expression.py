@@ -1,7 +1,7 @@
-"""Conditions on columns: from text to a checked tree to pyarrow calls. No part of the text is executed (SAFE-1).
+"""Compiler of conditions on columns, from text through a checked tree to pyarrow calls. No text is executed (SAFE-1).
 
 Python's own parser reads the text, and this file accepts a small subset of its syntax. Every part has one of four
-kinds, known from the schema before a row is read:
+kinds, which the schema determines before any row is read:
 
     int, float    numbers; arithmetic and comparisons of the two use doubles
     str, bool     text, compared by code points; truth values
@@ -61,12 +61,13 @@ _TEXT_TESTS = {"contains": "match_substring", "startswith": "starts_with", "ends
 
 
 def compile_condition(text: str, resolve: Callable[[str], tuple[str, str]], is_canonical: bool = False) -> Node:
-    """Compile the condition `text`; `resolve` returns (index column, kind) for a name.
+    """Compile the condition `text`.
 
-    is_canonical: `text` is the canonical spelling of a condition, which is longer than the original.
+    resolve: returns (index column, kind) for a name. is_canonical: True if `text` is the canonical spelling of a
+    condition, which can be longer than the original.
 
-    Raise ConfigError with the text, the place and a remedy for anything that is not a condition, including a name for
-    which `resolve` raises LookupError.
+    Raise ConfigError with the text, the position and a remedy for anything that is not a condition, including a name
+    for which `resolve` raises LookupError.
     """
     return _Compiler(text, resolve, _CANONICAL if is_canonical else 1).condition()
 
@@ -99,13 +100,13 @@ class _Compiler:
         if node.kind != "bool":
             self._fail(0, f"it is {_a(node.kind)}, not a condition; compare it, for example '{node.text} > 5'")
         if not node.columns:
-            self._fail(0, "it does not name a column")
+            self._fail(0, "it does not name a column; write a condition such as 'aesthetic > 5'")
         return node
 
     # Text to tree.
 
     def _as_python(self) -> str:
-        """Return the text with each backquoted name replaced by one letter and spaces, which keeps all positions."""
+        """Return the text with each backquoted name replaced by a letter and spaces, which preserves positions."""
         parts, letters = [], (chr(c) for c in range(_FIRST_STAND_IN, 0x9F00) if chr(c) not in self._text)
         for match in _TOKEN.finditer(self._text):
             part, kind, place = match[0], match.lastgroup, match.start()
@@ -144,13 +145,13 @@ class _Compiler:
         except SyntaxError as error:
             self._fail(leading + max(0, (error.offset or 1) - 1), f"it is not a condition: {error.msg}")
         except (ValueError, RecursionError, MemoryError, OverflowError) as error:
-            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deeply, or not text")
+            self._fail(0, f"it cannot be read ({type(error).__name__}): it is nested too deeply, or is not text")
         return tree
 
     # Tree to nodes.
 
     def _node(self, tree: ast.expr) -> Node:
-        # Counted here, not in the tree: the middle of a chain of comparisons is built twice.
+        # Count here, not in the tree, because the middle operand of a chained comparison is built twice.
         self._num_nodes += 1
         self._depth += 1
         if self._num_nodes > MAX_NODES * self._slack:
@@ -194,7 +195,7 @@ class _Compiler:
         if isinstance(value, float) and value == float("inf"):
             self._fail(tree, "the number is too large for a double")
         if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-            self._fail(tree, "the text contains half a character (a surrogate)")
+            self._fail(tree, "the text contains half a character (a lone surrogate); remove it")
         return literal(value)
 
     def _joined(self, tree: ast.BoolOp) -> Node:
@@ -204,7 +205,7 @@ class _Compiler:
     def _truth(self, tree: ast.expr, word: str) -> Node:
         node = self._node(tree)
         if node.kind != "bool":
-            self._fail(tree, f"'{word}' takes conditions, not {_a(node.kind)}; compare it, as in 'x > 5'")
+            self._fail(tree, f"'{word}' requires conditions, not {_a(node.kind)}; compare it, as in 'x > 5'")
         return node
 
     def _unary(self, tree: ast.UnaryOp) -> Node:
@@ -222,7 +223,7 @@ class _Compiler:
     def _number(self, tree: ast.expr, whole: ast.expr) -> Node:
         node = self._node(tree)
         if node.kind not in NUMBERS:
-            self._fail(whole, f"arithmetic takes numbers, but {_short(node)} is {_a(node.kind)}")
+            self._fail(whole, f"arithmetic requires numbers, but {_short(node)} is {_a(node.kind)}")
         return node
 
     def _arithmetic(self, tree: ast.BinOp) -> Node:
@@ -254,7 +255,7 @@ class _Compiler:
     def _ordered(self, tree: ast.expr, a: Node, operator: ast.cmpop, b: Node) -> Node:
         sign, function = _ORDER[type(operator)]
         if a.kind != b.kind and not (a.kind in NUMBERS and b.kind in NUMBERS):
-            self._fail(tree, f"{_short(a)} is {_a(a.kind)} and {_short(b)} is {_a(b.kind)}: they cannot be compared")
+            self._fail(tree, f"{_short(a)} is {_a(a.kind)} and {_short(b)} is {_a(b.kind)}; they cannot be compared")
         if a.kind == "bool" and sign not in ("==", "!="):
             self._fail(tree, f"truth values have no order ({sign}); use ==, !=, and, or, not")
         if a.kind != b.kind:
@@ -263,7 +264,7 @@ class _Compiler:
 
     def _member(self, node: Node, right: ast.expr) -> Node:
         if not isinstance(right, (ast.Tuple, ast.List, ast.Set)) or not right.elts:
-            self._fail(right, "'in' takes a list: place in ('a', 'b'); to search in a text: contains(text, 'a')")
+            self._fail(right, "'in' requires a list: place in ('a', 'b'); to search in a text, use contains(text, 'a')")
         items = [self._node(item) for item in right.elts]
         for tree, item in zip(right.elts, items, strict=True):
             if item.literal is None:
@@ -275,16 +276,16 @@ class _Compiler:
     def _call(self, tree: ast.Call) -> Node:
         name = tree.func.id if isinstance(tree.func, ast.Name) else None
         if name not in _TEXT_TESTS or len(tree.args) != 2 or tree.keywords:
-            self._fail(tree, f"the only calls are {', '.join(f'{n}(column, text)' for n in _TEXT_TESTS)}")
+            self._fail(tree, f"the only allowed calls are {', '.join(f'{n}(column, text)' for n in _TEXT_TESTS)}")
         value, pattern = (self._node(argument) for argument in tree.args)
         if value.kind != "str" or not isinstance(pattern.literal, str):
-            self._fail(tree, f"{name}(column, text) takes a column of texts and a text, as in {name}(place, 'a')")
+            self._fail(tree, f"{name}(column, text) requires a column of texts and a text, as in {name}(place, 'a')")
         text = f"{name}({value.text}, {pattern.text})"
         return call(_TEXT_TESTS[name], "bool", text, value, pattern=pattern.literal)
 
     def _fail(self, place: ast.expr | int, message: str) -> NoReturn:
         if not isinstance(place, int):
-            # Python counts bytes of UTF-8.
+            # Python counts columns in bytes of UTF-8.
             line = self._source[self._leading :].encode()[: place.col_offset]
             place = self._leading + len(line.decode(errors="ignore"))
         start = max(0, place - _SHOWN // 2)

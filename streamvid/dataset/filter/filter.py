@@ -1,4 +1,4 @@
-"""Filters: the samples that a condition on columns admits, and their number per shard, cached on disk."""
+"""Filters: conditions on columns that select samples, and cached counts of the selected samples per shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _ROWS_PER_REPORT = 1_000_000
-_VERSION = 1  # of the cached file, and of the meaning of conditions
+_VERSION = 1  # version of the cached file and of the semantics of conditions
 _DIGEST_BYTES = 32
 _ITEM_BYTES = 8
 
@@ -40,17 +40,17 @@ _ITEM_BYTES = 8
 class Filter:
     """A parsed condition.
 
-    text: the condition in canonical spelling, so that equal conditions are equal. columns: the index columns it reads.
+    text: canonical spelling, so that equal conditions compare equal. columns: index columns that the condition reads.
     """
 
     text: str
     columns: tuple[str, ...]
 
     def matching(self, table: pa.Table) -> npt.NDArray[np.int32]:
-        """Return the ascending row numbers that the condition admits; `table` has at least `columns`.
+        """Return the numbers of the rows that the condition admits, in ascending order.
 
-        Rows for which the condition is unknown, because a deciding value is null or NaN, are not admitted. Raise
-        DatasetError for a table without the columns, or with other types than the condition was parsed for.
+        A row is not admitted if the result is unknown because a deciding value is null or NaN. Raise DatasetError if
+        `table` lacks one of `columns`, or if a column type differs from the one that the condition was parsed for.
         """
         import pyarrow.compute as pc
 
@@ -69,14 +69,15 @@ class Filter:
 def parse_filter(text: str, dataset: Dataset) -> Filter:
     """Parse the condition `text` on the columns of `dataset`.
 
-    - Names are the user's columns, or else the index's own (`clip_width`, `fps`, `duration_seconds`, `record_key`, …).
-      Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
-    - `< <= > >= == !=`, also chained; `in` and `not in` a list; `is None`, `is not None`; `and`, `or`, `not`;
-      `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True, False.
+    - A name refers to a user column or, failing that, to a column of the index (`clip_width`, `fps`,
+      `duration_seconds`, `record_key`, …). Put a name that is not a Python name in backquotes: `` `my col` > 5 ``.
+    - Allowed are `< <= > >= == !=`, also chained; `in` and `not in` with a list; `is None`, `is not None`; `and`, `or`,
+      `not`; `+ - * /` in doubles; `contains(text, "a")`, `startswith(...)`, `endswith(...)`; numbers, texts, True and
+      False.
     - A value that is null or NaN is missing. A condition on it is neither true nor false, so both `fps < 24` and
       `not (fps < 24)` leave the row out. Only `is None` finds missing values.
 
-    Raise ConfigError with the text, the place and a remedy for unknown columns, wrong types and anything else.
+    Raise ConfigError with the text, the position and a remedy for unknown columns, wrong types and invalid syntax.
     """
     from streamvid.dataset.filter.expression import compile_condition
     from streamvid.dataset.filter.nodes import kind_of
@@ -123,12 +124,12 @@ def _compiled(text: str, kinds: tuple[tuple[str, str | None], ...]) -> Node:
 def count_matches(
     dataset: Dataset, shards: Sequence[ShardInfo], filter: Filter, cache_dir: str | Path | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return the number of samples that the filter admits in each of `shards`: int64 (len(shards),).
+    """Return the number of samples that the filter admits in each of `shards`, as int64 (len(shards),).
 
     The first call scans the filter's columns of the index, one shard at a time. The counts of all shards are cached in
-    `cache_dir` (None: `$XDG_CACHE_HOME/streamvid/filters`, else `~/.cache/streamvid/filters`) for the dataset's content
-    and the filter, so that later calls read 8 bytes per shard. Processes on one machine that call this at the same time
-    scan once. If the folder cannot be written, each call scans.
+    `cache_dir` (by default `$XDG_CACHE_HOME/streamvid/filters` or `~/.cache/streamvid/filters`) for the dataset's
+    content and the filter, so that later calls read only 8 bytes per shard. If several processes on one machine call
+    this function at the same time, only one of them scans. If the folder cannot be written, each call scans.
     """
     everything = dataset.shards
     cache = CountCache.of(cache_dir, dataset.manifest.fingerprints.content, filter.text)
@@ -166,10 +167,10 @@ def _scan(dataset: Dataset, filter: Filter) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Counts of one filter per shard, in a file: a line of JSON, little-endian int64 counts, and the SHA-256 of both.
+    """Cached counts of one filter per shard. The file holds a line of JSON, int64 counts, and the SHA-256 of both.
 
-    No method raises file errors: counts that cannot be read are counted again, and counts that cannot be written are
-    not kept.
+    No method raises file errors. Counts that cannot be read are computed again, and counts that cannot be written are
+    not cached.
     """
 
     path: Path
@@ -177,7 +178,7 @@ class CountCache:
 
     @classmethod
     def of(cls, folder: str | Path | None, content_fingerprint: str, text: str) -> CountCache:
-        """Return the entry of a dataset's content and a filter's text. folder: None means the user's cache."""
+        """Return the cache entry for a dataset's content and a filter's text. folder: None uses the user's cache."""
         if folder is None:
             folder = user_cache("filters")
         fields = {"version": _VERSION, "content": content_fingerprint, "where": text}
@@ -185,7 +186,7 @@ class CountCache:
         return cls(Path(folder) / f"{hashlib.sha256(header).hexdigest()[:32]}.counts", header)
 
     def read(self, most: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-        """Return the stored counts, none of them above `most`, or None if the file is missing or damaged."""
+        """Return the stored counts, or None if the file is missing or damaged. most: upper limit for each count."""
         num_bytes = len(self.header) + _ITEM_BYTES * len(most) + _DIGEST_BYTES
         try:
             with self.path.open("rb") as file:
@@ -213,11 +214,11 @@ class CountCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the entry, which excludes other processes on this machine."""
+        """Hold the lock of this entry, which excludes other processes on this machine."""
         with contextlib.ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(wait_for_lock(self.path.with_suffix(".lock")))
             except (ImportError, OSError) as error:
-                _log.info("cannot lock in %s (%s): processes that start together each scan", self.path.parent, error)
+                _log.info("cannot lock in %s (%s); processes that start together each scan", self.path.parent, error)
             yield

@@ -17,10 +17,11 @@ _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a condition: its kind, canonical spelling, columns, and values over a table.
+    """A part of a condition.
 
-    kind: "int", "float", "str" or "bool". run: table → array or scalar, null for a missing value or NaN. literal: the
-    value of a literal, else None.
+    kind: "int", "float", "str" or "bool". text: canonical spelling. columns: index columns that the part reads. run:
+    function from a table to an array or a scalar, with null for missing values and NaN. literal: value of a literal,
+    None for other parts.
     """
 
     kind: str
@@ -31,7 +32,7 @@ class Node:
 
 
 def kind_of(kind: Any) -> str | None:
-    """Return the kind of a pyarrow type in conditions, or None for a type that they do not support."""
+    """Return the kind that conditions assign to a pyarrow type, or None if they do not support the type."""
     if types.is_boolean(kind):
         return "bool"
     if types.is_uint64(kind) or types.is_floating(kind):
@@ -42,7 +43,7 @@ def kind_of(kind: Any) -> str | None:
 
 
 def column(name: str, kind: str) -> Node:
-    """Return the values of an index column."""
+    """Return a node for the values of an index column."""
 
     def run(table: Any) -> Any:
         values = pc.cast(table.column(name), _TYPES[kind], safe=False)
@@ -52,7 +53,7 @@ def column(name: str, kind: str) -> Node:
 
 
 def literal(value: bool | int | float | str) -> Node:
-    """Return a literal value."""
+    """Return a node for a literal value."""
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
     scalar = pa.scalar(value, _TYPES[kind])
     # `ascii`, because the characters that `repr` escapes differ between versions of Python.
@@ -60,7 +61,7 @@ def literal(value: bool | int | float | str) -> Node:
 
 
 def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> Node:
-    """Return a call of a pyarrow.compute function on other parts."""
+    """Return a node that calls a pyarrow.compute function on the values of other nodes."""
 
     def run(table: Any) -> Any:
         result = getattr(pc, function)(*(part.run(table) for part in parts), **options)
@@ -70,12 +71,12 @@ def call(function: str, kind: str, text: str, *parts: Node, **options: Any) -> N
 
 
 def negation(part: Node) -> Node:
-    """Return `not` of a condition."""
+    """Return a node that negates a condition."""
     return call("invert", "bool", f"not ({part.text})", part)
 
 
 def junction(word: str, parts: Sequence[Node]) -> Node:
-    """Return `and` or `or` of conditions; null means unknown, so `null or True` is True."""
+    """Return a node that joins conditions with `and` or `or`. Null means unknown, so `null or True` is True."""
     if len(parts) == 1:
         return parts[0]
 
@@ -86,7 +87,10 @@ def junction(word: str, parts: Sequence[Node]) -> Node:
 
 
 def membership(part: Node, items: Sequence[Node]) -> Node:
-    """Return `in` for literals of the part's kind; mixed ints and floats are doubles. Missing values are in no list."""
+    """Return a node for `part in items`, where the items are literals of the same kind as `part`.
+
+    Mixed ints and floats are compared as doubles. The result for a missing value is null.
+    """
     is_float = any(node.kind == "float" for node in (part, *items))
     value = as_float(part) if is_float else part
     literals = [float(item.literal) if is_float and item.literal is not None else item.literal for item in items]
@@ -101,7 +105,7 @@ def membership(part: Node, items: Sequence[Node]) -> Node:
 
 
 def as_float(part: Node) -> Node:
-    """Return a number as a double; integers beyond 2**53 are rounded."""
+    """Return a node that converts numbers to doubles. Integers beyond 2**53 are rounded."""
     if part.kind == "float":
         return part
 
