@@ -1,5 +1,5 @@
-"""Metadata as users write it: one reader of CSV, JSON, JSON Lines and Parquet, and one way to type columns.
+"""User metadata: one reader for CSV, JSON, JSON Lines and Parquet files, and one set of rules for column types.
 
-The sharder, `streamvid annotate` and forecasts of metadata read their input here. Imports storage only. Read
-`columns.py` (a column, its type, its usual names) before `reader.py` (files as blocks of rows).
+The sharder, `streamvid annotate` and forecasts of metadata read their input with this package, which imports only
+storage. Read `columns.py` (columns, types, usual names) before `reader.py` (files as blocks of rows).
 """

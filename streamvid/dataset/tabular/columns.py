@@ -1,6 +1,6 @@
-"""Columns of metadata: their values, the type that fits all of them, and their usual names.
+"""Metadata columns: values, type inference, and usual column names.
 
-To add a column type (it changes the dataset format), extend `ColumnType`, `Column.kinds` and `Column.as_kind`.
+To add a column type, which changes the dataset format, extend `ColumnType`, `Column.kinds` and `Column.as_kind`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_TEXT_BYTES = 64 * 2**10
 NOT_UTF8 = "is not valid UTF-8"
 
 _INTEGER = r"^-?(0|[1-9][0-9]{0,18})$"
-# No leading zeros and no more digits than a double holds: texts such as 007 are names.
+# No leading zeros, because texts such as 007 are names, and no more digits than a double holds.
 _NUMBER = r"^[+-]?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?$"
 _NO_VALUE = ("", "nan", "none", "null", "n/a", "na")
 _BOOLS = ("true", "false")
@@ -38,10 +38,10 @@ _BOOLS = ("true", "false")
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Values of one column of a block.
+    """Values of one column in a block of rows.
 
-    form: "typed": Arrow values. "text": CSV cells as written; the type depends on all cells together, and "" means no
-    value. "json": each cell is JSON text, because the values differ in type or are nested.
+    form: "typed" for Arrow values; "text" for CSV cells as written, whose type depends on all cells together and where
+    "" means no value; "json" for cells of JSON text, which hold values that differ in type or are nested.
     """
 
     cells: pa.Array
@@ -55,12 +55,12 @@ class Column:
         return [cell or None for cell in cells] if self.form == "text" else cells
 
     def values(self) -> list[Any]:
-        """Return the values as Python objects, with None for empty texts and NaN too."""
+        """Return the values as Python objects, with None also for empty texts and NaN."""
         # NaN is the only value that differs from itself.
         return [None if value == "" or value != value else value for value in self.raw_values()]  # noqa: PLR0124
 
     def kinds(self) -> frozenset[ColumnType] | None:
-        """Return the types other than string that fit all values, or None without values."""
+        """Return the types other than string that fit all values, or None if there are no values."""
         if self.form == "text":
             return _text_kinds(self.cells)
         if self.form == "json":
@@ -69,7 +69,7 @@ class Column:
         return _arrow_kinds(self.cells)
 
     def as_kind(self, kind: ColumnType) -> pa.Array:
-        """Return the values as `kind`, which `column_kind` found; texts are large strings, NaN and infinity null."""
+        """Convert the values to the result of `column_kind`: texts to large strings, and NaN and infinity to null."""
         if self.form == "text":
             return _text_as(self.cells, kind)
         if self.form == "json":
@@ -78,7 +78,7 @@ class Column:
 
 
 def column_kind(columns: Iterable[Column]) -> ColumnType:
-    """Return the type that fits all values of a column, given its blocks; a mixed or empty column is string."""
+    """Return the type that fits all values of a column, given in blocks. Mixed and empty columns are strings."""
     found = [kinds for column in columns if (kinds := column.kinds()) is not None]
     shared = frozenset.intersection(*found) if found else frozenset()
     ordered: tuple[ColumnType, ...] = ("int64", "double", "bool")
@@ -115,7 +115,7 @@ def _text_as(cells: pa.Array, kind: ColumnType) -> pa.Array:
 
 
 def _present(cells: pa.Array) -> pa.Array:
-    """Return trimmed cells, with null for those that mean a missing value."""
+    """Return trimmed cells, with null for texts that mean a missing value."""
     words = pc.utf8_trim_whitespace(cells)
     absent = pc.is_in(pc.utf8_lower(words), value_set=pa.array(_NO_VALUE, words.type))
     return pc.if_else(absent, pa.scalar(None, words.type), words)
@@ -170,7 +170,7 @@ def _value_kinds(value: object) -> frozenset[ColumnType] | None:
 
 
 def value_as(value: Any, kind: str) -> Any:
-    """Return a Python value as `kind`; None for NaN and infinity."""
+    """Convert a Python value to `kind`. NaN and infinity become None."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     if kind == "double":
@@ -187,18 +187,18 @@ def _as_text(value: object) -> str:
 
 
 def plain_text(value: object) -> str:
-    """Return the text of a value that JSON cannot hold."""
+    """Return a text for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def check_count(num_columns: int, where: str) -> None:
-    """Raise SourceError for more columns than an index may have."""
+    """Raise SourceError if there are more columns than an index may have."""
     if num_columns > MAX_COLUMNS:
-        raise SourceError(f"{where} has {num_columns} columns; {MAX_COLUMNS} are allowed; drop those you do not need")
+        raise SourceError(f"{where} has {num_columns} columns; at most {MAX_COLUMNS} are allowed; drop some")
 
 
 def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return each name once. Raise SourceError for names that an index cannot hold."""
+    """Return the names without duplicates. Raise SourceError for names that an index cannot hold."""
     found = tuple(dict.fromkeys(names))
     check_count(len(found), where)
     for name in found:
@@ -212,13 +212,13 @@ def checked_names(names: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def usual_column(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the column that has the first of the usual names, ignoring case, or None."""
+    """Return the column with the first matching usual name, ignoring case, or None if no name matches."""
     folded = {name.strip().casefold(): name for name in reversed(names)}
     return next((folded[name] for name in usual if name in folded), None)
 
 
 def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], option: str) -> str:
-    """Return the column that the user asked for, else the first usual one. Raise SourceError that lists the columns."""
+    """Return `asked` or, if it is None, the first column with a usual name. Raise SourceError if it does not exist."""
     listed = ", ".join(names) or "none"
     if asked is None:
         found = usual_column(names, usual)
@@ -235,7 +235,7 @@ def find_column(names: Sequence[str], asked: str | None, usual: Sequence[str], o
 
 
 def check_text(text: str, what: str) -> str:
-    """Return `text` if it can be stored and read everywhere; raise Rejected with the reason otherwise."""
+    """Return `text`. Raise Rejected if it is not valid UTF-8, is too long, or contains a NUL character."""
     try:
         num_bytes = len(text.encode())
     except UnicodeEncodeError:

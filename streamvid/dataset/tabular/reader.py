@@ -1,6 +1,6 @@
-"""The one reader of metadata files: CSV, JSON, JSON Lines and Parquet as blocks of rows.
+"""Reader of metadata files: CSV, JSON, JSON Lines and Parquet as blocks of rows.
 
-A row that cannot be read stays in its block as a broken row with a reason, so that row numbers are those of the file.
+A row that cannot be read stays in its block as a broken row with a reason, so that row numbers match the file.
 To add a file format, write a function from (path, columns) to blocks and add it to `_FORMATS`.
 """
 
@@ -46,7 +46,7 @@ _REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """An input row that cannot be read, with the reason."""
+    """Input row that cannot be read, with the reason."""
 
     reason: str
 
@@ -56,18 +56,18 @@ InputRow: TypeAlias = Mapping[str, object] | BrokenRow
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Consecutive rows of a file. broken: place of a row that cannot be read → reason."""
+    """Consecutive rows of a file. broken: index in the block of a row that cannot be read → reason."""
 
     num_rows: int
     columns: Mapping[str, Column]
     broken: Mapping[int, str] = field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """Return a column; if the block lacks it, all its values are missing."""
+        """Return a column, or a column of nulls if the block lacks it."""
         return self.columns[name] if name in self.columns else Column(pa.nulls(self.num_rows))
 
     def rows(self) -> Iterator[InputRow]:
-        """Yield the rows one by one."""
+        """Yield the rows one at a time."""
         values = {name: column.raw_values() for name, column in self.columns.items()}
         for place in range(self.num_rows):
             if place in self.broken:
@@ -95,13 +95,13 @@ class MetadataTable:
 
 
 def blocks_of(rows: Iterable[InputRow], columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield rows of Python values as blocks; `columns` limits them to these."""
+    """Yield rows of Python values as blocks. columns: names of the columns to keep; None keeps all."""
     rows = iter(rows)
     while batch := list(islice(rows, BLOCK_ROWS)):
         broken = _broken(batch)
         good: list[Mapping[str, object]] = [{} if isinstance(row, BrokenRow) else row for row in batch]
         names = dict.fromkeys(name for row in good for name in row)
-        check_count(len(names), "the metadata")  # before each of them gets a cell per row
+        check_count(len(names), "the metadata")  # check before each column gets a cell per row
         taken = names if columns is None else [name for name in names if name in columns]
         yield _block(len(batch), {name: [row.get(name) for row in good] for name in taken}, broken, _json_column)
 
@@ -111,7 +111,7 @@ def _broken(rows: Sequence[object]) -> dict[int, str]:
 
 
 _Made: TypeAlias = tuple[Column, dict[int, str]]
-"""(column, place → reason why that value cannot be used)."""
+"""(column, row index → reason why the value in this row cannot be used)."""
 
 
 def _block(
@@ -143,17 +143,17 @@ def _json_column(values: Sequence[Any]) -> _Made:
         except RecursionError:
             texts.append(None)
             too_deep[place] = "is nested too deeply"
-    array, broken = _texts(texts, "replace")  # an escape would be JSON again
+    array, broken = _texts(texts, "replace")  # a backslash escape would be valid JSON
     return Column(array, "json"), too_deep | broken
 
 
 def value_column(values: Sequence[object]) -> Column:
-    """Return Python values as a column."""
+    """Convert Python values to a column."""
     return _json_column(values)[0]
 
 
 def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tuple[pa.Array, dict[int, str]]:
-    """Return (large strings, place → reason for texts that are not valid Unicode, which are escaped or replaced)."""
+    """Return (large strings, row index → reason). Texts that are not valid Unicode are escaped or replaced."""
     try:
         return pa.array(texts, pa.large_string()), {}
     except UnicodeEncodeError:
@@ -163,18 +163,18 @@ def _texts(texts: Sequence[str | None], errors: str = "backslashreplace") -> tup
 
 
 def is_metadata_name(name: str) -> bool:
-    """Return whether a file with this name is read as metadata."""
+    """Return whether a file has the extension of a supported metadata format."""
     return posixpath.splitext(name)[1].lower() in METADATA_SUFFIXES
 
 
 def read_table(where: str | Path, storage: StorageOptions) -> MetadataTable:
-    """Read a whole metadata file at a path or a URL. Raise SourceError if its content does not match its name."""
+    """Read a whole metadata file at a path or a URL. Raise SourceError if it cannot be read."""
     if isinstance(where, Path) or _REMOTE.match(where) is None:
         path = Path(where)
         _check_size(where, path.stat().st_size if path.is_file() else 0)
         return MetadataTable.of(read_blocks(path), f"metadata {where}")
     scheme, _, rest = where.partition("://")
-    bucket, _, key = rest.partition("/")  # a key is used as is: it has no escapes and no query
+    bucket, _, key = rest.partition("/")  # the key is used as is, without escapes or a query
     with tempfile.TemporaryDirectory(prefix="streamvid-") as folder:
         local = Path(folder) / f"metadata{Path(key).suffix}"
         _download(_bucket(f"{scheme.lower()}://{bucket}", storage), key, local, where)
@@ -203,11 +203,14 @@ def _download(store: Store, key: str, local: Path, where: str) -> None:
 
 def _check_size(where: str | Path, num_bytes: int) -> None:
     if num_bytes > MAX_METADATA_BYTES:
-        raise SourceError(f"metadata {where} has {num_bytes} bytes; {MAX_METADATA_BYTES} are allowed; split the input")
+        raise SourceError(f"metadata {where} has {num_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed; split it")
 
 
 def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
-    """Return the columns of a local file. is_sample: for JSON, read the first block of rows only. Raise SourceError."""
+    """Return the column names of a local file. Raise SourceError if it cannot be read.
+
+    is_sample: read only the first block of rows, also of JSON files, whose later rows can have more columns.
+    """
     blocks = read_blocks(path)
     if is_sample or path.suffix.lower() in (".csv", ".parquet"):
         blocks = islice(blocks, 1)
@@ -215,13 +218,13 @@ def column_names(path: Path, is_sample: bool = False) -> tuple[str, ...]:
 
 
 def read_blocks(path: Path, columns: Collection[str] | None = None) -> Iterator[RowBlock]:
-    """Yield the rows of a local file; `columns` limits them to these. Raise SourceError if it cannot be read.
+    """Yield the rows of a local file in blocks. Raise SourceError if it cannot be read.
 
-    For files with a header, the first block has its columns and no rows.
+    columns: names of the columns to read; None reads all. For CSV and Parquet, the first block has columns but no rows.
     """
     read = _FORMATS.get(path.suffix.lower())
     if read is None:
-        raise SourceError(f"metadata {path}: the name must be one of {', '.join(f'*{name}' for name in _FORMATS)}")
+        raise SourceError(f"metadata {path}: the name must match one of {', '.join(f'*{name}' for name in _FORMATS)}")
     try:
         with path.open("rb") as file:
             if file.read(2) in _UTF16:
@@ -251,7 +254,7 @@ def _csv_block(rows: Iterator[Sequence[str] | BrokenRow], num_fields: int, taken
     cells: dict[str, list[str]] = {name: [] for name in taken}
     broken: dict[int, str] = {}
     num_rows = 0
-    # A few rows at a time: the garbage collector would keep visiting long lists of rows.
+    # Take a few rows at a time, because the garbage collector would keep visiting long lists of rows.
     while num_rows < BLOCK_ROWS and (batch := list(islice(rows, _CSV_ROWS))):
         if BrokenRow in map(type, batch):
             broken |= {num_rows + place: reason for place, reason in _broken(batch).items()}
@@ -271,7 +274,7 @@ def _csv_rows(path: Path, reader: Any, num_fields: int) -> Iterator[Sequence[str
                 if len(cells) == num_fields:
                     yield cells
                 elif cells:
-                    reason = f"has {len(cells)} fields, the header has {num_fields}; is a quote missing?"
+                    reason = f"has {len(cells)} fields, but the header has {num_fields}; is a quote missing?"
                     yield BrokenRow(f"line {line} {reason}")
                 line = reader.line_num + 1
             return
