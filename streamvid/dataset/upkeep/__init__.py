@@ -1,1 +1,1 @@
-"""Work on whole datasets. Read verify.py with verify_shard.py, then copy.py with copy_file.py."""
+"""Verification and copying of whole datasets. Read verify.py with verify_shard.py, then copy.py with copy_file.py."""

@@ -1,4 +1,4 @@
-"""Copy a dataset from one store to another: files unchanged and verified in transit, the manifest last."""
+"""Copying of a dataset between stores. Files are verified in transit, and the manifest is written last."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class CopyReport:
     """The result of a copy.
 
     state: "copied", "repaired" (the same dataset was there, and some of its files were written again), or "already
-    there". num_files, num_bytes: of the dataset. num_copied, num_bytes_copied: written by this run. num_kept: already
-    right files. num_uploads_aborted: unfinished uploads that killed writers had left at `dest`.
+    there". num_files, num_bytes: number and size of the dataset's files. num_copied, num_bytes_copied: number and size
+    of the files that this run wrote. num_kept: number of files that were already correct. num_uploads_aborted: number
+    of unfinished uploads that killed writers had left at `dest`.
     """
 
     source: str
@@ -66,18 +67,19 @@ def copy_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> CopyReport:
-    """Copy the sealed dataset at `source` to `dest`, URLs or open stores; idempotent. The manifest is written last.
+    """Copy the sealed dataset at `source` to `dest`, which are URLs or open stores. The operation is idempotent.
 
-    The SHA-256 of every file is verified in transit. An interrupted copy resumes: a journal in the folder `journal`
-    (None: the user's cache) lists the finished files. If the same dataset is at `dest`, files that are missing or have
-    the wrong size are copied again; `check_existing` reads the existing files, and copies those that differ.
+    The SHA-256 of every file is verified in transit, and the manifest is written last. An interrupted copy resumes: a
+    journal in the folder `journal` (by default the user's cache) lists the finished files. If the same dataset is at
+    `dest`, files that are missing or have the wrong size are copied again. With `check_existing`, existing files are
+    read, and those that differ are also copied again.
 
-    storage: options of both stores; source_storage, dest_storage: of one. workers: files copied at a time, each with
-    16 MiB of memory and, unless `dest` is a local folder, room for a tar in `temp_dir` (None: the system's temporary
-    directory).
+    storage: options for both stores. source_storage, dest_storage: options for one store, in place of `storage`.
+    workers: number of files copied at a time. Each needs 16 MiB of memory and, unless `dest` is a local folder, room
+    for a tar in `temp_dir` (by default the system's temporary directory).
 
-    Raise DatasetError (no dataset at `source`; other files or another process at `dest`), SealedError (another dataset
-    at `dest`), IntegrityError (the source is damaged), StorageError.
+    Raise DatasetError if there is no dataset at `source`, or other files or another process at `dest`; SealedError if
+    another dataset is at `dest`; IntegrityError if the source is damaged; StorageError if a store fails.
     """
     check_workers(workers)
     if isinstance(source, str | Path):
@@ -102,7 +104,7 @@ def _read_twice(store: Store, path: str) -> bytes:
         if verdict == "stored":
             return data
     raise StorageError(
-        f"{store.url}: every read of {path} returns different bytes; check the network and other writers"
+        f"{store.url}: every read of {path} returns different bytes; check the network, and stop other writers"
     )
 
 
@@ -155,9 +157,10 @@ class _Copy:
         )
 
     def _look(self) -> tuple[dict[str, FileState], bytes | None]:
-        """Return the dataset's files at `dest`, and the manifest there if it belongs to this dataset.
+        """Return the states of the dataset's files at `dest`, and the manifest there, or None without a valid one.
 
-        Raise SealedError for another dataset, and DatasetError for other files without such a manifest.
+        Raise SealedError if the manifest is that of another dataset, and DatasetError if there are other files but no
+        valid manifest.
         """
         names = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         there: dict[str, FileState] = {}
@@ -170,13 +173,13 @@ class _Copy:
         sealed = self._sealed_there() if MANIFEST in there else None
         if sealed is None and foreign:
             raise DatasetError(
-                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; choose one that is "
-                "empty or does not exist, or that holds the same dataset"
+                f"dest {self.dest.url} holds {foreign!r}, which does not belong to this dataset; choose a dest that "
+                "is empty, does not exist, or holds the same dataset"
             )
         return there, sealed
 
     def _other_files(self, sealed: bytes | None) -> set[str] | None:
-        """Return the files that the manifest at `dest` describes differently; None if all files may differ."""
+        """Return the paths of files that the manifest at `dest` describes differently, or None if all may differ."""
         if sealed is None:
             return None
         if sealed == self.manifest:
@@ -204,12 +207,12 @@ class _Copy:
         if manifest.columns != mine.columns[: len(manifest.columns)]:
             raise SealedError(
                 f"dest {self.dest.url} holds the same dataset with other columns, added by `streamvid annotate`; "
-                "annotate it in the same way as the source, or choose another dest"
+                "annotate the source in the same way, or choose another dest"
             )
         return data
 
     def _copy_files(self, copier: FileCopier, there: dict[str, FileState], others: set[str] | None) -> tuple[int, int]:
-        """Copy the files that are missing or wrong at `dest`; return their number and bytes."""
+        """Copy the files that are missing or wrong at `dest`. Return their number and their size in bytes."""
         total, num_copied, num_bytes = count_files(self.dataset), 0, 0
         files: Iterator[FileInfo] = dataset_files(self.dataset)
         job = partial(self._copy_file, copier, there, others)
@@ -228,7 +231,7 @@ class _Copy:
         file: FileInfo,
         stop: threading.Event,
     ) -> int | None:
-        """Return the number of bytes written, or None if the file was already right."""
+        """Copy one file if needed. Return the number of bytes written, or None if the file was already correct."""
         state, is_sealed = there.get(file.path), others is not None and file.path not in others
         if state is not None and self._is_right(file, state, is_sealed, stop):
             return None
@@ -236,8 +239,8 @@ class _Copy:
         state = self.dest.state(file.path)
         if state is None or state.num_bytes != file.num_bytes:
             raise StorageError(
-                f"{self.dest.url}: {file.path} was written and has {state.num_bytes if state else 'no'} bytes, not "
-                f"{file.num_bytes}; another process writes there"
+                f"{self.dest.url}: {file.path} was written, but has {state.num_bytes if state else 'no'} bytes, not "
+                f"{file.num_bytes}; stop other processes that write there"
             )
         self.journal.add(file.path, state)
         return file.num_bytes

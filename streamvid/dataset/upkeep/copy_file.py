@@ -1,4 +1,4 @@
-"""Copy one file between stores, verified in transit, through a scratch folder that a later run can find."""
+"""Verified copying of one file between stores, through a scratch folder that a later run can find."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from streamvid.errors import IntegrityError, StorageError
 from streamvid.storage import LocalStore, Store
 
 SCRATCH = ".copying"
-"""Scratch folder in a local destination; files are renamed from it into place, on the same file system."""
+"""Scratch folder in a local destination, on the same file system, so that files can be renamed into place."""
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class FileCopier:
-    """Copier of files between two stores. Files of one block need no scratch folder if `dest` is remote."""
+    """Copier of files between two stores. If `dest` is remote, files of at most one block skip the scratch folder."""
 
     source: Store
     dest: Store
     folder: Path
 
     def copy(self, file: FileInfo, stop: threading.Event) -> None:
-        """Copy a file. Raise IntegrityError if the bytes at the source do not match its manifest."""
+        """Copy a file. Raise IntegrityError if the bytes at the source do not match the manifest."""
         data: bytes | Path = b""
 
         def read() -> bytes:
@@ -49,12 +49,12 @@ class FileCopier:
             return
         raise IntegrityError(
             f"source {self.source.url}: {file.path} is damaged: its SHA-256 is {found}, not {file.sha256}. Nothing was "
-            "sealed; `streamvid verify --deep` of the source lists all damage. Repair it there and run the same "
-            "command again"
+            "sealed; list all damage with `streamvid verify --deep`, repair the source, and run the same command "
+            "again"
         )
 
     def put(self, path: str, data: bytes) -> None:
-        """Store bytes that are known to be right."""
+        """Store bytes that have already been verified."""
         if self.dest.is_local:
             local = self._local(path)
             local.write_bytes(data)
@@ -86,7 +86,7 @@ class FileCopier:
 
 @contextmanager
 def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Iterator[Path]:
-    """Create an empty folder and remove it at the end. name: identifies the copy, run by one process at a time."""
+    """Create an empty folder, and remove it at the end. name: identifier of a copy that only one process runs."""
     if isinstance(dest, LocalStore):
         folder = dest.root / SCRATCH
     else:
@@ -106,12 +106,12 @@ def scratch_folder(dest: Store, name: str, temp_dir: str | Path | None) -> Itera
 
 
 def _remove(folder: Path) -> None:
-    """Remove leftovers of a killed run. Temporary folders are shared, so nothing else is removed."""
+    """Remove leftovers of a killed run, and nothing else, because temporary directories are shared."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
         return
     is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_mine or not all(_NAME.fullmatch(path.name) for path in folder.iterdir()):
-        raise StorageError(f"{folder} exists, but is not left over from a killed copy of yours; remove it")
+        raise StorageError(f"{folder} exists, but was not left by a killed copy of yours; remove it")
     shutil.rmtree(folder)

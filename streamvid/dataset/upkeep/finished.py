@@ -1,4 +1,4 @@
-"""Files that an interrupted run over a dataset has finished."""
+"""Journal of the files that a run over a dataset has finished, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _VERSION = 1
 
 
 class FinishedFiles:
-    """Paths of finished files, with the state of the files involved. Safe in several threads.
+    """Journal of finished files and the states of all files involved. Safe to use from several threads.
 
     If the journal cannot be written, the run continues, but it cannot be resumed.
 
-    folder: of the journal; None: the user's cache.   kind, about: identify the run; an equal one resumes it.
+    folder: folder of the journal; None uses the user's cache. kind, about: identity of the run, which a run with equal
+    values resumes.
     """
 
     def __init__(self, folder: str | Path | None, kind: str, about: Mapping[str, Any]) -> None:
@@ -36,14 +37,14 @@ class FinishedFiles:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> FinishedFiles:
-        """Lock the journal. Raise DatasetError while another process does the same work."""
+        """Lock the journal. Raise DatasetError if another process is running the same command."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open.enter_context(wait_for_lock(self._path, 0.0, mode=0o600))
             self._journal = self._open.enter_context(Journal(self._path, {"run": self.name}))
         except TimeoutError:
             raise DatasetError(
-                f"the same command is already running on this machine (it holds {self._path}); wait for it, or end it "
+                f"the same command is already running on this machine (it holds {self._path}); wait for it, or stop it "
                 "first"
             ) from None
         except (ImportError, OSError) as error:
@@ -65,13 +66,13 @@ class FinishedFiles:
                 self._journal.clear()
 
     def is_done(self, path: str, *files: FileState) -> bool:
-        """Return whether `path` was finished with these files as they are now; False if a store gives no versions."""
+        """Return whether `path` was finished with `files` in their current state; False without file versions."""
         if self._journal is None or not all(file.version for file in files):
             return False
         return bool(self._journal.findings.get((path,)) == _facts(files))
 
     def add(self, path: str, *files: FileState) -> None:
-        """Mark `path` as finished with `files`."""
+        """Mark `path` as finished with `files` in their current state."""
         if self._journal is None or not all(file.version for file in files):
             return
         try:

@@ -1,4 +1,4 @@
-"""Verify a whole dataset against its manifest: every file by size and, in a deep check, every byte."""
+"""Verification of a whole dataset against its manifest: file sizes and, in a deep check, every byte."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_EXTRA = 1000
 
 @dataclass(frozen=True, slots=True)
 class DatasetTotals:
-    """Number of files, shards, samples and bytes in a dataset."""
+    """Numbers of files, shards, samples and bytes in a dataset."""
 
     num_files: int = 0
     num_shards: int = 0
@@ -52,11 +52,12 @@ class DatasetTotals:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The result of a check. `problems` and `extra` hold the first ones; all are counted.
+    """The result of a check.
 
     is_complete: False if the manifest or the shard table is damaged, so that shards could not be checked.
-    num_shards_resumed: shards that an interrupted run had verified, which are not read again. extra: files that do not
-    belong to the dataset; num_extra is None if the store does not list its files.
+    num_shards_resumed: number of shards that an interrupted run had verified, which are not read again. problems: first
+    problems found. extra: first files that do not belong to the dataset. `num_problems` and `num_extra` count all of
+    them; `num_extra` is None if the store does not list its files.
     """
 
     url: str
@@ -73,19 +74,19 @@ class VerifyReport:
 
     @property
     def is_right(self) -> bool:
-        """True if the check found no problem."""
+        """True if the check is complete and found no problem."""
         return self.is_complete and not self.num_problems
 
     @property
     def remedy(self) -> str:
-        """Advice on the problems, "" without problems."""
+        """Advice on how to fix the problems, or "" if there are none."""
         if self.is_right:
             return ""
         whats = {problem.what for problem in self.problems}
         if CONTENT in whats:
-            return "rebuild the dataset, or verify its original: an exact copy has the same flaw"
+            return "rebuild the dataset, or verify its original; an exact copy has the same flaw"
         check = "" if whats <= {MISSING, SIZE} else " --check-existing"
-        return f"copy the wrong files again, from a dataset that is right: streamvid copy SRC {self.url}{check}"
+        return f"copy the wrong files again from an intact dataset: streamvid copy SRC {self.url}{check}"
 
     def to_json(self) -> dict[str, object]:
         """Return JSON-serializable values, with `is_right` and `remedy`."""
@@ -102,14 +103,15 @@ def verify_dataset(
     journal: str | Path | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Verify the sealed dataset at `url`, or in an open store, without changing it.
+    """Verify the sealed dataset at `url`, a URL or an open store, without changing it.
 
-    Manifest and index are verified by checksum, shards by size; with `deep` also every byte of every shard, clip,
-    caption and packet table. workers: files read at a time, each with 16 MiB of memory. An interrupted deep check
-    resumes with the shards that are not in its journal, a file in the folder `journal` (None: the user's cache);
-    `fresh` reads all shards.
+    The manifest and the index are verified by checksum, and shards by size. With `deep`, every byte of every shard,
+    clip, caption and packet table is also verified. An interrupted deep check resumes with the shards that are not in
+    its journal, a file in the folder `journal` (by default the user's cache); `fresh` reads all shards. workers: number
+    of files read at a time, each with 16 MiB of memory.
 
-    Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. The report lists damage.
+    Raise DatasetError if there is no dataset, and StorageError if the store is unreachable. Damage raises no error; the
+    report lists it.
     """
     check_workers(workers)
     store = open_store(url, StorageOptions.of(storage)) if isinstance(url, str | Path) else url
@@ -125,7 +127,7 @@ def verify_dataset(
     check = _Check(dataset, deep, workers, progress or no_progress)
     if not deep:
         return check.run(None)
-    # These files decide whether a shard is right.
+    # These files determine whether a shard is right.
     files = [[file.path, file.num_bytes, file.sha256] for file in dataset.manifest.files]
     about = {"url": store.url, "content": dataset.manifest.fingerprints.content, "manifest": files}
     with FinishedFiles(journal, "verify", about) as done:
@@ -136,7 +138,7 @@ def verify_dataset(
 
 @dataclass
 class _Check:
-    """One check of a dataset, and its findings so far: all are counted, and the first are kept."""
+    """One check of a dataset, with its findings so far. All problems are counted, and the first ones are kept."""
 
     dataset: Dataset
     is_deep: bool
@@ -213,7 +215,7 @@ class _Check:
         return found
 
     def _with_samples(self, problem: Problem) -> Problem:
-        """Add the number of samples in a damaged index file, unless the check of each shard will name them."""
+        """Add the number of samples in a damaged index file, unless the checks of its shards will name them."""
         manifest, shards = self.dataset.manifest, self.dataset.shards
         for place, samples in enumerate(manifest.files.samples):
             packets = manifest.files.packets_of(samples.path)
@@ -237,7 +239,7 @@ class _Check:
                 self.progress("shards", number, len(shards))
 
     def _extra(self) -> tuple[int | None, tuple[str, ...]]:
-        """Count files that are not the dataset's, and return the first ones; None if the store does not list files."""
+        """Return the number of files that do not belong to the dataset (None if unknown), and the first such paths."""
         known = {MANIFEST, *(file.path for file in dataset_files(self.dataset))}
         count, first = 0, []
         try:
@@ -253,7 +255,7 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard; the flag says whether an interrupted run already did. Without a journal, check sizes only."""
+    """Verify a shard, or only its sizes without a journal. Return True too if an interrupted run had verified it."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:

@@ -1,4 +1,4 @@
-"""Verify one shard against the manifest and the index: sizes and, in a deep check, every byte."""
+"""Verification of one shard against the manifest and the index: sizes and, in a deep check, every byte."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _PACKETS = ("packets_offset", "packets_bytes", "packets_sha256")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of one file.
+    """One problem with one file.
 
-    what: "missing", "size" (bytes), "checksum" (SHA-256), "unreadable", or "content": the file is intact but
-    contradicts the rest of the dataset. bucket_id, shard: those of the affected samples, "" if the file is not part of
-    one shard. keys: affected samples, at most MAX_KEYS. num_keys: their number; 0 if no clip, caption or packet table
-    is affected.
+    what: "missing", "size" (in bytes), "checksum" (SHA-256), "unreadable", or "content" if the file is intact but
+    contradicts the rest of the dataset. bucket_id, shard: bucket and shard of the affected samples, "" if the file does
+    not belong to a single shard. keys: keys of affected samples, at most MAX_KEYS. num_keys: number of affected
+    samples; 0 if no clip, caption or packet table is affected.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Problem:
 
 @dataclass
 class ShardFindings:
-    """Problems of a shard, the states of its two files if both are there, and the number of bytes read."""
+    """Problems of a shard, the states of its two files if both have the right size, and the number of bytes read."""
 
     shard: ShardInfo
     problems: list[Problem] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ShardFindings:
     num_bytes_read: int = 0
 
     def add(self, problem: Problem, keys: Sequence[str] = (), *, is_lost: bool = False) -> None:
-        """Add a problem that affects these samples, or with `is_lost` all, even if their keys cannot be read."""
+        """Add a problem that affects the samples `keys` or, with `is_lost`, all samples, even those not in `keys`."""
         shard, num_keys = self.shard, self.shard.num_samples if is_lost else len(keys)
         shown = tuple(keys[:MAX_KEYS])
         self.problems.append(
@@ -73,7 +73,7 @@ class ShardFindings:
 
 
 def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> ShardFindings:
-    """Verify that the files of a shard exist and have the right sizes."""
+    """Verify that the files of a shard exist and have the right sizes, and return the findings."""
     findings = ShardFindings(shard)
     states = []
     for file in shard_files(shard):
@@ -89,7 +89,7 @@ def check_states(dataset: Dataset, shard: ShardInfo, is_index_right: bool) -> Sh
 
 
 def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool, stop: threading.Event) -> None:
-    """Verify every byte of a shard and its rows of the index, and add to the findings of `check_states`."""
+    """Verify every byte of a shard and its index rows, and add problems to the findings of `check_states`."""
     shard = findings.shard
     rows = _check_rows(dataset, findings) if is_index_right else []
     found = {problem.path for problem in findings.problems}
@@ -102,7 +102,7 @@ def check_bytes(dataset: Dataset, findings: ShardFindings, is_index_right: bool,
         findings.num_bytes_read += file.num_bytes
         wrong = clips.wrong() if clips else []
         if problem is None and wrong:
-            problem = Problem(file.path, CONTENT, "the clips that the index describes", "others at their places")
+            problem = Problem(file.path, CONTENT, "the clips that the index describes", "others at their offsets")
             findings.add(problem, wrong)
         elif problem is not None and clips is not None and not (problem.what == CHECKSUM and rows):
             findings.add(problem, [row.key for row in rows], is_lost=True)  # the affected samples are unknown
@@ -117,11 +117,12 @@ def check_file(
     clips: ClipChecksums | None = None,
     known: FileState | None = None,
 ) -> Problem | None:
-    """Verify the bytes of a file. Wrong bytes are read again, because they may have been damaged in transit.
+    """Verify the bytes of a file, and return its problem, or None if it has none.
 
-    known: the state of the file, if it has just been read.
+    Wrong bytes are read again, because they may have been damaged in transit. clips: checksums to compute during the
+    read. known: state of the file, if it has just been read.
 
-    Raise StorageError if the store cannot say whether the file exists.
+    Raise StorageError if the store cannot report whether the file exists.
     """
     state = known or store.state(file.path)
     for attempt in range(_ATTEMPTS):
@@ -141,7 +142,7 @@ def check_file(
 
 
 def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, clips: ClipChecksums | None) -> bytes:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 of a file, and compute the checksums of its clips."""
     digest, start = hashlib.sha256(), 0
     if clips is not None:
         clips.begin()
@@ -154,7 +155,7 @@ def _read(store: Store, file: FileInfo, version: str, stop: threading.Event, cli
 
 
 def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
-    """Return a problem if a file is missing or has the wrong size."""
+    """Return a problem if a file is missing or has the wrong size, else None."""
     if state is None:
         return Problem(file.path, MISSING, f"{file.num_bytes} bytes", "nothing")
     if state.num_bytes != file.num_bytes:
@@ -164,7 +165,7 @@ def problem_of_state(file: FileInfo, state: FileState | None) -> Problem | None:
 
 @dataclass(frozen=True, slots=True)
 class IndexedClip:
-    """The columns of the samples index that a shard is verified against."""
+    """Values from the samples index that a clip is verified against."""
 
     key: str
     text: str | None
@@ -187,9 +188,9 @@ class ClipChecksums:
         self.begin()
 
     def begin(self) -> None:
-        """Start over before the first byte."""
+        """Reset all checksums to the start of the tar."""
         self._digests = [hashlib.sha256() for _ in self._clips]
-        self._first = 0  # clips before this one have passed
+        self._first = 0  # all clips before this one are complete
 
     def update(self, start: int, block: memoryview) -> None:
         """Add the next bytes of the tar, which begin at `start`."""
@@ -213,12 +214,12 @@ class ClipChecksums:
 
 
 def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
-    """Verify captions and packets of a shard. Return its rows of the index, or [] if they cannot be used."""
+    """Verify the captions and packets of a shard. Return its index rows, or [] if they cannot be used."""
     shard = findings.shard
     try:
         table = dataset.samples(shard, _COLUMNS + _PACKETS)
         if missing := [name for name in _COLUMNS if name != "text" and table.column(name).null_count]:
-            raise IntegrityError(f"its index has no value in {', '.join(missing)}")
+            raise IntegrityError(f"the index has missing values in {', '.join(missing)}")
     except StorageError:
         raise
     except (StreamvidError, KeyError) as error:
@@ -239,7 +240,7 @@ def _check_rows(dataset: Dataset, findings: ShardFindings) -> list[IndexedClip]:
 
 
 def _check_columns(dataset: Dataset, findings: ShardFindings, keys: list[str]) -> None:
-    """Verify that columns added later belong to the same samples, row for row."""
+    """Verify that columns added later belong to the same samples, row by row."""
     for path in dataset.column_paths(findings.shard):
         try:
             found = dataset.column_rows(findings.shard, path, ["key"]).column("key").to_pylist()
@@ -263,7 +264,7 @@ def _check_packets(dataset: Dataset, findings: ShardFindings, keys: list[str], p
     except StorageError:
         return  # a missing or short file is a problem of the file
     except IntegrityError as error:
-        problem = Problem(file.path, CHECKSUM, "the packet table of its checksum", str(error))
+        problem = Problem(file.path, CHECKSUM, "a packet table that matches its checksum", str(error))
         findings.add(problem, keys, is_lost=True)
         return
     for number, key in enumerate(keys):
