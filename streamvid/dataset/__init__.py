@@ -1,6 +1,6 @@
-"""The contract between sharder and loader: the on-disk format, which README.md in this folder specifies.
+"""On-disk dataset format, the contract between sharder and loader. README.md in this folder specifies it.
 
-Imports buckets, video and storage, never sharder or loader. Read manifest.py and index.py first, then reader.py with
-integrity.py and shard_table.py, then packets.py and tar.py. filter/ has `where=`, features/ precomputed features,
-annotate/ later columns, upkeep/ verify and copy. These rooms use the files here, which import none of them.
+This package never imports sharder or loader. Read manifest.py and index.py first, then reader.py with integrity.py and
+shard_table.py, then packets.py and tar.py. The subpackages are filter (`where=`), features (precomputed features),
+annotate (later columns), tabular (metadata files) and upkeep (verify and copy). The modules here import none of them.
 """

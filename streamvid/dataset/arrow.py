@@ -1,4 +1,4 @@
-"""Convert Arrow arrays to numpy and back through their buffers. pyarrow's own way imports pandas, which takes 0.5 s."""
+"""Conversions between Arrow and NumPy arrays through their buffers. The ones in pyarrow import pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
-    """Return the values of a numeric array without a copy. Raise ValueError if one is missing."""
+    """Return a NumPy view of a numeric Arrow array. Raise ValueError if it contains nulls."""
     if array.null_count:
         raise ValueError(f"{array.null_count} of {len(array)} values are missing")
     kind = np.dtype(str(array.type))
@@ -23,13 +23,13 @@ def numbers_of(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def chunk_of(table: pa.Table, name: str) -> pa.Array:
-    """Return a column of a table whose chunks were combined as one array."""
+    """Return a column as one array. The chunks of the table must have been combined."""
     column = table.column(name)
     return column.chunk(0) if column.num_chunks else column.combine_chunks()
 
 
 def array_of(values: npt.NDArray[Any]) -> pa.Array:
-    """Return an Arrow array that shares the memory of the values."""
+    """Return an Arrow array that shares the memory of `values`, or of a copy if they are not contiguous."""
     import pyarrow as pa
 
     values = np.ascontiguousarray(values)
@@ -37,7 +37,7 @@ def array_of(values: npt.NDArray[Any]) -> pa.Array:
 
 
 def texts_of(texts: Sequence[str]) -> pa.Array:
-    """Return an Arrow array of strings."""
+    """Return `texts` as an Arrow string array."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]

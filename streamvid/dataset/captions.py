@@ -1,4 +1,4 @@
-"""Captions of a sample: parse what users write, and the column `captions` of the samples index."""
+"""Captions of a sample: parsing of user input, and the format of the `captions` column in the samples index."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any, TypeAlias
 from streamvid.errors import Rejected
 
 MAX_CAPTIONS = 256
-"""Limit on the captions of a sample."""
+"""Maximum number of captions per sample."""
 MAX_CAPTIONS_BYTES = 256 * 2**10
-"""Limit on the stored size of all captions of a sample together."""
+"""Maximum total size of the stored captions of a sample, in bytes."""
 
 Captions: TypeAlias = tuple[tuple[str, float], ...]
-"""(text, weight) of each caption, in the user's order; weights are at least 0, and at least one is above 0."""
+"""(text, weight) pairs in the user's order. Weights are at least 0, and at least one of them is positive."""
 
 _TEXTS = ("text", "caption")
 
 CAPTION_COLUMNS = ("caption", "text", "prompt", "captions", "description", "sentence", "cap")
-"""Names of caption columns to look for if none is given."""
+"""Names of caption columns to look for, in this order, if the user names no column."""
 
 
 def parse_captions(value: object, weights: object = None) -> Captions:
-    """Parse a user's value: a text, or a list of texts and `{"text": ..., "weight": ...}`.
+    """Parse a user's captions: a text, a `{"text": ..., "weight": ...}` object, or a list of these.
 
-    weights: one number per caption, or None for equal ones. Entries without text are left out. Raise Rejected.
+    weights: one number per caption; None uses the weights in `value`, which are 1 by default. Captions without text are
+    omitted. Raise Rejected for invalid captions or weights.
     """
     items = value if isinstance(value, list | tuple) else [value]
     if len(items) > MAX_CAPTIONS:
         raise Rejected(f"has {len(items)} captions; at most {MAX_CAPTIONS} are allowed")
     if weights is not None and (not isinstance(weights, list | tuple) or len(weights) != len(items)):
-        said = f"{len(weights)} weights" if isinstance(weights, list | tuple) else f"{weights!r} as weights"
+        said = f"{len(weights)} weights" if isinstance(weights, list | tuple) else f"the weights {weights!r}"
         raise Rejected(f"has {len(items)} captions and {said}; use a list with one number per caption")
     pairs = [_pair(item) for item in items]
     if weights is not None:
@@ -42,7 +43,7 @@ def parse_captions(value: object, weights: object = None) -> Captions:
     is_list = isinstance(value, list | tuple)
     found = tuple((text, _weight(weight)) for text, weight in pairs if text and (text.strip() or not is_list))
     if found and not any(weight for _, weight in found):
-        raise Rejected("all its captions have weight 0; raise one of the weights")
+        raise Rejected("all captions have weight 0; increase at least one weight")
     return found
 
 
@@ -56,7 +57,7 @@ def _pair(item: object) -> tuple[str | None, object]:
         unknown = [str(name) for name in item if name not in (*_TEXTS, "weight")]
         if len(names) == 1 and not unknown:
             return _pair(item[names[0]])[0], item.get("weight")
-    raise Rejected(f'the caption is a {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
+    raise Rejected(f'the caption has type {type(item).__name__}; it must be text or {{"text": ..., "weight": ...}}')
 
 
 def _weight(weight: object) -> float:
@@ -68,20 +69,20 @@ def _weight(weight: object) -> float:
 
 
 def captions_to_json(captions: Iterable[tuple[str, float]]) -> str:
-    """Return several captions as the column stores them: `[["text", 1.0], ...]`."""
+    """Return the JSON text that the `captions` column stores: `[["text", 1.0], ...]`."""
     return json.dumps([[text, float(weight)] for text, weight in captions], ensure_ascii=False, separators=(",", ":"))
 
 
 def captions_from_json(stored: str) -> Captions:
-    """Parse what `captions_to_json` wrote. Raise ValueError for anything else."""
+    """Parse the output of `captions_to_json`. Raise ValueError for anything else."""
     value: Any = json.loads(stored)
     if not isinstance(value, list) or not value:
         raise ValueError("not a list of captions")
     for pair in value:
         if not isinstance(pair, Sequence) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ValueError("a caption is not [text, weight]")
+            raise ValueError("a caption is not a [text, weight] pair")
         if isinstance(pair[1], bool) or not isinstance(pair[1], int | float) or not 0 <= pair[1] < math.inf:
-            raise ValueError(f"a caption has weight {pair[1]!r}")
+            raise ValueError(f"a caption has the invalid weight {pair[1]!r}")
     captions = tuple((text, float(weight)) for text, weight in value)
     if not sum(weight for _, weight in captions) > 0:
         raise ValueError("no caption has a weight above 0")
@@ -89,7 +90,10 @@ def captions_from_json(stored: str) -> Captions:
 
 
 def listed_captions(value: object) -> object:
-    """Return a value, or the list in it if it is JSON text of a list, as in CSV cells and indexes."""
+    """Return `value`, or the list of captions that it encodes as JSON text, as in CSV cells and indexes.
+
+    [text, weight] pairs in a list become objects.
+    """
     found: Any = value
     if isinstance(value, str):
         if not value.lstrip().startswith("["):

@@ -1,4 +1,4 @@
-"""Columns added to a sealed samples index: the file that each column is read from, and rows joined again."""
+"""Columns added to a sealed samples index: which file holds each column, and how rows are joined."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnGroups:
-    """The column groups of a dataset. If several groups have a column, the last one counts.
+    """Column groups of a dataset. If several groups contain the same column, the last group takes precedence.
 
-    places: path of a samples file → its number, which is also the number of its file in each group.
+    places: path of a samples file → its index, which is also the index of the matching file in each group.
     """
 
     groups: tuple[ColumnGroup, ...]
@@ -31,7 +31,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read) for the rows of a samples file; the samples file itself comes first."""
+        """Return (path, columns to read) for the rows of a samples file. The samples file, if needed, comes first."""
         wanted: dict[int, list[str]] = {}
         for name in columns:
             wanted.setdefault(self._owner(name), []).append(name)
@@ -42,12 +42,12 @@ class ColumnGroups:
         ]
 
     def _owner(self, column: str) -> int:
-        """Return the number of the last group that has a column, or -1 if only the samples index has it."""
+        """Return the index of the last group that contains a column, or -1 if no group contains it."""
         numbers = (number for number in reversed(range(len(self.groups))) if column in self.groups[number].columns)
         return next(numbers, -1)
 
     def schema(self, base: pa.Schema) -> pa.Schema:
-        """Return all columns and their types; `base` is the schema of the samples files."""
+        """Return the schema of all columns, including later ones. base: schema of the samples files."""
         for group in self.groups:
             for field in schema(group.columns):
                 number = base.get_field_index(field.name)
@@ -55,7 +55,7 @@ class ColumnGroups:
         return base
 
     def digest(self, columns: Iterable[str]) -> str | None:
-        """Return a digest of the later values of these columns, or None if no group has one of them."""
+        """Return a digest of the later values of `columns`, or None if no group contains any of them."""
         files = [
             f"{name} {file.sha256}\n"
             for name in sorted(set(columns))
@@ -66,7 +66,7 @@ class ColumnGroups:
 
 
 def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
-    """Return one table from tables of the same rows, with columns in the order of `names`."""
+    """Join tables of the same rows. Columns follow the order of `names`, and later tables take precedence."""
     import pyarrow as pa
 
     columns = {name: table.column(name) for table in parts for name in table.column_names}
@@ -74,6 +74,6 @@ def join(parts: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean 'motion'?" if one of `names` is similar, else ""."""
+    """Return a hint such as "; did you mean 'motion'?" if one of `names` is similar to `name`, else ""."""
     near = get_close_matches(name, sorted(set(names)), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,7 +1,8 @@
-"""Draw sets: clips that several buckets store, and that each pass delivers from at most one of them.
+"""Draw sets: groups of clips that several buckets store, and that each pass delivers from at most one bucket.
 
-The clips of a set have the same order in each of its buckets. There they fill `num_shards` shards, from number `first`
-on, which have the same sizes in all buckets. A plan can therefore draw without reading a sample.
+The clips of a set have the same order in each of its buckets. In each bucket they fill `num_shards` consecutive shards,
+starting at shard number `first`, and matching shards have the same number of samples. A plan can therefore draw without
+reading samples.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 from streamvid.errors import DatasetError
 
 UNIT = 1_000_000
-"""Number of parts that probabilities are counted in."""
+"""Scale of probabilities, which are stored as integer millionths."""
 
 OF_BUCKET = ("bucket_id", "shard", "index", "key", "text_sha256", "psnr_y", "crop_fraction", "upscale")
 OF_BUCKET_PREFIXES = ("clip_", "window_", "packets_")
-"""Index columns whose values differ between the buckets that store the same clip."""
+"""Index columns, and prefixes of columns, whose values differ between the buckets that store the same clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSet:
-    """One draw set. buckets: (bucket id, probability in parts of UNIT, number of the set's first shard there)."""
+    """One draw set. buckets: (bucket id, probability in millionths, number of the set's first shard in that bucket)."""
 
     buckets: tuple[tuple[str, int, int], ...]
     num_shards: int
@@ -32,26 +33,26 @@ class StoredSet:
         ids = {bucket_id for bucket_id, _, _ in self.buckets}
         if not weights or min(weights) < 1 or sum(weights) > UNIT or len(ids) < len(weights) or self.num_shards < 1:
             raise DatasetError(
-                f"draws: {self} is not a draw set; it must have shards and different buckets, each with a probability "
-                f"of at least 1, which add up to at most {UNIT}; copy the dataset again"
+                f"draws: {self} is not a valid draw set; num_shards must be at least 1, bucket ids must differ, and "
+                f"probabilities must be at least 1 and add up to at most {UNIT}; copy the dataset again"
             )
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> StoredSet:
-        """Return a draw set of the manifest's field `draws`."""
+        """Return the draw set that an entry of the manifest's field `draws` describes."""
         buckets = ((str(name), int(weight), int(first)) for name, weight, first in value["buckets"])
         return StoredSet(tuple(buckets), int(value["num_shards"]))
 
     @property
     def name(self) -> str:
-        """Unique name of the set in its dataset."""
+        """Name of the set, unique in its dataset."""
         return " ".join(f"{bucket_id}:{weight}:{first}" for bucket_id, weight, first in self.buckets)
 
 
 def stored_clips(sets: Sequence[StoredSet], num_samples: Mapping[tuple[str, int], int]) -> tuple[int, int]:
-    """Return the number of clips that several buckets store, and the number of their samples.
+    """Return the number of clips that several buckets store, and the number of samples that hold these clips.
 
-    num_samples: (bucket id, shard number) → samples in the shard.
+    num_samples: (bucket id, shard number) → number of samples in the shard.
     """
     several = [one for one in sets if len(one.buckets) > 1]
     clips = [

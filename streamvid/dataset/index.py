@@ -1,7 +1,7 @@
-"""Write the index: Parquet tables of shards, samples and rejections. packets.py has the packet index.
+"""Encoding of the index: Parquet tables of shards, samples and rejections. packets.py encodes the packet index.
 
-A row group of a samples file is one shard, in the order of its tar, so that a reader gets the rows of a shard with one
-small read. A samples file holds a limited number of row groups, so that no footer grows with the dataset.
+Each row group of a samples file holds the rows of one shard, in the order of its tar, so that one small read returns
+them all. The number of row groups per file is limited, so that footers do not grow with the dataset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MEDIA_PREFIX = "media."
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One file of a conditioning input: `<key>.<extension>` in the sample's tar. Frames and sizes are as stored."""
+    """One file of a conditioning input, stored as `<key>.<extension>` in the sample's tar.
+
+    source: the user's name for the original file. The other fields describe the stored file.
+    """
 
     source: str
     extension: str
@@ -41,7 +44,7 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True)
 class ClipEntry:
-    """The stored clip of a sample: its place in the tar, and what it contains. psnr_y: None for copies."""
+    """Stored clip of a sample: location in the tar and properties. psnr_y: luma PSNR in dB, None for copies."""
 
     extension: str
     offset: int
@@ -58,10 +61,10 @@ class ClipEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """The source of a sample, and the window of its frames that the clip shows.
+    """Source file of a sample, and the window of source frames that the clip shows.
 
-    crop_fraction: share of the source's picture that the bucket's shape cuts off. upscale: factor by which the sides
-    of the source are scaled to the bucket's size. Both are None for samples without pictures.
+    crop_fraction: fraction of the source picture that is cropped to fit the bucket's shape. upscale: factor by which
+    the sides of the source are scaled to cover the bucket's size. Both are None for samples without pictures.
     """
 
     name: str
@@ -76,10 +79,10 @@ class SourceEntry:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """A row of the samples index.
+    """Row of the samples index.
 
-    captions: all captions as `captions_to_json` writes them, if there are several. columns: the user's own, stored as
-    `user.<name>`. media: the files of the conditioning inputs, stored as `media.<name>`.
+    captions: output of `captions_to_json` if the sample has several captions, else None. columns: user columns, stored
+    as `user.<name>`. media: files of each conditioning input, stored as `media.<name>`.
     """
 
     key: str
@@ -95,7 +98,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """The place of a shard's packet table in its packets file."""
+    """Location and checksum of a shard's packet table in its packets file."""
 
     offset: int
     num_bytes: int
@@ -104,7 +107,7 @@ class TablePlace:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """A shard as a row group of a samples file; `packets` is None if none of its clips has a packet index."""
+    """Rows of one shard, stored as one row group of a samples file. packets: None if no clip has a packet index."""
 
     bucket_id: str
     number: int
@@ -186,7 +189,7 @@ _MEDIA_TYPES = {
 
 
 def schema(types: Mapping[str, str]) -> pa.Schema:
-    """Return the pyarrow schema for column → type name; `sha256` means 32 raw bytes."""
+    """Return a pyarrow schema. types: column name → type name, where `sha256` means 32 raw bytes."""
     import pyarrow as pa
 
     return pa.schema(
@@ -195,7 +198,7 @@ def schema(types: Mapping[str, str]) -> pa.Schema:
 
 
 def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> pa.Schema:
-    """Return the schema of the samples index, the user's columns last. media: names of conditioning inputs."""
+    """Return the schema of the samples index, with the user columns at the end. media: names of conditioning inputs."""
     import pyarrow as pa
 
     own = schema({name: kind for name, (kind, _) in (_SAMPLE_COLUMNS | _SHARD_COLUMNS).items()})
@@ -205,7 +208,7 @@ def sample_schema(user_types: Mapping[str, str], media: Sequence[str] = ()) -> p
 
 
 def encode_samples(shards: Sequence[RowGroup], user_types: Mapping[str, str], media: Sequence[str] = ()) -> bytes:
-    """Return the Parquet bytes of one samples file: each shard becomes one row group."""
+    """Return the Parquet bytes of one samples file, with one row group per shard."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -233,13 +236,13 @@ def encode_shards(shards: Sequence[ShardInfo]) -> bytes:
 
 
 def encode_rejections(rejections: Sequence[tuple[int, str, str, str]]) -> bytes:
-    """Return the Parquet bytes of (input row, source, reason, kind of the reason)."""
+    """Return the Parquet bytes of a rejections file. rejections: (input row number, source, reason, kind) tuples."""
     columns = {name: [row[column] for row in rejections] for column, name in enumerate(_REJECTION_TYPES)}
     return encode_table(columns, _REJECTION_TYPES)
 
 
 def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str]) -> bytes:
-    """Return the Parquet bytes of a small table. types: column → type, as in `schema`."""
+    """Return the Parquet bytes of a small table. types: column name → type name, as in `schema`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -249,6 +252,6 @@ def encode_table(columns: Mapping[str, Sequence[Any]], types: Mapping[str, str])
 
 
 def named_by_content(stem: str, number: int, data: bytes, suffix: str = "parquet") -> FileInfo:
-    """Return the description of an index file. Its name contains its checksum and is never reused (SHARD-2)."""
+    """Return the description of an index file, whose name contains its checksum and is never reused (SHARD-2)."""
     digest = hashlib.sha256(data).hexdigest()
     return FileInfo(f"index/{stem}-{number:05d}-{digest[:12]}.{suffix}", len(data), digest)

@@ -1,6 +1,6 @@
-"""Read index files. No byte of a file is used before its checksum is verified.
+"""Verified reading of index files: no byte of a file is used before its checksum is verified.
 
-Arrow errors become IntegrityErrors that name the file.
+Arrow errors are converted to IntegrityErrors that name the file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2**20
 _REMOTE_BLOCK_BYTES = 16 * 2**20
-_FOOTER_END_BYTES = 8  # the end of a Parquet file: size of the footer, and a magic number
+_FOOTER_END_BYTES = 8  # a Parquet file ends with the size of its footer and a magic number
 _ROWS_AT_ONCE = 1 << 14
 _SHARD_COLUMNS = [field.name for field in fields(ShardInfo)]
 
 
 def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
-    """Raise IntegrityError unless a file has the bytes that the manifest describes. Reads one block at a time.
+    """Verify the checksum of a file, reading one block at a time. Raise IntegrityError if it does not match.
 
-    tail: receives the last bytes of the file, verified. The caller has checked the size of the file.
+    tail: buffer that receives the last bytes of the file. The caller must have checked the size of the file.
     """
     end, end_start = memoryview(tail), file.num_bytes - len(tail)
     size = min(file.num_bytes, _BLOCK_BYTES if store.is_local else _REMOTE_BLOCK_BYTES)
@@ -54,7 +54,7 @@ def verify(store: Store, file: FileInfo, tail: bytearray) -> None:
 
 
 def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes]) -> bytes:
-    """Return the digest that `read` computes: the right one, or a wrong one that no further read would change."""
+    """Call `read` until its digest equals `sha256` or further reads would not help, and return the last digest."""
     wrong = WrongReads()
     while (digest := read()) != sha256 and wrong.judge(digest) == "again":
         store.forget(path)
@@ -62,7 +62,7 @@ def until_right(store: Store, path: str, sha256: bytes, read: Callable[[], bytes
 
 
 def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: bytes) -> bytes:
-    """Return a range of a file. Wrong bytes are wrong in the store too; the caller verifies them."""
+    """Return a range of a file, reading it again if its checksum is wrong. The caller must verify the result."""
     data = bytearray(num_bytes)
 
     def read() -> bytes:
@@ -74,7 +74,7 @@ def read_range(store: Store, path: str, offset: int, num_bytes: int, sha256: byt
 
 
 def read_table(store: Store, file: FileInfo) -> pa.Table:
-    """Return a whole index file, verified."""
+    """Read and verify a whole index file, and return it as a table."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -88,7 +88,7 @@ def read_table(store: Store, file: FileInfo) -> pa.Table:
 
 
 def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
-    """Return index files of one kind as one table, in their order."""
+    """Read and verify index files of one kind, and return them as one table in the given order."""
     import pyarrow as pa
 
     tables = [read_table(store, file) for file in files]
@@ -97,7 +97,7 @@ def read_tables(store: Store, files: Sequence[FileInfo]) -> pa.Table:
 
 
 def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
-    """Return the shard table of these files, verified; never in memory as text (PLAN-6)."""
+    """Read and verify the shard table in batches, so that it is never in memory as text (PLAN-6)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -108,7 +108,7 @@ def read_shards(store: Store, files: Sequence[FileInfo]) -> ShardTable:
         data = read_verified(store, file)
         with naming_arrow_errors(where):
             parquet = pq.ParquetFile(pa.BufferReader(data))
-            # Before the rows, so that a file without rows is checked too.
+            # Add no rows first, so that the schema of a file without rows is checked too.
             _add_shards(builder, pa.Table.from_batches([], schema=parquet.schema_arrow), where)
             builder.expect(min(parquet.metadata.num_rows, len(data)))  # a footer can claim any number
             for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=_SHARD_COLUMNS, use_threads=False):
@@ -121,13 +121,13 @@ def _add_shards(builder: ShardTableBuilder, table: pa.Table, where: str) -> None
         table.validate(full=True)
         rows = table.select(_SHARD_COLUMNS).cast(schema({name: SHARD_TYPES[name] for name in _SHARD_COLUMNS}))
         if missing := [name for name in _SHARD_COLUMNS if rows.column(name).null_count]:
-            raise ValueError(f"no value in {', '.join(missing)}")
+            raise ValueError(f"missing values in {', '.join(missing)}")
         for batch in rows.combine_chunks().to_batches():
             builder.add(batch, where)
 
 
 def read_verified(store: Store, file: FileInfo) -> memoryview:
-    """Return the bytes of a file whose size the caller has checked. Raise IntegrityError for other bytes."""
+    """Return the verified bytes of a file, whose size the caller has checked. Raise IntegrityError on a mismatch."""
     data, is_again = bytearray(file.num_bytes), False
 
     def read() -> bytes:
@@ -142,7 +142,7 @@ def read_verified(store: Store, file: FileInfo) -> memoryview:
 
 
 def check_size(store: Store, file: FileInfo) -> None:
-    """Raise IntegrityError unless a file has its size, because memory for it is allocated before it is read."""
+    """Raise IntegrityError unless a file has the expected size. Call this before allocating memory for the file."""
     if store.size(file.path) != file.num_bytes:
         raise IntegrityError(f"{store.url}: {file.path} is missing or has the wrong size; copy it again")
 
@@ -154,7 +154,7 @@ def _check_digest(store: Store, file: FileInfo, digest: bytes) -> None:
 
 @contextlib.contextmanager
 def naming_arrow_errors(where: str) -> Iterator[None]:
-    """Convert errors of parsing a table to IntegrityErrors that name the file."""
+    """Convert table parsing errors to IntegrityErrors that name the file."""
     import pyarrow as pa
 
     try:
@@ -168,7 +168,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a file in a store, for pyarrow: every read is one ranged read."""
+    """Seekable stream over a file in a store, for pyarrow. Each read is one ranged read without `read_near`."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)
@@ -176,7 +176,7 @@ class StoreFile(RangeFile):
         self._start, self._near = 0, b""
 
     def read_near(self, start: int, end: int) -> None:
-        """Read these bytes now, with one request; later reads within them need no request."""
+        """Read the bytes from `start` to `end` with one request. Later reads within this range need no request."""
         data = bytearray(end - start)
         self._store.read_ranges(self._path, [(start, memoryview(data))])
         self._start, self._near = start, bytes(data)
@@ -191,10 +191,10 @@ class StoreFile(RangeFile):
 
 
 class SamplesFile:
-    """One samples file, verified at its first use. Safe to use from several threads.
+    """One samples file, verified on first use. Safe to use from several threads.
 
-    It keeps the footer, but no file descriptor. The footer has no checksum of its own, so it comes from verified bytes,
-    or its checksum is compared with theirs. Page checksums detect damage after the verification.
+    The footer is kept in memory, but no file descriptor is. The footer has no checksum of its own, so its checksum is
+    computed from verified bytes and compared at later reads. Page checksums detect damage after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:
@@ -206,7 +206,7 @@ class SamplesFile:
         self._failed: tuple[float, StreamvidError] | None = None
 
     def rows(self, row_group: int, columns: Sequence[str] | None) -> pa.Table:
-        """Return one row group with one small read. Columns that the file does not have are left out."""
+        """Return one row group, using one small read. Columns that the file lacks are omitted; None selects all."""
         with naming_arrow_errors(f"{self._where}, row group {row_group}"):
             footer = self._get_footer()
             if not 0 <= row_group < footer.num_row_groups:
@@ -215,7 +215,7 @@ class SamplesFile:
             try:
                 return self._rows(footer, row_group, columns)
             except IntegrityError:
-                # The verified file has changed since, or was damaged in transit, which cannot happen on a local disk.
+                # The file changed after its verification, or was damaged in transit (impossible on a local disk).
                 if not num_reads_left:
                     raise
                 self._store.forget(self._file.path)
@@ -229,12 +229,12 @@ class SamplesFile:
             return table
 
     def arrow_schema(self) -> pa.Schema:
-        """Return the file's columns and their types."""
+        """Return the Arrow schema of the file."""
         with naming_arrow_errors(self._where):
             return self._get_footer().schema.to_arrow_schema()
 
     def forget(self) -> None:
-        """Drop the footer; it is read again at the next use."""
+        """Drop the footer, which is then read again on next use."""
         self._footer = None
 
     def _get_footer(self) -> Any:
@@ -281,16 +281,16 @@ class SamplesFile:
         source = StoreFile(self._store, self._file.path, self._file.num_bytes)
         if near is not None and 0 <= near[0] <= near[1] <= self._file.num_bytes:
             source.read_near(*near)
-        # With pre_buffer, an Arrow thread reads the store and aborts a process that exits meanwhile (arrow#34314).
+        # With pre_buffer, an Arrow thread reads the store, and aborts a process that exits meanwhile (arrow#34314).
         return pq.ParquetFile(source, metadata=footer, page_checksum_verification=True, pre_buffer=False)
 
 
 def _extent(row_group: Any, columns: Sequence[str] | None) -> tuple[int, int]:
-    """Return the start and the end of these columns of a row group."""
+    """Return the byte range (start, end) of these columns in a row group."""
     places = []
     for number in range(row_group.num_columns):
         column = row_group.column(number)
-        path = column.path_in_schema  # for a list also that of its parts; names can contain dots
+        path = column.path_in_schema  # a list adds the path of its parts, and names can contain dots
         if columns is None or any(path == name or path.startswith(f"{name}.") for name in columns):
             start = column.dictionary_page_offset or column.data_page_offset
             places.append((min(start, column.data_page_offset), start + column.total_compressed_size))

@@ -25,9 +25,9 @@ FORMAT = "streamvid"
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 256 * 2**20
 LARGE_FOLDERS = ("shards", "index")
-"""Folders of files that are large enough to be uploaded in parts."""
+"""Folders whose files can be large enough to be uploaded in parts."""
 COLUMN_TYPES = frozenset(("bool", "double", "int64", "sha256", "string"))
-"""Types that columns added later can have."""
+"""Allowed types of columns added later."""
 
 _CHECKSUM = "manifest_sha256"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -36,7 +36,7 @@ _MAX_MEDIA_ITEMS = 64
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One file of the dataset: relative path, size in bytes, SHA-256 in hexadecimal."""
+    """One file of the dataset: relative path, size in bytes, and SHA-256 in lowercase hexadecimal."""
 
     path: str
     num_bytes: int
@@ -46,8 +46,8 @@ class FileInfo:
         check_relative(self.path)
         if not self.path.isprintable() or self.num_bytes < 0 or not _SHA256.fullmatch(self.sha256):
             raise DatasetError(
-                f"file {self.path!r} with num_bytes={self.num_bytes}, sha256={self.sha256!r}: must have a printable "
-                "name, 0 bytes or more and 64 hex digits; copy the dataset again"
+                f"file {self.path!r} has num_bytes={self.num_bytes}, sha256={self.sha256!r}; the path must be "
+                "printable, num_bytes at least 0, and sha256 64 lowercase hex digits; copy the dataset again"
             )
 
     @staticmethod
@@ -57,13 +57,13 @@ class FileInfo:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FileInfo:
-        """Return the file that a manifest names."""
+        """Return the file that an entry of a manifest describes."""
         return FileInfo(str(value["path"]), int(value["num_bytes"]), str(value["sha256"]))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """One tar of one bucket and one split, and the place of its samples in the index."""
+    """One tar of one bucket and one split, and the location of its rows in the samples index."""
 
     bucket_id: str
     number: int
@@ -81,9 +81,9 @@ class ShardInfo:
         check_relative(self.path)
         check_relative(self.index_path)
         if self.num_samples < 1:
-            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; a shard has at least 1")
+            raise DatasetError(f"shard {self.path} has num_samples={self.num_samples}; it must be at least 1")
         if self.number < 0:
-            raise DatasetError(f"shard {self.path} has number={self.number}; shards are numbered from 0")
+            raise DatasetError(f"shard {self.path} has number={self.number}; it must be at least 0")
 
     @property
     def path(self) -> str:
@@ -91,7 +91,7 @@ class ShardInfo:
 
 
 def shard_path(bucket_id: str, number: int) -> str:
-    """Return the path of a shard. It contains the bucket twice, so that base names are unique."""
+    """Return the path of a shard. It contains the bucket id twice, so that file names are unique in the dataset."""
     return f"shards/{bucket_id}/{bucket_id}-{number:06d}.tar"
 
 
@@ -104,8 +104,8 @@ def offsets_path(path: str) -> str:
 class ColumnGroup:
     """Columns added to the samples index later: new columns, or new values of existing ones.
 
-    files: one per samples file, in the same order, with the same row groups and rows; each holds the keys as well.
-    columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotated values.
+    files: one file per samples file, in the same order, with the same row groups and rows. Each file also holds the
+    keys. columns: index column → type, as in `index.schema`. source_sha256: checksum of the annotation.
     """
 
     files: tuple[FileInfo, ...]
@@ -113,20 +113,20 @@ class ColumnGroup:
     source_sha256: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return plain JSON; `ManifestFiles.other` describes the files."""
+        """Return JSON-serializable values with the paths of the files, which `ManifestFiles.other` describes."""
         return {**asdict(self), "files": [file.path for file in self.files]}
 
     @staticmethod
     def from_json(value: Mapping[str, Any], files: ManifestFiles) -> ColumnGroup:
-        """Return the group that `to_json` described. Raise DatasetError if it does not fit the samples files."""
+        """Parse the output of `to_json`. Raise DatasetError if the group does not match the samples files."""
         known = {file.path: file for file in files.other}
         columns = {str(name): str(kind) for name, kind in value["columns"].items()}
         group = ColumnGroup(tuple(known[path] for path in value["files"]), columns, str(value["source_sha256"]))
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
                 f"columns has a group with {len(group.files)} files and the types {columns}; it must have one file "
-                f"for each of the {len(files.samples)} samples files and the types {', '.join(sorted(COLUMN_TYPES))}; "
-                "copy the dataset again"
+                f"for each of the {len(files.samples)} samples files, and types from "
+                f"{', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group
 
@@ -135,8 +135,8 @@ class ColumnGroup:
 class MediaInfo:
     """One conditioning input of the samples, such as a control video or a mask.
 
-    column: the metadata column that named its files. is_still: one image per clip, not a video. is_list: a sample can
-    have several, at most `max_items`. is_optional: samples can lack it. is_mask: it has one channel.
+    column: metadata column that named the files. is_still: the input is one image per clip, not a video. is_mask: the
+    input has one channel. is_optional: samples can lack the input. is_list: a sample can have up to `max_items` images.
     """
 
     column: str
@@ -148,23 +148,24 @@ class MediaInfo:
 
     @staticmethod
     def from_json(name: str, value: Mapping[str, Any]) -> MediaInfo:
-        """Return the input that a manifest describes. Raise IntegrityError for impossible values."""
+        """Return the conditioning input that a manifest describes. Raise IntegrityError for invalid values."""
         info = MediaInfo(**value)
         flags = (info.is_still, info.is_mask, info.is_optional, info.is_list)
         is_known = all(isinstance(flag, bool) for flag in flags) and isinstance(info.column, str)
         if not is_known or type(info.max_items) is not int or not 1 <= info.max_items <= _MAX_MEDIA_ITEMS:
             raise IntegrityError(
-                f"media {name!r} has max_items={info.max_items!r} and flags {flags}; 1 to {_MAX_MEDIA_ITEMS} items "
-                "and true or false are allowed; copy the dataset again"
+                f"media {name!r} has max_items={info.max_items!r} and flags {flags}; max_items must be from 1 to "
+                f"{_MAX_MEDIA_ITEMS}, and flags must be true or false; copy the dataset again"
             )
         return info
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestFiles:
-    """All files that the manifest names. The shard table names the tars and their offsets.
+    """All files that the manifest names. The shard table names the tars and their offsets files.
 
-    packets: one file per samples file, in the same order, or none. other: files for other readers, and later columns.
+    packets: one file per samples file, in the same order, or an empty tuple. other: files for other readers, and files
+    of later columns.
     """
 
     shards: tuple[FileInfo, ...]
@@ -176,8 +177,8 @@ class ManifestFiles:
     def __post_init__(self) -> None:
         if len(self.packets) not in (0, len(self.samples)):
             raise DatasetError(
-                f"files.packets names {len(self.packets)} files and files.samples {len(self.samples)}; there must be "
-                "one for each or none; copy the dataset again"
+                f"files.packets names {len(self.packets)} files, but files.samples names {len(self.samples)}; the "
+                "numbers must be equal, or files.packets must be empty; copy the dataset again"
             )
 
     def __iter__(self) -> Iterator[FileInfo]:
@@ -202,7 +203,7 @@ class ManifestFiles:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of input rows (`records`), of samples, rejections and shards, and the size of all tars."""
+    """Numbers of input rows (`records`), samples, rejections and shards, and the total size of all tars in bytes."""
 
     records: int
     samples: int
@@ -215,8 +216,8 @@ class Counts:
 class Fingerprints:
     """SHA-256 digests that identify a dataset.
 
-    plan: everything that a plan depends on. base: the tars and the samples index. content: these and the columns added
-    later; equal to `base` without such columns.
+    plan: digest of everything that a plan depends on. base: digest of the tars and the samples index. content: digest
+    of `base` and the later columns; equal to `base` if there are none.
     """
 
     plan: str
@@ -237,24 +238,24 @@ class Fingerprints:
 
 
 def plan_line(bucket_id: str, number: int, split: str, num_samples: int) -> bytes:
-    """Return the line of a shard in `Fingerprints.plan`."""
+    """Return the line of a shard that `Fingerprints.plan` hashes."""
     return f"shard {bucket_id} {number} {split} {num_samples}\n".encode()
 
 
 def content_line(path: str, sha256: str) -> bytes:
-    """Return the line of a file in `Fingerprints.base`."""
+    """Return the line of a file that `Fingerprints.base` hashes."""
     return f"{path} {sha256}\n".encode()
 
 
 def plan_digest(buckets: Iterable[Bucket], shard_lines: Iterable[bytes], draws: Sequence[StoredSet] = ()) -> str:
-    """Return `Fingerprints.plan` of shards whose lines are given in pieces of any size."""
+    """Return `Fingerprints.plan`. shard_lines: the lines of all shards, in chunks of any size."""
     of_buckets = [f"bucket {bucket.id} {bucket.shape}\n".encode() for bucket in buckets]
     of_draws = f"draws {json.dumps(list(map(asdict, draws)), sort_keys=True, separators=(',', ':'))}\n".encode()
     return _digest(chain(of_buckets, shard_lines, [of_draws] if draws else []))
 
 
 def base_digest(shard_lines: Iterable[bytes], sample_files: Iterable[FileInfo]) -> str:
-    """Return `Fingerprints.base` of shards whose lines are given in pieces of any size."""
+    """Return `Fingerprints.base`. shard_lines: the lines of all shards, in chunks of any size."""
     return _digest(chain(shard_lines, (content_line(file.path, file.sha256) for file in sample_files)))
 
 
@@ -275,7 +276,7 @@ def _digest(lines: Iterable[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NativeClips:
-    """How native clips were encoded, and their quality: PSNR-Y in dB over all clips and per bucket."""
+    """Encoding of native clips, and their quality: luma PSNR in dB over all clips and per bucket."""
 
     encoding: Mapping[str, Any]
     quality: Mapping[str, Any]
@@ -283,12 +284,12 @@ class NativeClips:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A sealed dataset.
+    """Description of a sealed dataset.
 
-    clips: "copy", "native" or "text". build: the inputs of the build, informative for readers. native: None for other
-    clips. frame_rate: the rate at which clips are read. model: the rule of the model that the buckets are for, if any.
-    media: conditioning inputs by name. draws: clips that several buckets store. columns: groups of later columns; the
-    last group that has a column counts.
+    clips: "copy", "native" or "text". build: inputs of the build, only informative for readers. native: encoding of
+    native clips, else None. frame_rate: rate at which clips are read. model: rule of the model that the buckets are
+    for, if any. media: conditioning inputs by name. draws: sets of clips that several buckets store. columns: groups of
+    later columns; if several groups contain the same column, the last one takes precedence.
     """
 
     buckets: tuple[Bucket, ...]
@@ -313,7 +314,7 @@ class Manifest:
         raise DatasetError(f"bucket {bucket_id!r} is not in the manifest; it lists {known}; copy the dataset again")
 
     def with_columns(self, group: ColumnGroup) -> Manifest:
-        """Return the same dataset with one more group of columns."""
+        """Return the manifest of the same dataset with one more group of columns."""
         columns, known = (*self.columns, group), {file.path for file in self.files.other}
         new_files = (file for file in group.files if file.path not in known)
         content = content_digest(self.fingerprints.base, columns)
@@ -394,14 +395,14 @@ def sealed_json(value: Mapping[str, Any]) -> bytes:
 
 
 def manifest_checksum(value: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all fields except the checksum itself, as compact JSON; layout does not matter."""
+    """Return the SHA-256 of all fields except the checksum itself, serialized as compact JSON."""
     content = {name: field for name, field in value.items() if name != _CHECKSUM}
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]:
-    """Return the fields of a manifest whose format, version and checksum are right. Raise DatasetError."""
+    """Parse a manifest. Raise DatasetError unless its format, version and checksum are right."""
     value: dict[str, Any] = json.loads(data)
     if value.get("format") != format_name:
         raise DatasetError(
@@ -424,7 +425,7 @@ def unsealed_json(data: bytes, format_name: str, version: int) -> dict[str, Any]
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Convert errors of parsing a manifest to DatasetErrors that name the file."""
+    """Convert manifest parsing errors to DatasetErrors that name the file."""
     try:
         yield
     except IntegrityError as error:
@@ -437,15 +438,15 @@ def naming(where: str) -> Iterator[None]:
 
 
 def read_sealed(store: Store, parse: Callable[[bytes, str], T], nothing: str, remedy: str) -> T:
-    """Read a manifest and return `parse(bytes, name)`; wrong bytes are read again (FETCH-1).
+    """Read a manifest and return `parse(data, name)`. Data that cannot be parsed is read again (FETCH-1).
 
-    Raise the DatasetError of `parse`, or one that starts with `nothing` if the manifest is missing.
+    Raise the DatasetError of `parse`, or, if the manifest is missing, one composed of `nothing` and `remedy`.
     """
     size = store.size(MANIFEST)
     if size is None:
         raise DatasetError(f"{nothing}: {MANIFEST} is missing. {remedy}")
     if size > MAX_MANIFEST_BYTES:
-        raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; {MAX_MANIFEST_BYTES} are allowed")
+        raise DatasetError(f"{store.url}/{MANIFEST} has {size} bytes; at most {MAX_MANIFEST_BYTES} are allowed")
     wrong = WrongReads()
     while True:
         data = store.read(MANIFEST)

@@ -1,8 +1,8 @@
-"""The packet index: one table per shard with one row per clip, so that a loader reads and decodes parts of clips.
+"""Packet index: one table per shard with one row per clip, which lets a loader read and decode parts of clips.
 
-A table is the length of an Arrow stream (uint64, little-endian), followed by that stream compressed with zstd. A file
-holds the tables of many shards end to end. A reader gets one table with one ranged read, and verifies it with the
-checksum in the samples index.
+A table is stored as the length of an Arrow stream (uint64, little-endian), followed by that stream, compressed with
+zstd. A file holds the tables of many shards end to end. A reader fetches a table with one ranged read, and verifies it
+with the checksum in the samples index.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 MAX_TABLE_BYTES = 2**31 - 1
 _SIZE_BYTES = 8
-_MAX_STREAM_BYTES = 2**29  # of a decompressed table
-_MAX_CLIP_BYTES = 2**24  # of a decompressed clip, which has at most 500,000 packets of 25 bytes
+_MAX_STREAM_BYTES = 2**29  # limit on a decompressed table
+_MAX_CLIP_BYTES = 2**24  # limit on a decompressed clip, which has at most 500,000 packets of 25 bytes
 
 
 def _schema() -> pa.Schema:
@@ -44,9 +44,9 @@ def _schema() -> pa.Schema:
 
 
 def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
-    """Return the table of a shard's clips, in their order; a clip without an index has a row of nulls.
+    """Return the packet table of a shard, with one row per clip; None becomes a row of nulls.
 
-    Times are stored as differences from the previous packet, offsets as gaps after the end of the previous packet.
+    Times are stored as differences from the previous packet, and offsets as gaps after the end of the previous packet.
     """
     import numpy as np
     import pyarrow as pa
@@ -76,7 +76,7 @@ def encode_packets(clips: Sequence[ClipIndex | None]) -> bytes:
 
 
 def pack_stream(stream: bytes) -> bytes:
-    """Return the stored form of a table from its Arrow stream."""
+    """Return the stored form of a table, given its Arrow stream."""
     import pyarrow as pa
 
     packed: bytes = pa.compress(stream, codec="zstd", asbytes=True)
@@ -84,7 +84,7 @@ def pack_stream(stream: bytes) -> bytes:
 
 
 class PacketTables:
-    """Reader of the packet index of one shard's clips. Raises IntegrityError, naming `where`, for invalid data."""
+    """Reader of the packet table of one shard. Raises IntegrityError, naming `where`, for invalid data."""
 
     def __init__(self, data: bytes, sha256: bytes, num_clips: int, where: str) -> None:
         import pyarrow as pa
@@ -96,13 +96,13 @@ class PacketTables:
             table = pa.ipc.open_stream(unpack_stream(data, num_clips)).read_all().combine_chunks()
             table.validate(full=True)
             if table.schema != _schema() or table.num_rows != num_clips:
-                raise ValueError(f"{table.num_rows} rows of {table.schema.names}")
+                raise ValueError(f"it has {table.num_rows} rows with the columns {table.schema.names}")
             self._take({name: chunk_of(table, name) for name in table.column_names})
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise IntegrityError(f"{where} cannot be read ({error}); copy or rebuild the dataset") from error
 
     def _take(self, columns: dict[str, pa.Array]) -> None:
-        """Decode the packets of all clips at once; one clip at a time takes ten times as long."""
+        """Decode the packets of all clips at once. Decoding one clip at a time takes ten times as long."""
         import numpy as np
 
         self._texts, self._checksums = columns["stream"], columns["checksums"]
@@ -126,11 +126,11 @@ class PacketTables:
         self._times = summed(numbers("time_step"))
         self._offsets = summed(numbers("gap") + self._sizes) - self._sizes
         self._facts = facts_of(self._times, self._offsets, self._sizes, self._flags, self._edges)
-        # A packet's times, offsets, sizes, segments and flags take 33 bytes.
+        # The time, offset, size, segment and flags of a packet take 33 bytes.
         self.num_bytes: int = len(self._sizes) * 33 + self._checksums.nbytes + self._texts.nbytes
 
     def clip(self, row: int) -> ClipIndex | None:
-        """Return the index of a clip, or None if it has none and is decoded through its container."""
+        """Return the packet index of the clip in `row`, or None if the clip is decoded through its container."""
         import numpy as np
 
         text = self._texts[row].as_py()
@@ -150,7 +150,7 @@ class PacketTables:
 
 
 def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
-    """Return the Arrow stream. Raise ValueError if it claims more bytes than `num_clips` clips can have (SAFE-1)."""
+    """Return the Arrow stream of a table. Raise ValueError if it is too large for `num_clips` clips (SAFE-1)."""
     import pyarrow as pa
 
     size = int.from_bytes(data[:_SIZE_BYTES], "little")
@@ -163,14 +163,14 @@ def unpack_stream(data: bytes, num_clips: int) -> pa.Buffer:
         while True:
             message = messages.read_next_message()
             if message.type not in ("schema", "record batch") or _is_compressed(message):
-                raise ValueError("it contains more than plain rows")
+                raise ValueError("it contains messages other than uncompressed rows")
     return stream
 
 
 def _is_compressed(message: pa.Message) -> bool:
     """Return whether the buffers of a record batch are compressed; pyarrow decompresses them without a limit.
 
-    Its metadata is a flatbuffer: field 2 of a Message is its header, field 3 of a RecordBatch the compression.
+    The metadata is a flatbuffer: field 2 of a Message is the header, and field 3 of a RecordBatch is the compression.
     """
     data = bytes(message.metadata)
 

@@ -1,4 +1,4 @@
-"""Passes over all files of a dataset: list them, process several at a time, read their bytes in blocks."""
+"""Passes over all files of a dataset: listing, parallel processing, and reading in blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamvid.errors import ConfigError
 from streamvid.storage import Store
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with (phase, done, total)."""
+"""Callback that receives (phase, done, total)."""
 
 BLOCK_BYTES = 16 * 2**20
 DEFAULT_WORKERS = 8
@@ -24,7 +24,7 @@ _Answer: TypeAlias = SimpleQueue[tuple[_Result | None, BaseException | None]]
 
 
 class Stopped(Exception):
-    """Raised by readers if the pass ended before a file was read."""
+    """Exception that a reader raises if the pass ends before it has read its file."""
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
@@ -32,7 +32,7 @@ def no_progress(phase: str, done: int, total: int) -> None:
 
 
 def shard_files(shard: ShardInfo) -> tuple[FileInfo, FileInfo]:
-    """Return the tar of a shard and its offsets file."""
+    """Return the descriptions of the tar of a shard and of its offsets file."""
     return (
         FileInfo(shard.path, shard.num_bytes, shard.sha256),
         FileInfo(offsets_path(shard.path), shard.offsets_num_bytes, shard.offsets_sha256),
@@ -54,9 +54,9 @@ def count_files(dataset: Dataset) -> int:
 def read_blocks(
     store: Store, path: str, num_bytes: int, stop: threading.Event, version: str = ""
 ) -> Iterator[memoryview]:
-    """Yield a file in blocks of at most 16 MiB, each in the memory of the previous one.
+    """Yield a file in blocks of at most 16 MiB. Each block overwrites the previous one.
 
-    Raise StorageError, and Stopped once `stop` is set.
+    Raise StorageError if the file cannot be read, and Stopped once `stop` is set.
     """
     buffer = memoryview(bytearray(min(BLOCK_BYTES, num_bytes)))
     for start in range(0, num_bytes, BLOCK_BYTES):
@@ -70,14 +70,14 @@ def read_blocks(
 def in_parallel(
     job: Callable[[_Item, threading.Event], _Result], items: Iterable[_Item], workers: int
 ) -> Generator[_Result]:
-    """Yield the results of `job(item, stop)` in the order of the items, with `workers` items at a time.
+    """Yield the results of `job(item, stop)` in the order of `items`, processing `workers` items at a time.
 
-    The first error ends the pass, and so does a caller that stops iterating: `stop` is then set, and all threads have
-    ended when this returns. Unlike in concurrent.futures, the caller shares no lock with the threads: an interrupt can
-    end the caller anywhere, and threads would wait forever for a lock that it held.
+    The pass ends at the first error, or when the caller stops iterating. `stop` is then set, and all threads have ended
+    when this generator returns. Unlike in concurrent.futures, the caller shares no lock with the threads: an interrupt
+    can end the caller anywhere, and threads would wait forever for a lock that it still holds.
     """
     stop = threading.Event()
-    tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None: the end
+    tasks: SimpleQueue[tuple[_Item, _Answer[_Result]] | None] = SimpleQueue()  # None ends a thread
     waiting: deque[_Answer[_Result]] = deque()
     threads: list[threading.Thread] = []
     try:
@@ -97,7 +97,7 @@ def in_parallel(
         for _ in threads:
             tasks.put(None)
         for thread in threads:
-            if thread.ident is not None:  # an interrupt may have arrived before it started
+            if thread.ident is not None:  # an interrupt may have arrived before the thread started
                 thread.join()
 
 
@@ -123,7 +123,7 @@ def _taken(answer: _Answer[_Result]) -> _Result:
     try:
         raise error
     finally:
-        del error  # it holds this frame
+        del error  # break the reference cycle of the error and this frame
 
 
 def check_workers(workers: int) -> int:

@@ -1,4 +1,4 @@
-"""Read a sealed dataset: manifest, shard table, and the samples of one shard at a time."""
+"""Reader of sealed datasets: manifest, shard table, and the samples of one shard at a time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _KEPT_FOOTERS = 64
 
 
 class Dataset:
-    """A sealed dataset at a URL. Safe to use from several threads; reads on request only.
+    """A sealed dataset at a URL. Safe to use from several threads.
 
-    Opening reads the manifest. Tables are pyarrow tables. Every file of the index is verified against its checksum
-    before any of it is used, and the shard table against the manifest's fingerprints: IntegrityError otherwise.
+    The constructor reads only the manifest; other files are read on request. Tables are pyarrow tables. Index files are
+    verified against their checksums before use, and the shard table also against the manifest's fingerprints. A
+    mismatch raises IntegrityError.
     """
 
     def __init__(self, store: Store, cache: BlockCache | None = None) -> None:
@@ -52,7 +53,7 @@ class Dataset:
 
     @property
     def shards(self) -> ShardTable:
-        """All shards, in the order in which plans count them; read and verified at the first access."""
+        """All shards, in the order in which plans count them; read and verified on first access."""
         if self._shards is None:
             shards = read_shards(self.store, self.manifest.files.shards)
             self._check_shards(shards)
@@ -73,15 +74,16 @@ class Dataset:
         ):
             if said != found:
                 raise IntegrityError(
-                    f"{self.url}: the {name} fingerprint in the manifest is {said}, and its tables have {found}; "
+                    f"{self.url}: the {name} fingerprint in the manifest is {said}, but its tables have {found}; "
                     "copy manifest.json and index/ again, or rebuild the dataset"
                 )
         check_sets(manifest.draws, shards, self.url)
 
     def only(self, shard: ShardInfo) -> Dataset:
-        """Return a view of this dataset with only one shard, whose samples are all in every pass.
+        """Return a view of this dataset with only one shard, all of whose samples are in every pass.
 
-        Fingerprints stay the same. Operations over all shards are not available: filters, `samples_table`.
+        Fingerprints stay the same. Operations on the whole dataset, such as filters and `samples_table`, are not
+        available.
         """
         view = copy.copy(self)
         view._shards = self.shards.only(shard)
@@ -90,7 +92,7 @@ class Dataset:
 
     @property
     def stored_clips(self) -> tuple[int, int]:
-        """Number of clips that several buckets store, and number of their samples."""
+        """Number of clips that several buckets store, and number of samples that hold these clips."""
         if not self.manifest.draws:
             return 0, 0
         return stored_clips(self.manifest.draws, {(one.bucket_id, one.number): one.num_samples for one in self.shards})
@@ -99,14 +101,13 @@ class Dataset:
         said = getattr(self.manifest.counts, name)
         if said != found:
             raise IntegrityError(
-                f"{self.url}: {where} and the manifest disagree on the number of {name}: {found} and {said}; "
-                "copy the dataset again"
+                f"{self.url}: {where} and the manifest disagree on {name}: {found} and {said}; copy the dataset again"
             )
 
     def samples(self, shard: ShardInfo, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return the index rows of one shard in tar order: one row group, one small read.
+        """Return the index rows of one shard, in the order of its tar. This takes one small read.
 
-        Columns added later (`annotate`) need one more read for each of their files.
+        columns: index columns; None selects all. Columns added later (`annotate`) take one more read for each file.
         """
         if not self._groups.groups:
             return self._rows(shard, shard.index_path, columns)
@@ -126,41 +127,44 @@ class Dataset:
         return table
 
     def column_paths(self, shard: ShardInfo) -> list[str]:
-        """Return the paths of the files with the shard's rows of later columns."""
+        """Return the paths of the files that hold later columns for this shard."""
         place = self._groups.places[shard.index_path]
         return [group.files[place].path for group in self.manifest.columns]
 
     def column_rows(self, shard: ShardInfo, path: str, columns: Sequence[str]) -> pa.Table:
-        """Return the shard's rows in one of `column_paths`; a later path can replace its values."""
+        """Return the shard's rows from one of `column_paths`. Files later in that list can replace their values."""
         return self._rows(shard, path, columns)
 
     def columns_digest(self, columns: Sequence[str]) -> str | None:
-        """Return a digest of the later values of these index columns, or None without such values."""
+        """Return a digest of the later values of these index columns, or None if there are no later values."""
         return self._groups.digest(columns)
 
     def check_place(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> tuple[str, int, int, bytes]:
-        """Return (path, offset, bytes, SHA-256) of a shard's packet table. Raise IntegrityError (SAFE-1).
+        """Return (path, offset, num_bytes, sha256) of a shard's packet table.
 
-        offset, num_bytes, sha256: as in the samples index.
+        offset, num_bytes, sha256: values from the samples index. Raise IntegrityError if they are impossible (SAFE-1).
         """
         file = self.manifest.files.packets_of(shard.index_path)
         if file is None or offset is None or num_bytes is None or sha256 is None:
-            raise self._no_place(shard, f"at offset={offset}, bytes={num_bytes}, without a checksum or a file")
+            raise self._no_place(shard, f"offset={offset}, bytes={num_bytes}, or the checksum or the file is missing")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
-            raise self._no_place(shard, f"{num_bytes} bytes at {offset} of {file.path}, which has {file.num_bytes}")
+            raise self._no_place(
+                shard, f"{num_bytes} bytes at {offset} of {file.path}, which has {file.num_bytes} bytes"
+            )
         return file.path, offset, num_bytes, sha256
 
     def _no_place(self, shard: ShardInfo, said: str) -> IntegrityError:
         return IntegrityError(
-            f"{self.url}: the index gives a wrong place for the packets of {shard.path}: {said}; copy the dataset again"
+            f"{self.url}: the index gives a wrong location for the packets of {shard.path}: {said}; copy the dataset "
+            "again"
         )
 
     def packets(
         self, shard: ShardInfo, offset: int | None, num_bytes: int | None, sha256: bytes | None
     ) -> PacketTables:
-        """Return the packet index of one shard's clips; offset, bytes and checksum are those of the samples index."""
+        """Return the packet tables of one shard. offset, num_bytes, sha256: values from the samples index."""
         path, offset, num_bytes, sha256 = self.check_place(shard, offset, num_bytes, sha256)
         data = read_range(self.store, path, offset, num_bytes, sha256)
         where = f"{self.url}: the packets of {shard.path} in {path}"
@@ -178,14 +182,14 @@ class Dataset:
 
     @property
     def samples_schema(self) -> pa.Schema:
-        """Columns of the samples index and their types; empty for a dataset without samples."""
+        """Schema of the samples index, including later columns; empty for a dataset without samples."""
         import pyarrow as pa
 
         files = self.manifest.files.samples
         return self._groups.schema(self._samples_file(files[0].path).arrow_schema()) if files else pa.schema([])
 
     def is_numeric(self, column: str) -> bool:
-        """Return whether an index column (named as `column()` does) holds numbers or booleans."""
+        """Return whether an index column, as returned by `column()`, holds numbers or booleans."""
         from pyarrow import types
 
         kind = self.samples_schema.field(column).type
@@ -193,14 +197,14 @@ class Dataset:
 
     @property
     def user_columns(self) -> tuple[str, ...]:
-        """Names of the user's own columns."""
+        """Names of the user's own columns, without the prefix `user.`."""
         names = self.samples_schema.names
         return tuple(name.removeprefix(USER_PREFIX) for name in names if name.startswith(USER_PREFIX))
 
     def column(self, name: str, option: str = "columns") -> str:
-        """Return the index column called `name`: the user's own first, else the format's.
+        """Return the index column for `name`: the user's own column of that name or, failing that, the format's.
 
-        Raise ConfigError, naming `option`, if it does not exist.
+        Raise ConfigError, naming `option`, if neither exists.
         """
         names = self.samples_schema.names
         for candidate in (USER_PREFIX + name, name):
@@ -216,7 +220,7 @@ class Dataset:
         return read_tables(self.store, self.manifest.files.shards)
 
     def samples_table(self) -> pa.Table:
-        """Return the whole samples index: one row per sample, memory in proportion to the dataset."""
+        """Return the whole samples index, one row per sample. Memory is proportional to the number of samples."""
         table = read_tables(self.store, self.manifest.files.samples)
         self._check_count("samples", table.num_rows, "the samples index")
         parts = [table]
@@ -226,7 +230,7 @@ class Dataset:
         return join(parts, self._groups.schema(table.schema).names)
 
     def rejections_table(self) -> pa.Table:
-        """Return the input rows that are in no shard: row number, source, reason, kind."""
+        """Return the rejected input rows, with the columns row, source, reason and kind."""
         table = read_tables(self.store, self.manifest.files.rejections)
         self._check_count("rejections", table.num_rows, "the table of rejections")
         return table
@@ -235,16 +239,17 @@ class Dataset:
 def open_dataset(url: str | Path, *, storage: StorageOptions | Mapping[str, Any] | None = None) -> Dataset:
     """Open a sealed dataset at a local path, or at a file:// or s3:// URL.
 
-    storage: how to access an object store, and whether to cache reads.
+    storage: options for access to object stores and for the cache.
 
-    Raises ConfigError, DatasetError without a sealed dataset, and StorageError if it cannot be read.
+    Raise ConfigError for invalid options, DatasetError if there is no sealed dataset, and StorageError if it cannot be
+    read.
     """
     options = StorageOptions.of(storage)
     return Dataset(open_store(url, options), open_cache(options))
 
 
 def open_cache(options: StorageOptions) -> BlockCache | None:
-    """Return the cache that the options describe, or None."""
+    """Return the cache that the options describe, or None if they describe none."""
     if options.cache_dir is None or options.cache_bytes is None:
         return None
     return BlockCache(Path(options.cache_dir), options.cache_bytes)

@@ -1,4 +1,4 @@
-"""The shard table in memory: arrays that take about 116 bytes per shard, and ShardInfo values on request."""
+"""In-memory shard table: arrays of about 116 bytes per shard, from which ShardInfo values are created on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 Digests = npt.NDArray[np.uint8]
-"""Shape (rows, 32)."""
+"""SHA-256 digests, shape (rows, 32)."""
 Int64s = npt.NDArray[np.int64]
 
 _DIGEST_BYTES = 32
@@ -47,7 +47,7 @@ _PATHS: dict[str, Callable[[str], str]] = {"bucket_id": lambda name: shard_path(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A column of repeated texts: the distinct ones in order of appearance, and the code of each row."""
+    """Dictionary-encoded column of texts: distinct texts in order of appearance, and the code of each row."""
 
     names: tuple[str, ...]
     codes: Int32s
@@ -58,9 +58,9 @@ class Names:
 
 @dataclass(frozen=True, eq=False)
 class ShardTable(Sequence[ShardInfo]):
-    """All shards of a dataset in the order in which plans count them: read-only arrays with one value per shard.
+    """All shards of a dataset, in the order in which plans count them, as read-only arrays with one value per shard.
 
-    `table[i]` and iteration create ShardInfos; a slice and `ShardRows` are views. Safe to use from several threads.
+    `table[i]` and iteration create ShardInfo values; slices are `ShardRows` views. Safe to use from several threads.
     """
 
     bucket_id: Names
@@ -106,7 +106,7 @@ class ShardTable(Sequence[ShardInfo]):
         return self.split.names
 
     def select(self, split: str) -> dict[str, Int64s]:
-        """Return bucket id → ascending int64 row numbers of its shards of a split, in order of appearance.
+        """Return the shards of a split as bucket id → ascending int64 row numbers, in order of appearance.
 
         The mapping is empty if the split has no shards.
         """
@@ -155,7 +155,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(Sequence[ShardInfo]):
-    """View of some shards of a table, given by their row numbers: int64 (len(self),)."""
+    """View of selected shards of a table. rows: int64 row numbers of shape (len(self),)."""
 
     table: ShardTable
     rows: Int64s
@@ -181,7 +181,7 @@ def rows_of(shards: Sequence[ShardInfo], table: ShardTable) -> Int64s | None:
 
 
 def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> None:
-    """Raise DatasetError unless each draw set has its own shards, which match in all its buckets."""
+    """Raise DatasetError if draw sets share shards, or if the shards of a set do not match in all its buckets."""
     numbers: dict[str, dict[int, int]] = {}
     for one in sets:
         alike: list[list[tuple[int, str]]] = []
@@ -201,29 +201,29 @@ def check_sets(sets: Sequence[StoredSet], shards: ShardTable, where: str) -> Non
 
 
 def _rows_by_number(shards: ShardTable, bucket_id: str) -> dict[int, int]:
-    """Return shard number → row in the table, for the shards of a bucket."""
+    """Return the shards of a bucket as shard number → row in the table."""
     found = np.flatnonzero([name == bucket_id for name in shards.bucket_id.names])
     mine = np.flatnonzero(shards.bucket_id.codes == (found[0] if len(found) else -1))
     return dict(zip(shards.number[mine].tolist(), mine.tolist(), strict=True))
 
 
 def largest_clip(shards: Sequence[ShardInfo]) -> int:
-    """Return the size of the largest clip in `shards`, 0 without shards."""
+    """Return the size of the largest clip in `shards` in bytes, or 0 if `shards` is empty."""
     if isinstance(shards, ShardRows):
         return int(shards.table.max_clip_bytes[shards.rows].max(initial=0))
     return max((shard.max_clip_bytes for shard in shards), default=0)
 
 
 def exact_sum(values: npt.NDArray[np.integer[Any]]) -> int:
-    """Return the sum of a column as a Python int; a damaged file could overflow int64."""
+    """Return the sum of a column as a Python int, because the values of a damaged file could overflow int64."""
     wide = values.astype(np.int64, copy=False)
     return (int((wide >> 32).sum()) << 32) + int((wide & 0xFFFFFFFF).sum())
 
 
 class ShardTableBuilder:
-    """Builder of a shard table from verified record batches; needs no more memory than the table.
+    """Builder of a shard table from verified record batches. It needs no more memory than the table.
 
-    A batch has the columns of ShardInfo with the types of the format, and no nulls.
+    Batches must have the columns of ShardInfo with the types of the format, and no nulls.
     """
 
     def __init__(self) -> None:
@@ -232,14 +232,14 @@ class ShardTableBuilder:
         self._num_rows = 0
 
     def expect(self, num_rows: int) -> None:
-        """Reserve memory for more rows; joining parts at the end would need the table's memory twice."""
+        """Reserve memory for more rows, because joining parts at the end would need twice the memory of the table."""
         for name, kind in _KINDS.items():
             column = np.empty(self._num_rows + num_rows, kind)
             column[: self._num_rows] = self._columns[name][: self._num_rows]
             self._columns[name] = column
 
     def add(self, batch: pa.RecordBatch, where: str) -> None:
-        """Append rows. Raise IntegrityError, naming `where`, for rows that cannot be shards."""
+        """Append rows. Raise IntegrityError, naming `where`, if a row does not describe a valid shard."""
         stop = self._num_rows + len(batch)
         if stop > len(self._columns["number"]):
             self.expect(max(len(batch), self._num_rows))
@@ -259,7 +259,7 @@ class ShardTableBuilder:
         self._num_rows = stop
 
     def finish(self) -> ShardTable:
-        """Return the table of all rows; no more rows can be added."""
+        """Return the table of all rows. No more rows can be added afterwards."""
         columns: dict[str, Any] = {name: column[: self._num_rows] for name, column in self._columns.items()}
         for column in (*self._columns.values(), *columns.values()):
             column.flags.writeable = False

@@ -46,7 +46,7 @@ class Member:
 
 
 def check_member(key: str, extension: str, num_bytes: int) -> None:
-    """Raise ConfigError for a member that some readers of WebDataset tars would lose or merge."""
+    """Raise ConfigError for a member that some readers of WebDataset tars would lose or would merge with another."""
     name = f"{key}.{extension}"
     if not _KEY.fullmatch(key):
         raise ConfigError(f"key {key!r} is not allowed: letters, digits, '_' and '-' only (readers cut at a dot)")
@@ -59,10 +59,10 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
 
 
 def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> None:
-    """Write (key, {extension: data}) samples as an uncompressed USTAR tar; the same samples give the same bytes.
+    """Write samples, given as (key, {extension: data}), as an uncompressed USTAR tar with reproducible bytes.
 
     The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
-    a size that some readers cannot read.
+    a size that some readers do not support.
     """
     from webdataset.writer import TarWriter  # imports torch: only writers pay for it
 
@@ -79,7 +79,7 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
     """Yield the members of a tar, reading headers only.
 
     Raise IntegrityError for anything but plain USTAR files (no links, no PAX or GNU headers), for a wrong header
-    checksum and for a tar that ends early: a damaged tar is never read as a shorter one.
+    checksum, and for a tar that ends early. A damaged tar is therefore never read as a shorter one.
     """
     offset = 0
     while True:
@@ -95,23 +95,23 @@ def scan_tar(file: BinaryIO) -> Iterator[Member]:
 
 
 def parse_header(header: bytes, offset: int) -> Member:
-    """Return the member that a 512-byte USTAR header at `offset` describes."""
+    """Return the member that a 512-byte USTAR header at `offset` describes. Raise IntegrityError if it is invalid."""
     computed = sum(header[:148]) + 8 * 32 + sum(header[156:])
     try:
         stored = int(header[148:156].split(b"\0")[0], 8)
         name = header[:MAX_NAME_BYTES].split(b"\0")[0].decode("ascii", "strict")
         num_bytes = int(header[124:136].strip(b"\0 "), 8)
     except ValueError as error:
-        raise IntegrityError(f"no valid tar header at byte {offset}") from error
+        raise IntegrityError(f"there is no valid tar header at byte {offset}") from error
     if header[257:262] != b"ustar" or stored != computed or num_bytes < 0:
-        raise IntegrityError(f"no valid tar header at byte {offset}")
+        raise IntegrityError(f"there is no valid tar header at byte {offset}")
     if header[156:157] not in (b"0", b"\0") or header[345:500].strip(b"\0"):
         raise IntegrityError(f"the tar member at byte {offset} is not a plain file with a short name")
     return Member(name, offset + BLOCK_BYTES, num_bytes)
 
 
 def tar_index(members: Sequence[Member]) -> bytes:
-    """Return Energon's `.tar.idx`: the offset of each sample and the end of the last, as little-endian uint64."""
+    """Return Energon's `.tar.idx`: the offset of each sample and the end of the last one, as little-endian uint64."""
     offsets: list[int] = []
     last_key = None
     for member in members:
@@ -123,7 +123,7 @@ def tar_index(members: Sequence[Member]) -> bytes:
 
 
 def energon_files(shards: Iterable[ShardInfo]) -> dict[str, bytes]:
-    """Return path → content of the three files in `.nv-meta/`."""
+    """Return the three files in `.nv-meta/` as path → content."""
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
     for shard in shards:

@@ -199,7 +199,7 @@ def test_an_edited_manifest_is_found(manifest: Manifest, changes: dict[str, Any]
     ("changes", "says"),
     [
         ({"num_bytes": -1}, "num_bytes=-1"),
-        ({"sha256": "0" * 63 + "g"}, "64 hex digits"),
+        ({"sha256": "0" * 63 + "g"}, "64 lowercase hex digits"),
         ({"path": "index/\n"}, "printable"),
     ],
 )

@@ -127,9 +127,9 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"num_samples": 0}, "num_samples=0; a shard has at least 1"),
+        ({"num_samples": 0}, "num_samples=0; it must be at least 1"),
         ({"num_samples": -5}, "num_samples=-5"),
-        ({"number": -1}, "number=-1; shards are numbered from 0"),
+        ({"number": -1}, "number=-1; it must be at least 0"),
         ({"bucket_id": "../.."}, "not allowed"),
         ({"index_path": "/etc/passwd"}, "not allowed"),
         ({"index_path": ""}, "not allowed"),
@@ -138,8 +138,8 @@ def test_blocks_of_rows_and_files_join(tmp_path: Path) -> None:
         ({"sha256": " " * 64}, "sha256: a value is not 64 lowercase hex digits"),
         ({"offsets_sha256": "é" * 32}, "offsets_sha256: a value is not 64 lowercase hex digits"),
         ({"offsets_sha256": ""}, "offsets_sha256: a value is not 64 lowercase hex digits"),
-        ({"split": None}, "no value in split"),
-        ({"num_bytes": None}, "no value in num_bytes"),
+        ({"split": None}, "missing values in split"),
+        ({"num_bytes": None}, "missing values in num_bytes"),
     ],
 )
 def test_rows_that_are_no_shards_are_errors_that_name_the_file(

@@ -314,7 +314,7 @@ def test_another_sidecar_is_refused_by_what_differs(dataset: Dataset, sidecar_ro
     SidecarWriter(begun, dataset, MADE_WITH, NUM_VISITS)
     seal(tmp_path / "other", (2, 2))
     other = open_dataset(tmp_path / "other")
-    for root, state in ((begun, "begun"), (sidecar_root, "sealed")):
+    for root, state in ((begun, "unfinished"), (sidecar_root, "sealed")):
         before = digests(root)
         with pytest.raises(
             ConfigError, match=rf"are {state} .* made_with.view.temporal is \"head\" there and \"random\""
@@ -342,7 +342,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
     samples = list(samples_of(dataset, shard))
     x = {"x": RawTensor("U8", (1,), b"1")}
     wrong: list[tuple[list[Any], type[Exception], str]] = [
-        (samples[:2], DatasetError, "has 3 samples, but tensors of 2 were given"),
+        (samples[:2], DatasetError, "has 3 samples, but tensors for 2 were given"),
         ([*samples, samples[0]], DatasetError, "sample 3 of"),
         ([samples[1], samples[0], samples[2]], DatasetError, "is .*'a-0'.*, not 'a-1'"),
         ([(samples[0][0], samples[0][1][:1])], ConfigError, "tensors of 1 visits, but num_visits=2"),
@@ -352,7 +352,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
         (
             [(samples[0][0], [{"x": RawTensor("U8", (1,), b"1", True), "x_mask": x["x"]}] * 2)],
             ConfigError,
-            "'x_mask': the mask of the ragged tensor 'x'",
+            "'x_mask': this name is reserved for the mask of the ragged tensor 'x'",
         ),
     ]
     for given_samples, error, match in wrong:
@@ -366,7 +366,7 @@ def test_what_is_no_shard_of_the_dataset_is_not_written(dataset: Dataset, tmp_pa
             writer.write_shard(one, samples_of(dataset, one))
     last = dataset.shards[3]
     writer.write_shard(last, [(key, [x] * NUM_VISITS) for key, _ in samples_of(dataset, last)])
-    with pytest.raises(DatasetError, match="has the tensors x U8 .*, others have latents BF16"):
+    with pytest.raises(DatasetError, match="has the tensors x U8 .*, but others have latents BF16"):
         writer.seal()
     writer.write_shard(last, samples_of(dataset, last))
     for name, null in (

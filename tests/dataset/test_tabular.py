@@ -112,7 +112,7 @@ def test_parquet_keeps_its_types(tmp_path: Path) -> None:
 def test_rows_keep_their_places_over_blocks(tmp_path: Path) -> None:
     """SHARD-3: broken rows stay where they are, with the lines of the file."""
     count = BLOCK_ROWS + 10
-    broken = {3: "line 5 has 1 fields, the header has 2", BLOCK_ROWS + 2: f"line {BLOCK_ROWS + 4} has 3 fields"}
+    broken = {3: "line 5 has 1 fields, but the header has 2", BLOCK_ROWS + 2: f"line {BLOCK_ROWS + 4} has 3 fields"}
     with (tmp_path / "m.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["n", "text"])

@@ -109,10 +109,10 @@ def test_lines_of_a_file_beside_a_video(clips: Path, tmp_path: Path) -> None:
 
 REJECTED: list[tuple[Any, str]] = [
     (["x"] * 257, "has 257 captions; at most 256 are allowed"),
-    ([["x"]], "the caption is a list; it must be text"),
-    ([{"text": "x", "score": 1}], "the caption is a dict; it must be text"),
+    ([["x"]], "the caption has type list; it must be text"),
+    ([{"text": "x", "score": 1}], "the caption has type dict; it must be text"),
     ([{"text": "x", "weight": -1}], "the weight -1 of a caption is not a number from 0"),
-    ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all its captions have weight 0"),
+    ([{"text": "x", "weight": 0}, {"text": "y", "weight": 0}], "all captions have weight 0"),
     (["x", "y" * 70_000], "has 70000 bytes"),
     (["\ud800", "y"], "not valid UTF-8"),
     ([f"{n}" + "y" * 60_000 for n in range(6)], "bytes in total; at most 262144 are allowed"),

@@ -130,7 +130,7 @@ def test_broken_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert found[1].startswith("line 2 is not valid JSON")
     assert found[2] == "is a str, not an object"
     assert found[3] == "the path is missing"
-    assert found[5].startswith("the caption is a int; it must be text")
+    assert found[5].startswith("the caption has type int; it must be text")
     assert "70000 bytes" in found[6]
 
 
@@ -141,7 +141,7 @@ def test_broken_csv_rows(tmp_path: Path) -> None:
     )
     records = read(tmp_path / "m.csv")
     assert [record.caption for record in records.records] == ['one, "two"\r\nthree']
-    assert "line 5 has 1 fields, the header has 2" in reasons(records)[1]
+    assert "line 5 has 1 fields, but the header has 2" in reasons(records)[1]
     assert reasons(records)[2] == "column 'caption' is not valid UTF-8"
 
 
@@ -198,7 +198,7 @@ def test_columns_are_found_or_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("m.txt", b"x", "the name must be one of"),
+        ("m.txt", b"x", "the name must match one of"),
         ("m.json", b"{", "is not valid JSON"),
         ("m.json", b'{"a": 1}', "a list of objects"),
         ("m.json", b"3", "holds a int"),
