@@ -387,7 +387,9 @@ def test_a_place_where_no_packet_table_can_be_is_an_error(root: Path, name: str,
     rewrite(root, lambda rows, clips: clips, PLACES[name])
     with (
         open_loader(root, output={"decode": decode}) as loader,
-        pytest.raises(SampleError, match="the index gives a wrong location for the packets of .* copy the dataset again"),
+        pytest.raises(
+            SampleError, match="the index gives a wrong location for the packets of .* copy the dataset again"
+        ),
     ):
         list(loader)
 
