@@ -1,4 +1,4 @@
-"""Conversions between Arrow and NumPy arrays through their buffers. The ones in pyarrow import pandas."""
+"""Conversions between Arrow and NumPy arrays without pandas, which pyarrow's own conversions import."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ColumnGroups:
         return ColumnGroups(manifest.columns, places)
 
     def files_of(self, samples_path: str, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Return (path, columns to read) for the rows of a samples file. The samples file, if needed, comes first."""
+        """Return (path, columns to read) for each file that holds some of `columns`, with the samples file first."""
         wanted: dict[int, list[str]] = {}
         for name in columns:
             wanted.setdefault(self._owner(name), []).append(name)

@@ -168,7 +168,7 @@ def naming_arrow_errors(where: str) -> Iterator[None]:
 
 
 class StoreFile(RangeFile):
-    """Seekable stream over a file in a store, for pyarrow. Each read is one ranged read without `read_near`."""
+    """Seekable stream over a stored file, for pyarrow. Each read is one ranged read unless `read_near` has the data."""
 
     def __init__(self, store: Store, path: str, num_bytes: int) -> None:
         super().__init__(num_bytes)
@@ -193,8 +193,8 @@ class StoreFile(RangeFile):
 class SamplesFile:
     """One samples file, verified on first use. Safe to use from several threads.
 
-    The footer is kept in memory, but no file descriptor is. The footer has no checksum of its own, so its checksum is
-    computed from verified bytes and compared at later reads. Page checksums detect damage after the verification.
+    The footer is kept in memory, but the file is not kept open. The footer has no checksum of its own, so its checksum
+    is computed from verified bytes and compared at later reads. Page checksums detect damage after the verification.
     """
 
     def __init__(self, store: Store, file: FileInfo) -> None:

@@ -47,7 +47,8 @@ class FileInfo:
         if not self.path.isprintable() or self.num_bytes < 0 or not _SHA256.fullmatch(self.sha256):
             raise DatasetError(
                 f"file {self.path!r} has num_bytes={self.num_bytes}, sha256={self.sha256!r}; the path must be "
-                "printable, num_bytes at least 0, and sha256 64 lowercase hex digits; copy the dataset again"
+                "printable, num_bytes must be at least 0, and sha256 must have 64 lowercase hex digits; copy the "
+                "dataset again"
             )
 
     @staticmethod
@@ -125,7 +126,7 @@ class ColumnGroup:
         if len(group.files) != len(files.samples) or not columns or set(columns.values()) - COLUMN_TYPES:
             raise DatasetError(
                 f"columns has a group with {len(group.files)} files and the types {columns}; it must have one file "
-                f"for each of the {len(files.samples)} samples files, and types from "
+                f"for each of the {len(files.samples)} samples files, and only the types "
                 f"{', '.join(sorted(COLUMN_TYPES))}; copy the dataset again"
             )
         return group

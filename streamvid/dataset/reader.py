@@ -64,7 +64,9 @@ class Dataset:
         manifest, stored = self.manifest, self.manifest.fingerprints
         for path in shards.index_path.names:
             if path not in self._groups.places:
-                raise DatasetError(f"{self.url}: the shard table names {path}, which is not in the manifest")
+                raise DatasetError(
+                    f"{self.url}: the shard table names {path}, which is not in the manifest; copy the dataset again"
+                )
         self._check_count("samples", exact_sum(shards.num_samples), "the shard table")
         self._check_count("shards", len(shards), "the shard table")
         self._check_count("num_bytes", exact_sum(shards.num_bytes), "the shard table")
@@ -151,7 +153,7 @@ class Dataset:
             raise self._no_place(shard, f"offset={offset}, bytes={num_bytes}, or the checksum or the file is missing")
         if not 0 < num_bytes <= MAX_TABLE_BYTES or not 0 <= offset <= file.num_bytes - num_bytes:
             raise self._no_place(
-                shard, f"{num_bytes} bytes at {offset} of {file.path}, which has {file.num_bytes} bytes"
+                shard, f"{num_bytes} bytes at offset {offset} of {file.path}, which has {file.num_bytes} bytes"
             )
         return file.path, offset, num_bytes, sha256
 
@@ -172,7 +174,9 @@ class Dataset:
 
     def _samples_file(self, path: str) -> SamplesFile:
         if path not in self._files:
-            raise DatasetError(f"{self.url}: the shard table names {path}, which is not in the manifest")
+            raise DatasetError(
+                f"{self.url}: the shard table names {path}, which is not in the manifest; copy the dataset again"
+            )
         with self._lock:
             self._recent[path] = None
             self._recent.move_to_end(path)

@@ -49,9 +49,9 @@ def check_member(key: str, extension: str, num_bytes: int) -> None:
     """Raise ConfigError for a member that some readers of WebDataset tars would lose or would merge with another."""
     name = f"{key}.{extension}"
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"key {key!r} is not allowed: letters, digits, '_' and '-' only (readers cut at a dot)")
+        raise ConfigError(f"key {key!r} is not allowed; use only letters, digits, '_' and '-' (readers cut at a dot)")
     if not _EXTENSION.fullmatch(extension):
-        raise ConfigError(f"extension {extension!r} is not allowed: lowercase letters and digits only")
+        raise ConfigError(f"extension {extension!r} is not allowed; use only lowercase letters and digits")
     if len(name) > MAX_NAME_BYTES:
         raise ConfigError(f"member name {name!r} has {len(name)} bytes; a tar header holds up to {MAX_NAME_BYTES}")
     if num_bytes > MAX_MEMBER_BYTES:
@@ -64,7 +64,7 @@ def write_shard(file: BinaryIO, samples: Iterable[tuple[str, Mapping[str, bytes]
     The members of a sample are adjacent, in the order of their extensions. Raise ConfigError for a key, an extension or
     a size that some readers do not support.
     """
-    from webdataset.writer import TarWriter  # imports torch: only writers pay for it
+    from webdataset.writer import TarWriter  # imports torch, which only writers need
 
     # Fixed mtime, owner and mode make bytes reproducible; a float mtime would add a PAX header to every member.
     writer = TarWriter(file, user="streamvid", group="streamvid", mode=0o444, mtime=0, encoder=False, compress=False)

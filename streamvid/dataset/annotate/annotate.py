@@ -72,8 +72,8 @@ def annotate(
     """Add the columns and captions of a CSV, JSON, JSON Lines or Parquet `file` to a sealed dataset.
 
     Tars and index files do not change. New files are stored beside them, and manifest.json, which names all files, is
-    replaced last. Plans and saved states remain valid. The operation is idempotent, also after it was killed. Memory
-    holds the selected columns and the keys of a million samples.
+    replaced last. Plans and saved states remain valid. The operation is idempotent: a killed annotation can be run
+    again. Memory holds the selected columns and the keys of a million samples.
 
     key_column: index column that the keys in the file refer to: "key" (one sample), or "record_key" or "source" (all
     samples of a source file); None uses the first of these that the file contains. columns: columns to add; None adds

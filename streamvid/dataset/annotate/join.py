@@ -148,7 +148,9 @@ class Join:
         rows = np.flatnonzero(shards.index_path.codes == shards.index_path.names.index(path))
         rows = rows[np.argsort(shards.index_row_group[rows])]
         if shards.index_row_group[rows].tolist() != list(range(len(rows))):
-            raise IntegrityError(f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild the index")
+            raise IntegrityError(
+                f"{self._dataset.url}: the shard table lacks row groups of {path}; rebuild the dataset"
+            )
         return [int(row) for row in rows]
 
     def _table(self, shard: ShardInfo, rows: npt.NDArray[np.int32], target: pa.Schema) -> pa.Table:

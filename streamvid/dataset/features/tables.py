@@ -180,7 +180,10 @@ def most_index_bytes(num_samples: int, num_visits: int) -> int:
 
 
 def encode_members(rows: Sequence[tuple[str, int, int | None, int | None, bytes | None]]) -> bytes:
-    """Return the Parquet bytes of a table of members. rows: (key, visit, offset, size, SHA-256); None if missing."""
+    """Return the Parquet bytes of a table of members.
+
+    rows: (key, visit, offset, size, SHA-256), where the last three are None if there is no member.
+    """
     return encode_table(
         {name: [row[column] for row in rows] for column, name in enumerate(_MEMBER_TYPES)}, _MEMBER_TYPES
     )

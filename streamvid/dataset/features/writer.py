@@ -275,7 +275,7 @@ class SidecarWriter:
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """Create a temporary folder, inside a local store so that files can be renamed into place."""
+        """Create a temporary folder. For a local store, it is in the store, so that files can be renamed into place."""
         folder = self._store.root / STAGING if isinstance(self._store, LocalStore) else None
         try:
             with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as name:

@@ -255,7 +255,7 @@ class _Check:
 def _check_shard(
     dataset: Dataset, journal: FinishedFiles | None, wrong: frozenset[str], shard: ShardInfo, stop: threading.Event
 ) -> tuple[ShardFindings, bool]:
-    """Verify a shard, or only its sizes without a journal. Return True too if an interrupted run had verified it."""
+    """Verify a shard (without a journal, only sizes). Return the findings, and True if an earlier run verified it."""
     is_index_right = wrong.isdisjoint((shard.index_path, *dataset.column_paths(shard)))
     found = check_states(dataset, shard, is_index_right)
     if journal is None:
