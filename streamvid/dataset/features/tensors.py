@@ -89,7 +89,7 @@ def check_name(name: str) -> str:
 
 
 def encode_tensors(tensors: Mapping[str, RawTensor]) -> bytes:
-    """Return the bytes of a safetensors file with its tensors sorted. Raise ConfigError for an invalid name or count."""
+    """Return the bytes of a safetensors file with its tensors sorted. Raise ConfigError if one is invalid."""
     if not 1 <= len(tensors) <= _MAX_TENSORS:
         raise ConfigError(f"{len(tensors)} tensors given; 1 to {_MAX_TENSORS} are allowed")
     order = sorted(tensors, key=lambda name: (_ORDER.index(tensors[name].dtype), check_name(name)))
