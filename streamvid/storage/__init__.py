@@ -1,7 +1,7 @@
-"""Files by URL: the only room that uses fsspec and S3. Imports errors, config and host.
+"""Access to files by URL. The only package that uses fsspec and S3; it may import errors, config and host.
 
-Everything above calls `open_store(url)` for a `Store` and names files by paths relative to it. Read store.py, url.py
-and local.py first; remote.py, requests.py and transport.py for object stores; then s3/ and cache/.
+Higher layers call `open_store(url)` to get a `Store`, and name files by paths relative to it. Read store.py, url.py
+and local.py first, then remote.py, requests.py and transport.py for object stores, then s3/ and cache/.
 """
 
 from __future__ import annotations

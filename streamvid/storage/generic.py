@@ -1,4 +1,4 @@
-"""Other stores, through their fsspec packages. memory:// is tested; gs://, hf:// and others are not."""
+"""Transport to other stores through their fsspec packages. memory:// is tested; gs://, hf:// and others are not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from streamvid.storage.transport import Body, RequestError, Transport
 
 
 class FsspecTransport(Transport):
-    """Requests to `fsspec.filesystem(protocol)`, which splits uploads in its own way.
+    """Transport to `fsspec.filesystem(protocol)`, which splits uploads in its own way.
 
-    A requested version is compared after the read. Responses carry no version, so parts of one large read may belong
-    to two versions.
+    A requested version is checked after the read. Responses carry no version, so parts of one large read may come from
+    two versions.
     """
 
     def __init__(self, protocol: str) -> None:
@@ -28,12 +28,12 @@ class FsspecTransport(Transport):
                 import fsspec
 
                 try:
-                    is_cached = self._protocol == "memory"  # its instance is the store
+                    is_cached = self._protocol == "memory"  # the instance itself stores the files
                     self._made = fsspec.filesystem(self._protocol, skip_instance_cache=not is_cached)
                 except (ImportError, ValueError) as error:
                     raise RequestError(
                         f"{self._protocol}:// needs a package that is not installed ({error})",
-                        hint="Install the package that fsspec names for it",
+                        hint="Install the fsspec package for this scheme",
                     ) from None
             return self._made
 
@@ -46,7 +46,7 @@ class FsspecTransport(Transport):
             raise RequestError(f"access was refused ({type(error).__name__})") from None
         except RequestError:
             raise
-        except Exception as error:  # noqa: BLE001 - each package has its own errors
+        except Exception as error:  # noqa: BLE001 - each package raises its own errors
             raise RequestError(f"the request failed ({type(error).__name__})", "transient") from None
 
     def state(self, key: str) -> FileState:
@@ -61,11 +61,11 @@ class FsspecTransport(Transport):
             num_there = self.state(key).num_bytes
             if num_there < start + num_bytes:
                 raise RequestError(
-                    f"it ends at byte {num_there}, before byte {start + num_bytes}, which it should have", "short"
+                    f"the object ends at byte {num_there}, but the read extends to byte {start + num_bytes}", "short"
                 )
             raise RequestError("the response ended early", "transient")
         if version and self.state(key).version != version:
-            raise RequestError("it was replaced by another version", "conflict")
+            raise RequestError("the object was replaced by another version", "conflict")
         return Body(data)
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A folder as a store."""
+"""Store in a local folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streamvid.storage.store import FileState, Ranges, Store, check_relative
 
 @dataclass(frozen=True)
 class LocalStore(Store):
-    """A folder on this machine. Writes are atomic: to a temporary name in the same folder, synced, then renamed."""
+    """Store in a folder on this machine. Writes are atomic: a temporary file is synced, then renamed."""
 
     root: Path
     is_local = True
@@ -26,11 +26,11 @@ class LocalStore(Store):
         return str(self.root)
 
     def path(self, path: str) -> Path:
-        """Return the local file of a store path."""
+        """Return the local path of a file in the store."""
         return self.root / check_relative(path)
 
     def state(self, path: str) -> FileState | None:
-        with self._naming("look at", path):
+        with self._naming("access", path):
             try:
                 status = self.path(path).stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -50,7 +50,7 @@ class LocalStore(Store):
                     if done < len(buffer):
                         raise StorageError(
                             f"{self.url}: {path} ends at byte {offset + done}, {len(buffer) - done} bytes earlier "
-                            "than the index says; verify the dataset, or copy it again"
+                            "than the index states; verify the dataset, or copy it again"
                         )
                 if version and _state(path, os.fstat(descriptor)).version != version:
                     raise StorageError(f"{self.url}: {path} has changed since its version was read")
@@ -102,7 +102,7 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _naming(self, verb: str, path: str) -> Iterator[None]:
-        """Convert file system errors to StorageErrors that name store and path."""
+        """Convert file system errors to StorageErrors that name the store and the path."""
         try:
             yield
         except OSError as error:
@@ -110,7 +110,7 @@ class LocalStore(Store):
 
 
 def fill(descriptor: int, offset: int, buffer: memoryview) -> int:
-    """Fill a buffer from an offset in an open file; return the number of bytes read, fewer at the end of the file."""
+    """Fill a buffer from an offset in an open file, up to the end of the file. Return the number of bytes read."""
     done = 0
     while done < len(buffer) and (count := os.preadv(descriptor, [buffer[done:]], offset + done)):
         done += count

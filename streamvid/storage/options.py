@@ -1,4 +1,4 @@
-"""How to reach a store, without secrets. Keys come from where AWS tools look for them, never from here."""
+"""Options for object stores. They never contain keys, which come from the places where AWS tools look for them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,48 @@ from streamvid.config import check_options, option, options_of
 from streamvid.errors import ConfigError
 
 MAX_RANGE_BYTES = 16 * 2**20
-"""Maximum size of a request: a failed request is repeated whole, and large reads run concurrently."""
+"""Maximum size of a request: a failed request is repeated as a whole, and parts of a large read run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """Settings of object stores. Local folders need none of them."""
+    """Options for object stores. Local folders need none of them."""
 
     endpoint_url: str | None = option(
         None,
-        help="Object store server other than AWS, such as http://127.0.0.1:9000.",
+        help="URL of an object store other than AWS, such as http://127.0.0.1:9000.",
         metavar="URL",
         shown_default="AWS_ENDPOINT_URL or ~/.aws/config",
     )
-    region: str | None = option(None, help="Region.", metavar="R", shown_default="AWS_REGION or ~/.aws/config")
-    profile: str | None = option(None, help="Profile in ~/.aws.", metavar="P", shown_default="AWS_PROFILE")
+    region: str | None = option(
+        None, help="Region of the bucket.", metavar="R", shown_default="AWS_REGION or ~/.aws/config"
+    )
+    profile: str | None = option(None, help="Profile from ~/.aws/config.", metavar="P", shown_default="AWS_PROFILE")
     anon: bool = option(False, help="Read without keys.")
     requester_pays: bool = option(False, help="Pay for reads from requester-pays buckets.")
     deadline_seconds: float = option(
-        50.0, help="Time limit of one read or write with all its retries, in seconds.", flag="", maximum=86400
+        50.0, help="Time limit for one read or write, including retries, in seconds.", flag="", maximum=86400
     )
     connect_seconds: float = option(5.0, help="Time limit for connecting, in seconds.", flag="", maximum=86400)
     stall_seconds: float = option(
-        10.0, help="Seconds without a byte before a request is repeated.", flag="", maximum=86400
+        10.0, help="Time without data after which a request is repeated, in seconds.", flag="", maximum=86400
     )
     max_requests: int = option(
-        128, help="Maximum concurrent requests of all ranks per machine.", flag="", minimum=1, maximum=1 << 30
+        128, help="Maximum concurrent requests per machine, over all ranks.", flag="", minimum=1, maximum=1 << 30
     )
     max_bytes_in_flight: int = option(
         2**30, help="Maximum response bytes in flight per machine.", flag="", minimum=MAX_RANGE_BYTES, maximum=1 << 50
     )
     cache_dir: str | Path | None = option(
-        None, help="Local cache folder, which all ranks and jobs of a machine can share.", flag=""
+        None, help="Local cache folder, which all ranks and jobs on a machine can share.", flag=""
     )
-    cache_bytes: int | None = option(None, help="Size limit of cache_dir.", flag="", minimum=1)
+    cache_bytes: int | None = option(None, help="Size limit of cache_dir, in bytes.", flag="", minimum=1)
 
     def __post_init__(self) -> None:
         check_options(self)
         for name in ("endpoint_url", "region", "profile"):
             if getattr(self, name) == "":
-                raise ConfigError(f"{name}='': must be text, or None")
+                raise ConfigError(f"{name}='': must be non-empty text, or None")
         if self.endpoint_url is not None:
             _check_endpoint(self.endpoint_url)
         if self.anon and self.profile is not None:
@@ -71,7 +73,7 @@ class StorageOptions:
 
     @staticmethod
     def of(value: StorageOptions | Mapping[str, Any] | None) -> StorageOptions:
-        """Convert what a caller gives to options; the keys of a mapping are field names."""
+        """Return options from an instance, a mapping with field names as keys, or None (the defaults)."""
         unknown = set(value) - {field.name for field in fields(StorageOptions)} if isinstance(value, Mapping) else None
         try:
             return options_of(StorageOptions, value, "storage")
@@ -91,6 +93,6 @@ def _check_endpoint(url: str) -> None:
         parts, is_url = urlsplit(""), False
     if not is_url or parts.username is not None or parts.password is not None or parts.query:
         raise ConfigError(
-            "endpoint_url is not the http(s) URL of a server, such as https://minio.example.org:9000; it must not "
-            "contain a path or keys"
+            "endpoint_url must be the http(s) URL of a server, such as https://minio.example.org:9000; it must not "
+            "contain a path, a query or keys"
         )

@@ -1,4 +1,4 @@
-"""Requests for ranges of one file: nearby ranges are read together, large ones in parts."""
+"""Requests for ranges of one file: nearby ranges share a request, and large ranges are split."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from streamvid.storage.options import MAX_RANGE_BYTES
 from streamvid.storage.store import Ranges
 
 GAP_BYTES = 32 * 2**10
-"""Largest gap that is read along: larger than gaps between neighboring clips of a tar, smaller than a clip."""
+"""Maximum gap that is read between two ranges: larger than the gap between clips of a tar, smaller than a clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """A request for the bytes from `start` to `end`. pieces: the wanted bytes, as (offset in the request, buffer)."""
+    """Request for the bytes in [start, end). pieces: the wanted parts, each as (offset in the request, buffer)."""
 
     start: int
     end: int
@@ -36,9 +36,9 @@ class RangeRequest:
 
 
 def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES) -> list[RangeRequest]:
-    """Return requests of at most `max_bytes` that cover all ranges, in any order and with any overlap.
+    """Return requests of at most `max_bytes` that cover all ranges. Ranges may be unordered and may overlap.
 
-    Ranges share a request if the gap between them is at most `gap_bytes`.
+    Neighboring ranges share a request if the gap between them is at most `gap_bytes`.
     """
     cut = [
         (offset + start, buffer[start : start + max_bytes])
@@ -52,9 +52,10 @@ def join_ranges(ranges: Ranges, gap_bytes: int = GAP_BYTES, max_bytes: int = MAX
 def near_spans(
     spans: Sequence[tuple[int, int]], gap_bytes: int = GAP_BYTES, max_bytes: int = MAX_RANGE_BYTES
 ) -> list[list[int]]:
-    """Group the indices of (start, end) spans, in order of their starts.
+    """Return groups of indices of (start, end) spans, ordered by start.
 
-    Within a group, gaps are at most `gap_bytes`, and all spans cover at most `max_bytes`; a longer span has its own.
+    Within a group, gaps are at most `gap_bytes`, and the spans together cover at most `max_bytes`. A longer span is a
+    group of its own.
     """
     groups: list[list[int]] = []
     first = last = 0

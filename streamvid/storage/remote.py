@@ -1,7 +1,7 @@
-"""An object store as a Store: retries, versions and atomic writes on top of single requests (transport.py).
+"""Store in an object store: retries, versions and atomic writes on top of single requests (transport.py).
 
-There is one deadline: transient failures are retried, after increasing, jittered pauses, until `deadline_seconds` have
-passed. The libraries underneath try only once.
+Each read or write has one deadline: transient failures are retried after increasing, jittered pauses until
+`deadline_seconds` have passed. The underlying libraries try only once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _stores: weakref.WeakSet[RemoteStore] = weakref.WeakSet()
 _log = logging.getLogger(__name__)
 _VERSIONS_KEPT = 4096
 _PARTS_AT_ONCE = 4
-_QUIET_SECONDS = 3.0  # then a warning: the endpoint may be wrong while a user waits
+_QUIET_SECONDS = 3.0  # then log a warning: the endpoint may be wrong while a user waits
 _LEAST_BYTES_PER_SECOND = 256 * 2**10  # extends the deadline of a write, but not its retries
 
 
 class RemoteStore(Store):
-    """Objects below `prefix` of a bucket. `make` creates a transport in each process that uses the store."""
+    """Store of the objects below `prefix` in a bucket. `make` creates a transport in each process that uses it."""
 
     def __init__(self, url: str, prefix: str, options: StorageOptions, make: Callable[[], Transport]) -> None:
         self._url, self.options = url, options
@@ -84,7 +84,7 @@ class RemoteStore(Store):
     def state(self, path: str) -> FileState | None:
         key = self._key(path)
         try:
-            found = self._retry("look at", path, lambda transport: transport.state(key))
+            found = self._retry("access", path, lambda transport: transport.state(key))
         except _AbsentError:
             return None
         return FileState(path, found.num_bytes, found.version)
@@ -106,7 +106,7 @@ class RemoteStore(Store):
         self.read_ranges(path, [(0, memoryview(data))], version)
         wrong = WrongReads()
         while _is_md5(version) and (digest := hashlib.md5(data, usedforsecurity=False).hexdigest()) != version:
-            # Damaged in transit, or a version that is not an MD5: if the same bytes arrive twice, the object has them.
+            # Transit damaged the bytes, or the version is not an MD5. Bytes that arrive twice are accepted as stored.
             match wrong.judge(digest):
                 case "stored":
                     break
@@ -254,7 +254,7 @@ class RemoteStore(Store):
             for key, upload in begun():
                 self._abort(key, upload)
         except StorageError as error:
-            _log.warning("%s: parts of an upload of %s remain: %s", self.url, path, error)
+            _log.warning("%s: parts of an unfinished upload of %s remain in the store: %s", self.url, path, error)
 
     def _end_parts(self, path: str, key: str, upload: str, sent: list[tuple[str, bytes]], num_bytes: int) -> None:
         tags = [tag for tag, _ in sent]
@@ -269,8 +269,8 @@ class RemoteStore(Store):
 
     def _given_up(self, path: str) -> StorageError:
         return StorageError(
-            f"{self.url}: cannot write {path}: another process aborted its upload, perhaps one that seals the same "
-            "dataset; run the same command again"
+            f"{self.url}: cannot write {path}: another process aborted the upload, perhaps while sealing the "
+            "same dataset; run the same command again"
         )
 
     def stats(self) -> StoreStats:

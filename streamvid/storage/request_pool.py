@@ -1,4 +1,4 @@
-"""Threads for requests, with limits on their number and on their bytes; first come, first served.
+"""Thread pool for requests, with limits on concurrent requests and bytes in flight; first come, first served.
 
 Threads start when needed and end after a second without work, so pools need not be closed.
 """
@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class RequestPool:
-    """Threads for at most `max_requests` requests at a time: fewer after a store asks for fewer, then slowly more."""
+    """Threads for up to `max_requests` concurrent requests. SlowDown responses halve the limit, which then recovers."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests, self._max_bytes = max_requests, max_bytes
@@ -57,7 +57,7 @@ class RequestPool:
         return int(self._limit)
 
     def submit(self, num_bytes: int, job: Callable[[], None]) -> None:
-        """Run `job` as soon as the limits allow. It has a body of `num_bytes` and must not raise."""
+        """Run `job`, which transfers `num_bytes`, as soon as the limits allow. It must not raise."""
         with self._condition:
             self._queue.append((num_bytes, job))
             if self._num_idle < len(self._queue) and self._num_threads < self._max_requests:
@@ -72,7 +72,7 @@ class RequestPool:
                 self._condition.notify()
 
     def succeeded(self) -> None:
-        """Raise the limit by one; after a cut, by one per round of requests."""
+        """Raise the limit by one or, after a cut, by one per round of requests."""
         with self._condition:
             step = 1.0 if self._is_growing_fast else 1.0 / self._limit
             self._limit = min(float(self._max_requests), self._limit + step)
@@ -103,7 +103,7 @@ class RequestPool:
                 num_bytes, job = self._queue.popleft()
                 self._num_active += 1
                 self._bytes_active += num_bytes
-                # A job that starts wakes the next thread; one that ends looks for work itself. No thread wakes in vain.
+                # A thread that starts a job wakes the next one; a thread that ends a job looks for work: none wakes in vain.
                 if self._may_begin():
                     self._condition.notify()
             try:

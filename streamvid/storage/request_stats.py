@@ -1,4 +1,4 @@
-"""Statistics of a store's requests: counts for reports, and latencies that show when a request is slow."""
+"""Statistics of requests to a store: counts for reports, and latencies that show when a request is slow."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from streamvid.storage.store import StoreStats
 from streamvid.storage.transport import RequestError
 
 _KEPT = 256
-_LEAST = 32  # latencies: a percentile of fewer means little
-_LOOK_EVERY = 16  # requests: sorting the latencies for each one would cost as much as the request
+_LEAST = 32  # minimum number of latencies for a percentile to be meaningful
+_LOOK_EVERY = 16  # requests per update: sorting the latencies each time would cost as much as a request
 _UNKNOWN_SECONDS = 4.0
 _MIN_SECONDS = 0.05
 _SLOW_PERCENTILE, _SLOW_FACTOR = 0.95, 2.0
-_HEDGED_SHARE = 0.05  # of requests that may be hedged: with all, a slow store would get twice the load
+_HEDGED_SHARE = 0.05  # limit on hedging: a second request for each one would double the load on a slow store
 _MOST_ERRORS = 20
 
 
 class RequestStats:
-    """Counts and recent latencies of one process's requests to a store. Safe in several threads."""
+    """Counts and recent latencies of one process's requests to a store. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._seconds_lost = 0.0
-        self._seconds: dict[int, deque[float]] = {}  # of the last successful requests, by size class
+        self._seconds: dict[int, deque[float]] = {}  # latencies of recent reads, by size class
         self._all_seconds: deque[float] = deque(maxlen=_KEPT)
         self._num_timed: Counter[int] = Counter()
-        self._slow: dict[int, tuple[int, float]] = {}  # by size class: the number timed by then, and the threshold
+        self._slow: dict[int, tuple[int, float]] = {}  # size class → (number timed at the last update, threshold)
         self._allowance = 1.0
 
     def count(self, seconds_lost: float = 0.0, **counts: int) -> None:
-        """Add to the given fields of StoreStats."""
+        """Add to the named counts of StoreStats."""
         with self._lock:
             self._counts.update(counts)
             self._seconds_lost += seconds_lost
@@ -41,10 +41,10 @@ class RequestStats:
     def count_error(self, error: RequestError) -> None:
         """Count a failed request by its cause."""
         with self._lock:
-            self._errors["it ends too early" if error.kind == "short" else error.cause] += 1
+            self._errors["the object ends too early" if error.kind == "short" else error.cause] += 1
 
     def time(self, num_bytes: int, seconds: float) -> None:
-        """Record the latency of a successful request."""
+        """Record the latency of a successful request for `num_bytes`."""
         with self._lock:
             size = _size_class(num_bytes)
             self._seconds.setdefault(size, deque(maxlen=_KEPT)).append(seconds)
@@ -67,7 +67,7 @@ class RequestStats:
         return slow
 
     def may_hedge(self) -> bool:
-        """Return whether a second request may be sent now, and count it as sent."""
+        """Return True and count a hedge if a second request may be sent now; otherwise return False."""
         with self._lock:
             if self._allowance < 1.0:
                 return False
@@ -76,7 +76,7 @@ class RequestStats:
             return True
 
     def report(self) -> StoreStats:
-        """Return all counts so far."""
+        """Return the statistics so far."""
         with self._lock:
             known = sorted(self._all_seconds)
             return StoreStats(
@@ -89,7 +89,7 @@ class RequestStats:
 
 
 def _size_class(num_bytes: int) -> int:
-    """Return the size class; each spans a factor of four."""
+    """Return the size class of a request. Each class spans a factor of four."""
     return num_bytes.bit_length() // 2
 
 

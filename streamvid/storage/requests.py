@@ -1,8 +1,8 @@
 """Operations on one store: requests that are retried on failure and, for reads, hedged when slow.
 
 Requests run in the threads of a pool. The calling thread only waits, so no socket holds it beyond its deadline.
-A read keeps its bytes until all have arrived; the first request to finish copies them to their buffers. After the read
-has ended, for whatever reason, no request writes to a buffer.
+A try keeps the bytes of its range until all have arrived, and the first try to finish copies them to their buffers.
+After the read has ended, for whatever reason, no request writes to a buffer.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from streamvid.storage.wanted import LOOK_SECONDS, check_wanted
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 _SLOW_DOWN_PAUSE_SECONDS = 0.5
-MAX_RENEWALS = 5  # of expired keys, for one request
+MAX_RENEWALS = 5  # per request, after keys have expired
 _NEVER = float("inf")
 _HINT = "Check the network and the server"
 _Answer = TypeVar("_Answer")
 
 
 def pause_seconds(num_failures: int, failure: Failure) -> float:
-    """Return the time before a retry: increasing, and random so that readers do not all return at once."""
+    """Return the seconds to wait before a retry: increasing, and random so that readers do not retry all at once."""
     first = _SLOW_DOWN_PAUSE_SECONDS if failure == "slow down" else _FIRST_PAUSE_SECONDS
     return random.uniform(0.1, 1.0) * min(_LONGEST_PAUSE_SECONDS, first * 2.0 ** min(num_failures, 16))
 
 
 @dataclass(frozen=True)
 class Engine:
-    """State that all requests of one process to a store share."""
+    """State shared by all requests of one process to a store."""
 
     transport: Transport
     pool: RequestPool
@@ -47,10 +47,10 @@ class Engine:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request of an operation: its tries, and what comes next.
+    """State of one request of an operation: its tries and its next step.
 
-    num_bytes: size of its body. attempt: tries once, in a thread of the pool. `lock` guards `is_done` and the buffers
-    of a read.
+    num_bytes: size of the body. attempt: function that sends the request once, in a pool thread. lock: guards `is_done`
+    and the buffers of a read.
     """
 
     num_bytes: int
@@ -79,10 +79,10 @@ class _Event:
 
 
 class Operation:
-    """Requests that succeed or fail together. Raises the final RequestError, or the last one before the deadline.
+    """Group of requests that succeed or fail together. `run` raises a final RequestError, or the last transient one.
 
-    extra_seconds: time after the deadline for a response, but not for a retry. on_retry: called with an error and the
-    time since the start.
+    extra_seconds: time after the deadline in which responses are still awaited, but no retry starts. on_retry: function
+    that is called before each retry with the error and the seconds since the start.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Operation:
 
     @property
     def seconds(self) -> float:
-        """Time since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._since
 
     def run(self, requests: Sequence[Request]) -> None:
-        """Send all requests until each has been answered."""
+        """Send all requests, with retries, until each has succeeded."""
         try:
             waiting = set(requests)
             for one in requests:
@@ -121,7 +121,7 @@ class Operation:
                 one.end()
 
     def take(self, answer: Any) -> None:
-        """Accept the answer to a request; may raise RequestError."""
+        """Accept the response to a request. May raise RequestError."""
 
     def _next_event(self, waiting: set[Request]) -> _Event | None:
         check_wanted()
@@ -130,7 +130,7 @@ class Operation:
             raise self._overdue(waiting)
         wake = min(self._deadline, *(min(one.retry_at, self._slow_at(one)) for one in waiting))
         try:
-            # Bounded, because a request queued in the pool sets its times later, without an event.
+            # The wait is bounded, because a queued request sets its times later, without an event.
             return self._events.get(timeout=min(LOOK_SECONDS, max(0.0, wake - now)))
         except Empty:
             return None
@@ -153,13 +153,13 @@ class Operation:
 
     def _send(self, one: Request) -> None:
         if one.num_active == 0:
-            one.sent_at = _NEVER  # the time of the last try says nothing about this one
+            one.sent_at = _NEVER  # the time of the previous try does not apply to this one
         one.num_active += 1
         self.num_tries += 1
         self._engine.pool.submit(one.num_bytes, lambda: self._request(one))
 
     def _hear(self, event: _Event) -> bool:
-        """Process an event; return whether its request was answered."""
+        """Process an event. Return True if its request succeeded, else False."""
         one, now = event.request, time.monotonic()
         one.num_active -= 1
         if event.error is not None:
@@ -198,10 +198,10 @@ class Operation:
         if self._last_error is not None:
             return self._last_error
         is_sent = any(one.sent_at != _NEVER for one in waiting)
-        cause = "no answer came" if is_sent else "no request could be sent, because earlier ones are unanswered"
+        cause = "no response arrived" if is_sent else "no request could be sent, because earlier ones are pending"
         return RequestError(cause, hint=_HINT)
 
-    # In a thread of the pool.
+    # In a pool thread.
 
     def _request(self, one: Request) -> None:
         if one.is_done:  # by a hedge, or because the operation has ended
@@ -218,10 +218,10 @@ class Operation:
 
 
 class Call(Operation):
-    """An operation of one request, which is not hedged. The server may still carry it out after it has timed out."""
+    """Operation of one request, which is not hedged. The server may still carry it out after a timeout."""
 
     def ask(self, attempt: Callable[[Transport], _Answer], num_bytes: int) -> _Answer:
-        """Return what `attempt`, which sends a body of `num_bytes`, returns."""
+        """Run `attempt`, which sends a body of `num_bytes`, until it succeeds, and return its result."""
         self.run([Request(num_bytes, lambda _: attempt(self._engine.transport))])
         return cast("_Answer", self._answer)
 
@@ -230,24 +230,24 @@ class Call(Operation):
 
 
 class RangeRead(Operation):
-    """One read of ranges of an object. `version`: the one to read if it is not "", then the one that was read."""
+    """Operation that reads ranges of one object. version: version to read, "" for any; later, the version read."""
 
     version = ""
 
     def fill(self, key: str, ranges: Sequence[RangeRequest], version: str) -> None:
-        """Fill all buffers."""
+        """Fill the buffers of all ranges of the object `key`."""
         self._key, self.version = key, version
         self.run([Request(one.num_bytes, partial(self._fetch, one), may_hedge=True) for one in ranges])
 
     def take(self, answer: Any) -> None:
         if self.version and answer not in ("", self.version):  # sent before the version was known
-            changed = RequestError("it was replaced by another version", "conflict")
+            changed = RequestError("the object was replaced by another version", "conflict")
             self._engine.stats.count_error(changed)
             raise changed
         self.version = self.version or answer
 
     def _fetch(self, request: RangeRequest, one: Request) -> str:
-        """Read a range, unless a hedge has read it already, and return its version."""
+        """Read a range, fill its buffers unless another try has done so, and return the object's version."""
         stats, since = self._engine.stats, time.monotonic()
         body = self._engine.transport.get(
             self._key, request.start, request.num_bytes, self.version, lambda: not one.is_done

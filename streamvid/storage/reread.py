@@ -1,4 +1,4 @@
-"""Repeated reads of wrong bytes: equal ones are stored that way, different ones are damaged on the way."""
+"""Repeated reads of wrong bytes: bytes that arrive twice are stored that way; others were damaged in transit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Hashable
 from typing import Literal
 
 MAX_READS = 5
-"""Maximum reads of the same bytes while each returns different wrong ones."""
+"""Maximum number of reads of a range while each read returns different wrong bytes."""
 
 UNPROVEN = f"{MAX_READS} reads returned different bytes each time; check the network and the store"
 
 
 class WrongReads:
-    """The wrong reads of one range of a file so far (FETCH-1)."""
+    """Wrong reads of one range of a file so far (FETCH-1)."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
@@ -21,9 +21,10 @@ class WrongReads:
         return len(self._seen)
 
     def judge(self, wrong: Hashable) -> Literal["again", "stored", "unproven"]:
-        """Judge one more wrong read: read again, or stop, because the bytes are verified to be bad or never will be.
+        """Return the verdict on one more wrong read.
 
-        wrong: a value that two reads share only if they returned the same bytes, such as their digest.
+        "again": read again. "stored": two reads agree, so the stored bytes are wrong. "unproven": all MAX_READS differ.
+        wrong: value that is equal for two reads only if they returned the same bytes, such as their digest.
         """
         if wrong in self._seen:
             return "stored"

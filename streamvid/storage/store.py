@@ -1,4 +1,4 @@
-"""The interface of a store, and the paths that it accepts."""
+"""Interface of a store, and validation of paths in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from streamvid.errors import StorageError
 
 Ranges: TypeAlias = Sequence[tuple[int, memoryview]]
-"""Parts of one file: (offset, buffer to fill)."""
+"""Parts of one file, each as (byte offset, buffer to fill)."""
 
 
 class ShortFileError(StorageError):
@@ -19,7 +19,7 @@ class ShortFileError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A file as it is now. The version changes when the file is replaced; "" if unknown."""
+    """Current size and version of a file. The version changes when the file is replaced; "" means unknown."""
 
     path: str
     num_bytes: int
@@ -28,12 +28,13 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """Requests of this process to a store so far; a local folder counts nothing.
+    """Counts of this process's requests to a store so far. Local folders count nothing.
 
-    num_requests: all requests sent.   num_retries: those sent again after a failure.   num_hedged: second requests,
-    sent while the first was slow.   num_bytes_read: bodies, including gaps between ranges; num_bytes_wanted: without
-    gaps.   seconds_lost: time from the first failure of an operation until it succeeded, summed.   p50_seconds,
-    p99_seconds: latency of the last successful requests, 0.0 before the first.   by_error: failed requests by cause.
+    num_requests: all requests sent.   num_retries: requests sent again after a failure.   num_hedged: second requests
+    sent because the first was slow.   num_bytes_read: bytes received, including gaps between ranges.
+    num_bytes_wanted: bytes received without gaps.   seconds_lost: total time from the first failure of each request
+    until it succeeded.   p50_seconds, p99_seconds: latency percentiles of recent ranged reads; 0.0 before the first.
+    by_error: number of failed requests by cause.
     """
 
     num_requests: int = 0
@@ -49,21 +50,21 @@ class StoreStats:
 
 
 class Store(Protocol):
-    """A tree of immutable files under one URL. Paths are relative, with forward slashes.
+    """Tree of immutable files under one URL. Paths are relative and use forward slashes.
 
-    Every method raises StorageError, which names store and path. Safe in several threads and in forked children.
+    On failure, every method raises a StorageError that names the store and the path. Thread-safe and fork-safe.
     """
 
     @property
     def url(self) -> str:
-        """URL without credentials, fit for logs."""
+        """URL of the store without credentials, safe for logs."""
         ...
 
     is_local: bool = False
     """True if the store is a local disk, where joining neighboring reads gains nothing."""
 
     def state(self, path: str) -> FileState | None:
-        """Return size and version of a file, or None if it does not exist."""
+        """Return the size and version of a file, or None if it does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
@@ -72,30 +73,30 @@ class Store(Protocol):
         return None if state is None else state.num_bytes
 
     def read(self, path: str) -> bytes:
-        """Read a whole file."""
+        """Return the contents of a file."""
         ...
 
     def read_ranges(self, path: str, ranges: Ranges, version: str = "") -> None:
-        """Fill all buffers, nearby ones with one request. A file that ends too early is an error, never a short read.
+        """Fill all buffers from their offsets; nearby ranges share a request.
 
-        With `version`, raise StorageError for any other version.
+        Raises StorageError if the file ends too early, or if `version` is given and the file has another version.
         """
         ...
 
     def forget(self, path: str) -> None:
-        """Drop cached bytes of a file that turned out to be wrong."""
+        """Drop the cached bytes of a file, because they turned out to be wrong."""
         return
 
     def files(self, folder: str = "") -> Iterator[FileState]:
-        """List all files below a folder, including hidden ones, ordered by path; none if there is no such folder."""
+        """Yield all files below a folder, including hidden ones, ordered by path. A missing folder has no files."""
         ...
 
     def put(self, path: str, data: bytes | Path) -> None:
-        """Write a file atomically, replacing any other. A local file given as `data` is moved."""
+        """Write a file atomically, replacing any existing file. If `data` is a path, that local file is moved."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a file atomically; return False if it already exists."""
+        """Write a new file atomically and return True; return False if the file already exists."""
         ...
 
     def remove(self, path: str) -> None:
@@ -103,7 +104,7 @@ class Store(Protocol):
         ...
 
     def abort_uploads(self, folder: str = "") -> int:
-        """Abort unfinished uploads below a folder, which are invisible but billed; return how many."""
+        """Abort unfinished uploads below a folder, which are invisible but billed, and return their number."""
         return 0
 
     def stats(self) -> StoreStats:
@@ -112,11 +113,11 @@ class Store(Protocol):
 
 
 def check_relative(path: str) -> str:
-    """Return `path` if it stays inside its store (SAFE-1): relative, not empty, without `..`, NUL or backslash."""
+    """Return `path`; raise StorageError if it is empty or absolute, or contains `..`, NUL or a backslash (SAFE-1)."""
     try:
         path.encode()
     except UnicodeEncodeError:
-        raise StorageError(f"path {path!r} is not allowed: it is not valid Unicode") from None
+        raise StorageError(f"path {path!r} is not allowed: it must be valid Unicode") from None
     if not path.strip("./") or path[0] == "/" or "\0" in path or "\\" in path or ".." in path.split("/"):
-        raise StorageError(f"path {path!r} is not allowed: paths in a dataset are relative and stay inside it")
+        raise StorageError(f"path {path!r} is not allowed: it must be relative and stay inside the dataset")
     return path

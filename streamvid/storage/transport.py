@@ -1,4 +1,4 @@
-"""The interface of an object store: single requests, each tried once. remote.py and requests.py retry."""
+"""Interface to an object store: single requests, each sent once. remote.py and requests.py add retries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Failure: TypeAlias = Literal[
     "expired",  # transient; keys or signature are no longer valid
     "absent",  # the object does not exist
     "conflict",  # the object has another version, or exists where none was expected
-    "denied",  # these keys do not allow this, or must not learn that the object does not exist
-    "unsupported",  # the store does not support this
+    "denied",  # these keys do not allow the request, or must not learn that the object does not exist
+    "unsupported",  # the store does not support the request
     "short",  # the object ends before the range
 ]
 
 
 class RequestError(Exception):
-    """One failed request. `cause` and `hint` (what the user can do, or "") contain neither keys nor signed URLs."""
+    """Failure of one request. `cause` and `hint` (advice for the user, or "") contain neither keys nor signed URLs."""
 
     def __init__(self, cause: str, kind: Failure = "refused", *, hint: str = "") -> None:
         super().__init__(cause)
@@ -38,37 +38,37 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes of a range, and their version ("" if the store has no versions)."""
+    """Bytes of a range, and the version of their object ("" if unknown)."""
 
     data: bytes | bytearray
     version: str = ""
 
 
 class Transport:
-    """Requests to one bucket or its equivalent. `key` names an object from the root of the bucket.
+    """Interface for requests to one bucket or its equivalent. Keys are relative to the root of the bucket.
 
-    Methods raise RequestError. Any thread of the process that made the transport may call them.
+    Methods raise RequestError. Any thread of the process that created the transport may call them.
     """
 
     def state(self, key: str) -> FileState:
-        """Return size and version of an object."""
+        """Return the size and version of an object."""
         raise NotImplementedError
 
     def get(self, key: str, start: int, num_bytes: int, version: str, is_wanted: Callable[[], bool]) -> Body:
-        """Read a range, whole or not at all, of the given version if it is not "".
+        """Return a whole range. If `version` is not "", raise RequestError if the object has another version.
 
-        A read that is no longer wanted may end with any error.
+        Once `is_wanted` returns False, the read may end early, with any error or result.
         """
         raise NotImplementedError
 
     def put(self, key: str, data: bytes, *, if_absent: bool = False) -> None:
-        """Write an object; with `if_absent` only if it does not exist."""
+        """Write an object. With `if_absent`, raise RequestError if it already exists."""
         raise NotImplementedError
 
     def files(self, prefix: str, following: str = "") -> tuple[list[FileState], str]:
-        """List a page of the objects whose keys begin with `prefix`, in order; `path` is the whole key.
+        """Return a page of the objects whose keys begin with `prefix`, in key order, with whole keys as paths.
 
-        The returned text is the `following` of the next page, "" after the last one.
+        The second value is the `following` argument for the next page, "" after the last page.
         """
         raise NotImplementedError
 
@@ -77,16 +77,16 @@ class Transport:
         raise NotImplementedError
 
     def renew(self) -> None:
-        """Look for keys again."""
+        """Discard the access keys, so that the next request looks them up again."""
         raise NotImplementedError
 
-    # Large objects, in parts, where a store supports them.
+    # Multipart uploads of large objects, for stores that support them.
 
     part_bytes: int = 2**62
-    """Size of a part; smaller objects are written with one request."""
+    """Size of a part. Objects up to this size are written with one request."""
 
     def begin_parts(self, key: str) -> str:
-        """Begin an upload and return its id."""
+        """Begin a multipart upload and return its id."""
         raise NotImplementedError
 
     def put_part(self, key: str, upload: str, number: int, data: bytes) -> str:
@@ -94,13 +94,13 @@ class Transport:
         raise NotImplementedError
 
     def end_parts(self, key: str, upload: str, tags: list[str]) -> None:
-        """Assemble the object from all parts."""
+        """Assemble the object from its parts, whose tags are given in order."""
         raise NotImplementedError
 
     def abort_parts(self, key: str, upload: str) -> None:
-        """Abort an upload."""
+        """Abort a multipart upload."""
         raise NotImplementedError
 
     def uploads(self, prefix: str) -> list[tuple[str, str]]:
-        """List (key, id) of unfinished uploads."""
+        """Return (key, upload id) of each unfinished upload whose key begins with `prefix`."""
         return []

@@ -1,4 +1,4 @@
-"""URLs: opening a store, and hiding credentials."""
+"""Opening of stores by URL, and removal of credentials from URLs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamvid.storage.transport import Transport
 
 _log = logging.getLogger(__name__)
 OBJECT_SCHEMES = ("s3",)
-"""Schemes of tested stores, whose objects may be sources of the sharder."""
+"""URL schemes of the tested object stores, which the sharder accepts as sources."""
 _BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "hf"}
 _REFUSED = {
     *("pipe", "cmd"),  # these run programs
@@ -29,12 +29,12 @@ _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):(?=//|[^\\/])")
 
 
 def redact(url: str) -> str:
-    """Return a URL without user, password and query, fit for logs, errors and manifests."""
+    """Return a URL without user name, password, query and fragment, safe for logs, errors and manifests."""
     scheme, colon, rest = url.partition("://")
     if not colon:
         return url
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    # A secret may contain a slash: without a host, the user part extends to the last "@". Only web servers have ports.
+    # A secret may contain a slash: without a host, the user part extends to the last "@". Only http(s) URLs have ports.
     port = r":(?!\d*$)" if scheme in ("http", "https") else ":"
     if "@" in path and ("::" in scheme or re.search(port, host) is not None):
         host, slash, path = path.rpartition("@")[2].partition("/")
@@ -42,11 +42,11 @@ def redact(url: str) -> str:
 
 
 def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
-    """Return the store at a local path, or at a file://, s3:// or memory:// URL; `options` apply to object stores.
+    """Return the store at a local path or at a file://, s3:// or memory:// URL. `options` apply to object stores.
 
-    Other schemes open through their fsspec packages, untested. Nothing is connected or created yet.
+    Other object stores open through their fsspec packages and are untested. Nothing is connected or created yet.
 
-    Raises StorageError for any other URL, and for one that contains keys.
+    Raises StorageError if the URL is of any other kind or contains keys.
     """
     if isinstance(url, Path):
         return LocalStore(url)
@@ -58,7 +58,7 @@ def open_store(url: str | Path, options: StorageOptions | None = None) -> Store:
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
-            raise StorageError(f"url {redact(url)!r} names a host; file URLs look like file:///folder/dataset")
+            raise StorageError(f"url {redact(url)!r} names a host; write file URLs as file:///folder/dataset")
         return LocalStore(Path(url2pathname(parts.path)))
     return _open_remote(scheme, url, options or StorageOptions())
 
@@ -67,8 +67,8 @@ def _check_slashes(path: str) -> None:
     scheme, _, rest = path.partition(":/")
     if scheme in _BUCKETS and not rest.startswith("/"):
         raise StorageError(
-            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder of that name, "
-            "prefix ./"
+            f"{redact(path)!r} is not a URL: did you mean {redact(f'{scheme}://{rest}')!r}? For a folder with that "
+            "name, prefix it with ./"
         )
 
 
@@ -76,22 +76,25 @@ def _open_remote(scheme: str, url: str, options: StorageOptions) -> RemoteStore:
     rest = url.split(":", 1)[1]
     if not rest.startswith("//") or scheme in _REFUSED or "::" in url:
         raise StorageError(
-            f"url {redact(url)!r} has the scheme {scheme!r}; allowed are local paths, file://, s3:// and memory:// "
-            "URLs, and object stores with an fsspec package, such as gs://"
+            f"url {redact(url)!r} of scheme {scheme!r} is not supported; use a local path, a file://, s3:// or "
+            "memory:// URL, or the URL of an object store with an fsspec package, such as gs://"
         )
     if "?" in rest or "#" in rest or re.search("[@:]", rest.removeprefix("//").split("/")[0]):
         raise StorageError(
-            f"url {redact(url)!r} has more than a bucket and a path; remove the rest, because keys come from "
+            f"url {redact(url)!r} contains more than a bucket and a path; remove the remainder. Keys come from "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the AWS config files or a role"
         )
     bucket, _, path = rest.removeprefix("//").rstrip("/").partition("/")
     if not bucket or (path and not _is_path(path)):
-        raise StorageError(f"url {redact(url)!r} must name a bucket and a path, such as s3://bucket/folder/dataset")
+        raise StorageError(
+            f"url {redact(url)!r} must consist of a bucket and a path without empty, '.' or '..' parts, such as "
+            "s3://bucket/folder/dataset"
+        )
     prefix = f"{path}/" if path else ""
     if scheme in ("s3", "s3a"):
         return RemoteStore(f"s3://{bucket}/{path}".rstrip("/"), prefix, options, partial(_s3, bucket, options))
     if scheme != "memory":
-        _log.warning("%s:// opens through its fsspec package, with which streamvid is not tested", scheme)
+        _log.warning("%s:// URLs open through an fsspec package that streamvid is not tested with", scheme)
     clean = f"{scheme}://{bucket}/{path}".rstrip("/")
     return RemoteStore(clean, f"{bucket}/{prefix}", options, partial(_fsspec, scheme))
 

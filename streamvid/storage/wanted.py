@@ -1,4 +1,4 @@
-"""Cancelled reads: a loader that is closed does not wait for a store that does not answer."""
+"""Cancellation of reads, so that closing a loader does not wait for a store that does not respond."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamvid.errors import StorageError
 from streamvid.storage.transport import RequestError
 
 LOOK_SECONDS = 0.2
-"""Time between two checks for cancellation during a wait."""
+"""Seconds between two checks for cancellation during a wait."""
 
 CANCELLED = "read cancelled"
 _is_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("streamvid_is_wanted", default=None)
@@ -19,7 +19,7 @@ _is_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("streamvid_is_wan
 
 @contextlib.contextmanager
 def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Cancel this thread's reads, with a StorageError, soon after `is_wanted` returns False."""
+    """Make this thread's reads raise StorageError soon after `is_wanted` returns False."""
     token = _is_wanted.set(is_wanted)
     try:
         yield
@@ -28,7 +28,7 @@ def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def is_wanted() -> bool:
-    """Return False if this thread's reads are cancelled."""
+    """Return True unless this thread's reads are cancelled."""
     ask = _is_wanted.get()
     return ask is None or ask()
 
@@ -40,7 +40,7 @@ def check_wanted() -> None:
 
 
 def wait_while_wanted(event: threading.Event) -> None:
-    """Wait for an event of another thread. Raises StorageError if this thread's reads are cancelled."""
+    """Wait for an event that another thread sets. Raises StorageError if this thread's reads are cancelled."""
     while not event.wait(LOOK_SECONDS):
         if not is_wanted():
             raise StorageError(CANCELLED)

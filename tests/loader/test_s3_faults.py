@@ -199,7 +199,7 @@ def test_a_store_that_goes_away_is_an_error_within_the_deadline(
             list(map(id, batches))
     assert waits[-1] < IMPATIENT.deadline_seconds + 2.5  # once: no second read, and no second look, as long again
     assert many.url in str(told.value) and ".tar" in str(told.value) and "deadline_seconds=3" in str(told.value)
-    assert ("reset" if settings is DEAD else "no answer") in str(told.value)
+    assert ("reset" if settings is DEAD else "no response") in str(told.value)
 
 
 @pytest.mark.parametrize("settings", [DEAD, STALLED], ids=["dead", "stalled"])
@@ -207,14 +207,14 @@ def test_a_store_that_is_not_there_from_the_start(many: Source, proxy: FaultProx
     """FETCH-1: the dataset is not opened, and with its manifest at hand a loop does not begin."""
     proxy.set(**settings)
     since = time.monotonic()
-    with pytest.raises(StorageError, match=r"cannot look at manifest\.json: .*deadline_seconds=3"):
+    with pytest.raises(StorageError, match=r"cannot access manifest\.json: .*deadline_seconds=3"):
         streamvid.VideoLoader(many.url, batch_size=1, storage=IMPATIENT)
     assert time.monotonic() - since < IMPATIENT.deadline_seconds + 2.5
     proxy.set(dead=False, fault_rate=0.0)
     with streamvid.VideoLoader(many.url, batch_size=1, storage=IMPATIENT, num_workers=0) as loader:
         proxy.set(**settings)
         since = time.monotonic()
-        with pytest.raises(SampleError, match=r"cannot (read|look at) index/samples-.*deadline_seconds=3"):
+        with pytest.raises(SampleError, match=r"cannot (read|access) index/samples-.*deadline_seconds=3"):
             list(map(id, loader))
         assert time.monotonic() - since < IMPATIENT.deadline_seconds + 2.5
 

@@ -102,7 +102,7 @@ def test_a_public_bucket_is_read_without_keys(rgw: Rgw, s3_env: S3Env, monkeypat
     assert store.read("x") == b"public" and [state.path for state in store.files()] == ["x"]
     with pytest.raises(StorageError, match=r"cannot write y: 403 AccessDenied\. The bucket is not public"):
         store.put("y", b"")
-    with pytest.raises(StorageError, match=r"cannot look at x: 403 AccessDenied\. The bucket is not public: .*anon"):
+    with pytest.raises(StorageError, match=r"cannot access x: 403 AccessDenied\. The bucket is not public: .*anon"):
         open_store(f"s3://{secret}/to", StorageOptions(anon=True)).read("x")
     with pytest.raises(StorageError, match=r"no keys were found\. Set AWS_ACCESS_KEY_ID .*anon=True"):
         open_store(f"s3://{bucket}/to").read("x")

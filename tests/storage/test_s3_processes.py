@@ -54,7 +54,7 @@ for number in range(4):
     assert use(store, f"parent-{number}")[1]  # beside its children
 assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 assert use(store, "after")[1]
-assert store.stats().by_error.keys() <= {"it was replaced by another version"}, store.stats()
+assert store.stats().by_error.keys() <= {"the object was replaced by another version"}, store.stats()
 """
 
 
@@ -91,7 +91,7 @@ def test_many_threads_share_a_store_from_the_first_request_on(store: Store) -> N
 
     with ThreadPoolExecutor(12) as threads:
         assert all(threads.map(run, range(12)))
-    assert fresh.stats().by_error == {"it was replaced by another version": 12}  # the names that are taken
+    assert fresh.stats().by_error == {"the object was replaced by another version": 12}  # the names that are taken
 
 
 LOADS = """

@@ -212,7 +212,7 @@ def test_every_call_ends_at_its_deadline(
                 call()
             assert time.monotonic() - since < LONG_SECONDS, name
             said += str(error.value)
-        assert {"dead": "was reset", "nobody": "was refused"}.get(kind, "no answer") in said
+        assert {"dead": "was reset", "nobody": "was refused"}.get(kind, "no response") in said
 
     if kind == "dead":
         check(fault_proxy(moto_server, dead=True).endpoint_url)
@@ -228,7 +228,7 @@ def test_a_write_that_nobody_reads_ends(moto_server: S3Server, s3_env: S3Env) ->
     s3_env(moto_server)
     with mute_server(drips=False) as url:
         store = open_store("s3://bucket", StorageOptions(endpoint_url=url, deadline_seconds=0.5))
-        with pytest.raises(StorageError, match="cannot write x: no answer"):
+        with pytest.raises(StorageError, match="cannot write x: no response"):
             store.put("x", bytes(2**20))
 
 

@@ -1,1 +1,1 @@
-"""The local disk cache in front of object stores: store.py on top of blocks.py on top of files.py."""
+"""Local disk cache in front of object stores: store.py uses blocks.py, which uses files.py."""

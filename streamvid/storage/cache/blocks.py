@@ -1,10 +1,10 @@
-"""Blocks of remote objects on a local disk, shared by the ranks of a node and by jobs.
+"""Cache of blocks of remote objects on a local disk, shared by the ranks and jobs of a machine.
 
 The cache is not trusted: readers verify the bytes against the index's checksums and call `discard` for wrong ones. It
 is not required either: if the disk fails, a warning is logged once and the bytes come from the store.
 
-Put the folder on a local disk (host/lock.py says what its locks need): machines that share a folder keep recounting
-it.
+Put the folder on a local disk (host/lock.py lists the requirements of its locks). If several machines share a folder,
+they keep recounting it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * 2**20
 
-_MOST_FETCHED = 2.0  # a multiple of the requested bytes, in a full cache
+_MOST_FETCHED = 2.0  # limit in a full cache, as a multiple of the requested bytes
 _TOUCH_SECONDS = 10.0  # a block's time of last use is no finer than this, so most hits write nothing
-_PAUSE_SECONDS = 60.0  # without the cache, after a disk error
+_PAUSE_SECONDS = 60.0  # time without the cache after a disk error
 _NAME = re.compile("[0-9a-f]{64}")
 _COUNTS = ("hits", "misses", "bytes_from_cache", "bytes_fetched", "evicted")
 
@@ -45,8 +45,8 @@ Fetch = Callable[[Ranges], None]
 class CacheStats:
     """Traffic of this process through the cache, and the size of the folder, which all processes share.
 
-    hits, misses: blocks read from the disk or from the store.   evicted: blocks that this process removed to make room.
-    num_bytes: size of all files in the cache, at most max_bytes.
+    hits: blocks read from the disk.   misses: blocks read from the store.   evicted: blocks that this process removed
+    to make room.   num_bytes: total size of the files in the cache, at most max_bytes.
     """
 
     hits: int
@@ -70,35 +70,36 @@ class _Process:
     paused_until: float = 0.0
     wrong: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
-    recently_wanted: float = 0.0  # bytes; older ones count less
+    recently_wanted: float = 0.0  # in bytes; older traffic counts less
     recently_fetched: float = 0.0
 
 
 class BlockCache:
-    """A byte-bounded folder of blocks. Nothing is opened or created before the first read.
+    """Folder of blocks with a limit on its size. Nothing is opened or created before the first read.
 
-    Safe in several threads and in forked children. Raises ConfigError if `max_bytes` is smaller than a block, and at
-    the first read if the folder is not a cache.
+    Thread-safe and fork-safe. Raises ConfigError if `max_bytes` is smaller than a block and, at the first read, if the
+    folder is not a cache.
 
-    wait_seconds: how long a read waits for a block that another reader is fetching before it fetches the block itself.
+    wait_seconds: time to wait for a block that another reader is fetching, before this reader fetches it as well.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, wait_seconds: float = 10.0) -> None:
         if max_bytes < BLOCK_BYTES:
             raise ConfigError(
-                f"cache_bytes={max_bytes} is less than one block of {BLOCK_BYTES} bytes; "
-                "set at least that (a useful cache has several GB), or omit cache_dir"
+                f"cache_bytes={max_bytes}: must be at least {BLOCK_BYTES}, the size of a block; use several GB, or "
+                "omit cache_dir and cache_bytes"
             )
         self._folder = CacheFolder(Path(folder).absolute(), max_bytes)
         self._wait_seconds = wait_seconds
         self._state = _Process()
 
     def read_ranges(self, name: str, num_bytes: int, ranges: Ranges, fetch: Fetch) -> None:
-        """Fill every buffer from its offset in the object. A missing block that is wanted only in part takes memory.
+        """Fill every buffer from its offset in the object. A missing block is fetched into memory as a whole.
 
-        name: SHA-256 of the whole object, 64 hex digits; num_bytes: its size.
-        fetch: reads whole blocks, or only the wanted bytes if nothing can be stored. It is called once for all missing
-            blocks, and again only for blocks that another reader failed to fetch. Its errors are raised.
+        name: SHA-256 of the whole object, 64 hex digits. num_bytes: size of the object.
+        fetch: function that reads the given ranges: whole blocks, or only the wanted bytes if nothing can be stored. It
+            is called once for all missing blocks, and again only for blocks that another reader failed to fetch. Its
+            errors propagate.
         """
         blocks = self._blocks(name, num_bytes, ranges)
         self._open()
@@ -111,7 +112,7 @@ class BlockCache:
             self._bring(busy, fetch, lambda block: self._wait(block, deadline))
 
     def discard(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Remove the blocks that overlap (offset, num_bytes), whose bytes are wrong."""
+        """Remove the blocks that overlap any (offset, num_bytes) range, because their bytes are wrong."""
         _check_name(name)
         numbers = {
             number
@@ -162,8 +163,8 @@ class BlockCache:
             end = offset + len(buffer)
             if offset < 0 or end > num_bytes:
                 raise StorageError(
-                    f"bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes}: "
-                    "the index refers to bytes beyond its end; verify the dataset"
+                    f"the index refers to bytes {offset} to {end} of object {name[:16]}…, which has {num_bytes} bytes; "
+                    "verify the dataset"
                 )
             at = offset
             while at < end:
@@ -179,7 +180,7 @@ class BlockCache:
         return [found[number] for number in sorted(found)]
 
     def _read(self, block: CacheBlock) -> bool:
-        """Fill a block's pieces from its file; return False if there is no complete file."""
+        """Fill a block's pieces from its file. Return True, or False if there is no complete and readable file."""
         process = self._process()
         if block.path in process.wrong:
             return False
@@ -196,7 +197,7 @@ class BlockCache:
             if any(fill(descriptor, start, buffer) < len(buffer) for start, buffer in block.pieces):
                 return False
             if abs(time.time() - status.st_mtime) > _TOUCH_SECONDS:
-                with contextlib.suppress(OSError):  # hits are possible in a read-only folder too
+                with contextlib.suppress(OSError):  # a read-only folder can serve hits too
                     os.utime(descriptor)
         except OSError as error:
             return self._give_up(error)
@@ -209,7 +210,7 @@ class BlockCache:
         return True
 
     def _try(self, block: CacheBlock) -> bool | None:
-        """Read the block, or claim it if possible and return False; return None if another reader is fetching it."""
+        """Return True if the block was read, False if it must be fetched, and None if another reader is fetching it."""
         if time.monotonic() < self._process().paused_until or self._is_wasted(block):
             return False
         try:
@@ -223,7 +224,7 @@ class BlockCache:
         return True
 
     def _is_wasted(self, block: CacheBlock) -> bool:
-        """Return whether fetching all of a block for a part of it would cost more than it saves.
+        """Return True if fetching a whole block for one part of it would cost more than it saves.
 
         In a cache smaller than a window of the shuffle, blocks are evicted before their other parts are read.
         """
@@ -233,7 +234,7 @@ class BlockCache:
         return process.recently_fetched > _MOST_FETCHED * process.recently_wanted
 
     def _count(self, wanted: int, fetched: int) -> None:
-        """Update the weighted recent traffic; the caller holds the lock of the process."""
+        """Update the weighted recent traffic, in bytes. The caller must hold the process lock."""
         process = self._process()
         process.recently_wanted += wanted
         process.recently_fetched += fetched
@@ -242,7 +243,7 @@ class BlockCache:
             process.recently_fetched /= 2
 
     def _wait(self, block: CacheBlock, deadline: float) -> bool:
-        """Do as `_try` does, but wait for another reader until the deadline, then return False."""
+        """Return the same as `_try`, but wait for another reader, and return False after the deadline."""
         delay = 0.001
         while not self._read(block):
             got = self._try(block)
@@ -259,7 +260,7 @@ class BlockCache:
     def _bring(
         self, blocks: list[CacheBlock], fetch: Fetch, get: Callable[[CacheBlock], bool | None]
     ) -> list[CacheBlock]:
-        """Read or fetch each block; return those that other readers are fetching.
+        """Read or fetch all blocks except those that other readers are fetching, and return the latter.
 
         Locks cannot deadlock: the first round never waits, and the second takes its locks in ascending order.
         """
@@ -280,7 +281,7 @@ class BlockCache:
         return busy
 
     def _reserve(self, claimed: list[CacheBlock]) -> None:
-        """Make room for the claimed blocks, and release the claims of those that do not fit."""
+        """Make room for the claimed blocks, and release the claims on blocks that do not fit."""
         process, without_room = self._process(), claimed
         if claimed:
             try:
@@ -292,7 +293,7 @@ class BlockCache:
         self._folder.release(without_room)
 
     def _fetch(self, missing: list[CacheBlock], fetch: Fetch) -> None:
-        """Fetch the claimed blocks, and only the wanted bytes of the others."""
+        """Fetch all bytes of claimed blocks, and only the wanted bytes of other blocks."""
         process = self._process()
         asked: list[tuple[int, memoryview]] = []
         whole: list[tuple[CacheBlock, memoryview]] = []
@@ -328,14 +329,14 @@ class BlockCache:
             self._process().wrong.difference_update(block.path for block, _ in whole)
 
     def _give_up(self, error: OSError) -> Literal[False]:
-        """Continue without the disk for a while, with one warning per process."""
+        """Stop using the disk for a while, and log one warning per process."""
         process = self._process()
         process.is_open = False
         process.paused_until = time.monotonic() + _PAUSE_SECONDS
         if not process.has_warned:
             process.has_warned = True
             _log.warning(
-                "the cache in %s cannot be used (%s); reads go to the store, and it is retried every %.0f s. "
+                "the cache in %s cannot be used (%s); reads go to the store, and the cache is retried every %.0f s. "
                 "Free disk space, fix the folder's permissions, or choose another cache_dir",
                 self._folder.folder,
                 error,
@@ -346,4 +347,4 @@ class BlockCache:
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise StorageError(f"object name {name[:80]!r} is not a SHA-256 of 64 hex digits; verify the dataset")
+        raise StorageError(f"object name {name[:80]!r} is not a SHA-256 checksum of 64 hex digits; verify the dataset")

@@ -1,13 +1,13 @@
 """Files of the local cache: blocks, claims on blocks, the total size, and eviction.
 
-    <folder>/streamvid-cache-1/.streamvid-cache          the marker: this folder is our cache
-                              /.ledger                   total of all sizes below, with a checksum
-                              /ab/<sha256>-<block>       a block; modified = last used, within seconds
+    <folder>/streamvid-cache-1/.streamvid-cache          marks this folder as our cache
+                              /.ledger                   total size of the files below, with a checksum
+                              /ab/<sha256>-<block>       a block, last modified when last used, within seconds
                               /ab/<sha256>-<block>.part  a block in progress, locked by its writer
 
-The files are the truth; the ledger only saves adding them up. If its writer is killed, its total is too high, never
-too low: bytes are added before a file grows and subtracted after it is removed. It is recounted when a process starts,
-when the cache is full, once an hour, and after a reboot. Locks end with their holders (host/lock.py).
+The files are authoritative; the ledger only saves adding up their sizes. If its writer is killed, its total may be too
+high, but never too low: bytes are added before a file grows and subtracted after it is removed. It is recounted when a
+process starts, when the cache is full, once an hour, and after a reboot. Locks end with their holders (host/lock.py).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _FILE_MODE = 0o600
 _LOCK_SECONDS = 10.0
 _RECOUNT_SECONDS, _RECOUNT_AT_OPEN_SECONDS = 3600.0, 10.0
 _FUTURE_SECONDS = 60.0
-_SLACK = 16  # a full cache frees 1/16 of itself more than it needs, so files are rarely listed
+_SLACK = 16  # a full cache frees an additional 1/16 of its size, so that files are rarely listed
 
 
 @dataclass(slots=True, eq=False)
 class CacheBlock:
-    """An aligned part of an object. pieces: the wanted bytes, as (offset in the block, buffer).
+    """Aligned part of an object. pieces: the wanted parts, each as (offset in the block, buffer).
 
-    lock: the claim, which is the right to write the block; the locked `.part` file becomes the block.
+    lock: claim, which is the right to write the block. The locked `.part` file becomes the block.
     """
 
     path: str
@@ -62,12 +62,12 @@ class CacheBlock:
 
     @property
     def descriptor(self) -> int:
-        """The open file of a claimed block."""
+        """File descriptor of the open `.part` file of a claimed block."""
         assert self.lock is not None
         return self.lock.descriptor
 
     def whole(self) -> memoryview:
-        """Return memory for the whole block: the caller's buffer, if it asked for the whole block."""
+        """Return memory for the whole block: a piece's buffer if one covers the whole block, else new memory."""
         for start, buffer in self.pieces:
             if start == 0 and len(buffer) == self.size:
                 return buffer
@@ -82,7 +82,7 @@ class CacheBlock:
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
-    """Folder of a cache. Raises OSError if the disk or a lock fails; `open` also ConfigError if it is not ours."""
+    """Folder of a cache. Methods raise OSError if the disk or a lock fails."""
 
     folder: Path
     max_bytes: int
@@ -95,13 +95,16 @@ class CacheFolder:
         return f"{self.root}/{name[:2]}/{name}-{block}"
 
     def open(self) -> int:
-        """Create or recognize the folder, and recount it if due; return how many blocks were evicted."""
+        """Create or validate the folder, and recount it if due. Return the number of evicted blocks.
+
+        Raises ConfigError if the folder is not a cache.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.root, 0o700)  # noqa: PTH102
         status = os.lstat(self.root)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            raise self._foreign("it is a link, a file, or belongs to another user")
+            raise self._foreign("it is a link or a file, or belongs to another user")
         if not self._is_marked() and os.listdir(self.root) and not self._is_marked():  # noqa: PTH208
             raise self._foreign(f"it is not empty and has no {_MARKER}")
         os.chmod(self.root, 0o700)  # noqa: PTH101
@@ -121,12 +124,12 @@ class CacheFolder:
 
     def _foreign(self, why: str) -> ConfigError:
         return ConfigError(
-            f"cache_dir={str(self.folder)!r}: {_SUBFOLDER} in it is not a streamvid cache: {why}. "
-            "Nothing in it was changed. Choose another cache_dir, or move that folder away"
+            f"cache_dir={str(self.folder)!r}: its subfolder {_SUBFOLDER} is not a streamvid cache: {why}. "
+            "Nothing in it was changed. Choose another cache_dir, or move the subfolder away"
         )
 
     def claim(self, block: CacheBlock) -> bool:
-        """Claim a block; return False if another reader has claimed it. Call `release` in any case."""
+        """Claim a block and return True; return False if another reader has claimed it. Always call `release` later."""
         part = block.path + _PART
         _check_folder(part)
         try:
@@ -138,7 +141,7 @@ class CacheFolder:
         return block.lock is not None
 
     def reserve(self, blocks: Sequence[CacheBlock]) -> tuple[list[CacheBlock], int]:
-        """Count claimed blocks in the total; return those without room, and how many others were evicted."""
+        """Reserve space for claimed blocks. Return the blocks that do not fit, and the number of evicted blocks."""
         without_room, evicted = [], 0
         with self._ledger() as ledger:
             needs = [block.size - os.fstat(block.descriptor).st_size for block in blocks]
@@ -154,7 +157,7 @@ class CacheFolder:
         return without_room, evicted
 
     def commit(self, blocks: Sequence[CacheBlock]) -> None:
-        """Turn the written parts into blocks."""
+        """Rename the written `.part` files to blocks, and release their claims."""
         with self._ledger() as ledger:
             for block in blocks:
                 replaced = _size(block.path)
@@ -183,7 +186,7 @@ class CacheFolder:
                 block.release()
 
     def forget(self, paths: Sequence[str]) -> list[str]:
-        """Remove blocks; return those that cannot be removed."""
+        """Remove the blocks at `paths`, and return the paths that cannot be removed."""
         kept = []
         with self._ledger() as ledger:
             for path in paths:
@@ -194,7 +197,7 @@ class CacheFolder:
         return kept
 
     def num_bytes(self) -> int:
-        """Return the ledger's total without waiting for its lock; 0 if there is none."""
+        """Return the ledger's total without waiting for its lock, or 0 if there is no valid ledger."""
         try:
             descriptor = os.open(f"{self.root}/{_LEDGER}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -214,7 +217,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[_Ledger]:
-        """Lock the ledger. Waits for a few seconds only: its holder may be a stopped process."""
+        """Lock the ledger. Wait only a few seconds, because its holder may be a stopped process."""
         with wait_for_lock(f"{self.root}/{_LEDGER}", _LOCK_SECONDS, mode=_FILE_MODE) as lock:
             ledger = _Ledger(lock.descriptor)
             if not ledger.read() or abs(time.time() - ledger.counted_at) > _RECOUNT_SECONDS:
@@ -222,7 +225,7 @@ class CacheFolder:
             yield ledger
 
     def _make_room(self, ledger: _Ledger, need: int) -> int:
-        """Recount the files and, if `need` more bytes do not fit, evict some; return how many."""
+        """Recount the files, evict blocks if `need` more bytes do not fit, and return the number of evicted blocks."""
         files = list(self._files())
         total = sum(size for _, size, _ in files)
         ledger.set(total)
@@ -241,7 +244,7 @@ class CacheFolder:
         return evicted
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """Yield (last use, bytes, path) of all files of the cache; remove parts of dead processes."""
+        """Yield (last use, size in bytes, path) of each file in the cache. Remove `.part` files of dead processes."""
         now = time.time()
         for folder in os.scandir(self.root):
             if not re.fullmatch("[0-9a-f]{2}", folder.name) or not folder.is_dir(follow_symlinks=False):
@@ -261,9 +264,9 @@ class CacheFolder:
 
 
 def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int, str]]:
-    """Order files for eviction: at random, but the most recently used quarter, and four more, at the end.
+    """Return the files in eviction order: shuffled, except that the most recently used quarter and four more come last.
 
-    README.md has the comparison with LRU.
+    storage/README.md compares this order with LRU.
     """
     ordered = sorted(files)
     older = max(0, len(ordered) - 4) * 3 // 4
@@ -271,14 +274,14 @@ def _by_worth(files: Iterable[tuple[float, int, str]]) -> list[tuple[float, int,
 
 
 class _Ledger:
-    """The total size of all files, written at each change, under its lock."""
+    """Total size of all files, saved at each change while its file is locked."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.total, self.counted_at = 0, 0.0
 
     def read(self) -> bool:
-        """Return False if the ledger is damaged, or from another boot, because a power loss may lose writes."""
+        """Read the total. Return False if the ledger is damaged or from another boot (a power loss may lose writes)."""
         data = os.pread(self._descriptor, _RECORD.size + 1, 0)
         if len(data) != _RECORD.size or data != _record(*_RECORD.unpack(data)[1:3]):
             return False
@@ -313,14 +316,14 @@ def _boot() -> int:
 
 
 def _check_folder(path: str) -> None:
-    """Refuse to create or remove a file through a link."""
+    """Raise NotADirectoryError if the folder of `path` is a link."""
     folder = os.path.dirname(path)  # noqa: PTH120
     if os.path.islink(folder):  # noqa: PTH114
         raise NotADirectoryError(errno.ENOTDIR, "a folder of the cache is a link", folder)
 
 
 def _remove_dead(part: str) -> bool:
-    """Remove a part whose writer is gone; return False if it is locked."""
+    """Remove a `.part` file whose writer is gone and return True; return False if it is locked or not removable."""
     try:
         with try_lock(part, _FILE_MODE) or contextlib.nullcontext() as lock:
             if lock is None:

@@ -1,4 +1,4 @@
-"""A store that caches the files it reads on the local disk, by their content."""
+"""Store that caches the files it reads on the local disk, identified by their content."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from streamvid.storage.cache.blocks import BlockCache
 from streamvid.storage.store import FileState, Ranges, ShortFileError, Store, StoreStats
 
 Content = tuple[str, int]
-"""(SHA-256 in hexadecimal, size in bytes) of a whole file: its name in the cache."""
+"""(SHA-256 in hexadecimal, size in bytes) of a whole file, which identifies it in the cache."""
 
 
 def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, is_again: bool = False) -> None:
-    """Read ranges of a file with known content, through the cache if there is one.
+    """Read ranges of a file with known content, through the cache if the store has one.
 
-    is_again: an earlier read gave wrong bytes.
+    is_again: True if an earlier read returned wrong bytes, which are then dropped from the cache.
     """
     if not isinstance(store, CachedStore):
         store.read_ranges(path, ranges)
@@ -27,9 +27,9 @@ def read_content(store: Store, path: str, content: Content, ranges: Ranges, *, i
 
 
 class CachedStore(Store):
-    """`store`, read through `cache` if the content of a file is known (`known`: by path), else directly.
+    """Store that reads files with known content through `cache`, and other files directly from `store`.
 
-    Cached bytes may be wrong: readers verify them just as they verify those of a store.
+    known: path → content. Cached bytes may be wrong: readers verify them just as they verify bytes from a store.
     """
 
     def __init__(self, store: Store, cache: BlockCache, known: Mapping[str, Content]) -> None:
@@ -45,7 +45,7 @@ class CachedStore(Store):
         return self._store.state(path)
 
     def size(self, path: str) -> int | None:
-        # No request is sent: cached files stay readable while the store is not.
+        # No request is sent, so that cached files stay readable while the store is unreachable.
         return self._known[path][1] if path in self._known else self._store.size(path)
 
     def read(self, path: str) -> bytes:
@@ -62,10 +62,10 @@ class CachedStore(Store):
             self.read_content(path, self._known[path], ranges)
 
     def read_content(self, path: str, content: Content, ranges: Ranges) -> None:
-        """Read ranges of a file whose content the caller knows."""
+        """Read ranges of a file with known content through the cache."""
         try:
             self.cache.read_ranges(*content, ranges, partial(self._store.read_ranges, path))
-        except ShortFileError:  # no whole block, but the wanted bytes may be there
+        except ShortFileError:  # no whole block exists, but the wanted bytes may
             self._store.read_ranges(path, ranges)
 
     def forget(self, path: str) -> None:

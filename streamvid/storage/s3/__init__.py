@@ -1,1 +1,1 @@
-"""S3: transport.py makes requests, http.py sends those that read, errors.py explains refusals."""
+"""S3: transport.py creates requests, http.py sends read requests, and errors.py explains failures."""

@@ -1,4 +1,4 @@
-"""Refusals of S3 as RequestError: whether a retry may help, and which setting to check if not."""
+"""Conversion of S3 errors to RequestError, with the settings to check if a retry cannot help."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _REGION = {
 }
 _KEY_SOURCES = "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials"
 _HINTS = {
-    "InvalidAccessKeyId": "The store does not know this access key: check AWS_ACCESS_KEY_ID (or AWS_PROFILE and "
-    "~/.aws/credentials), and whether endpoint_url (AWS_ENDPOINT_URL) is the server that knows it",
-    "SignatureDoesNotMatch": "The secret does not match the access key: check AWS_SECRET_ACCESS_KEY",
+    "InvalidAccessKeyId": "The store does not recognize this access key: check AWS_ACCESS_KEY_ID (or AWS_PROFILE and "
+    "~/.aws/credentials), and check that endpoint_url (AWS_ENDPOINT_URL) is the server that issued it",
+    "SignatureDoesNotMatch": "The secret key does not match the access key: check AWS_SECRET_ACCESS_KEY",
     "InvalidToken": "Check AWS_SESSION_TOKEN: it does not belong to these keys",
     "RequestTimeTooSkewed": "Correct this machine's clock: it differs from the store's by more than 15 minutes",
-    "NoSuchBucket": "Check the bucket's name and endpoint_url (AWS_ENDPOINT_URL)",
+    "NoSuchBucket": "Check the bucket name and endpoint_url (AWS_ENDPOINT_URL)",
 }
 _EXPIRED_HINT = (
-    "Temporary keys have expired: renew AWS_SESSION_TOKEN and its keys, or use a role or profile that is renewed"
+    "Temporary keys have expired: set new ones with their AWS_SESSION_TOKEN, or use a role or profile that renews them"
 )
 _REGION_HINT = "The bucket is in another region: set region (AWS_REGION)"
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
@@ -38,14 +38,14 @@ _REGION_TEXT = re.compile(r"<Region>([a-z0-9-]{1,30})</Region>")
 
 
 def error_of_body(status: int, text: str, headers: Mapping[str, str], options: StorageOptions) -> RequestError:
-    """Convert the status and text of a response; the text is XML if it comes from S3."""
+    """Convert the status and text of an error response. The text is XML if it comes from S3."""
     match = _CODE.search(text)
     region = headers.get("x-amz-bucket-region") or (found[1] if (found := _REGION_TEXT.search(text)) else "")
     return _error(match[1] if match else "", status, options, region)
 
 
 def error_of_client(error: BaseException, options: StorageOptions) -> RequestError:
-    """Convert errors of s3fs and botocore. Their own texts are not shown, because they may contain anything."""
+    """Convert an error of s3fs or botocore. Its text is not shown, because it may contain anything, even keys."""
     if isinstance(error, RequestError):
         return error
     chain = [error, error.__cause__, error.__context__]
@@ -60,8 +60,8 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
     if names & {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
         return RequestError(
             "no keys were found",
-            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or profile; a public bucket "
-            "needs anon=True (--anon)",
+            hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or profile; for a public "
+            "bucket, set anon=True (--anon)",
         )
     if "ProfileNotFound" in names:
         return RequestError(
@@ -71,19 +71,19 @@ def error_of_client(error: BaseException, options: StorageOptions) -> RequestErr
     if isinstance(error, FileNotFoundError):
         return RequestError("no such object", "absent")
     if isinstance(error, ImportError):
-        return RequestError(f"{error.name} cannot be imported", hint="pip install s3fs")
+        return RequestError(f"{error.name} cannot be imported", hint="Run `pip install s3fs`")
     return connection_error(error, "")
 
 
 def connection_error(error: BaseException, when: str) -> RequestError:
-    """Convert an error that breaks a connection; the store may be back in a moment."""
+    """Convert the error of a broken connection. when: text to append to the cause, such as the server's URL."""
     names = [type(found).__name__ for found in (error, error.__cause__, error.__context__) if found is not None]
     text = " ".join(str(found) for found in (error, error.__cause__, error.__context__) if found is not None)
     known = {
         "refused": "the connection was refused",
         "reset by peer": "the connection was reset",
-        "timed out": "no answer in time",
-        "Name or service not known": "the server's name is not known",
+        "timed out": "no response arrived in time",
+        "Name or service not known": "the server's name is unknown",
         "Temporary failure in name resolution": "the server's name cannot be resolved",
         "certificate": "the server's certificate is not trusted",
         "IncompleteRead": "the response ended early",
@@ -93,7 +93,7 @@ def connection_error(error: BaseException, when: str) -> RequestError:
     }
     cause = next((said for part, said in known.items() if part.lower() in text.lower()), "")
     if not cause and any("timeout" in name.lower() for name in names):
-        cause = "no answer in time"
+        cause = "no response arrived in time"
     cause = cause or f"the connection failed ({names[0]})"
     is_final = "certificate" in cause
     hint = "Check endpoint_url (AWS_ENDPOINT_URL), the network and the server"
@@ -110,9 +110,9 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _SLOW_DOWN:
         return RequestError(shown, "slow down", hint="The store asks for fewer requests")
     if kinds & _UNKNOWN:
-        return RequestError(shown, "unsupported", hint="The store does not support this")
+        return RequestError(shown, "unsupported", hint="The store does not support this operation")
     if kinds & _MAY_PASS or status >= 500 or status == 408:
-        return RequestError(shown, "transient", hint="The store reports a problem of its own")
+        return RequestError(shown, "transient", hint="The store reports a temporary failure")
     if code in _HINTS:
         return RequestError(shown, hint=_HINTS[code])
     if kinds & _REGION or status in (301, 307):
@@ -120,7 +120,7 @@ def _error(code: str, status: int, options: StorageOptions, region: str) -> Requ
     if kinds & _ABSENT:
         return RequestError("no such object", "absent")
     if status == 412 or code == "PreconditionFailed":
-        return RequestError("it was replaced by another version", "conflict")
+        return RequestError("the object was replaced by another version", "conflict")
     if status in (401, 403):
         return RequestError(shown, "denied" if code == "AccessDenied" else "refused", hint=_denied_hint(options))
     return RequestError(shown or "access was refused")
@@ -130,6 +130,6 @@ def _denied_hint(options: StorageOptions) -> str:
     if options.anon:
         return "The bucket is not public: omit anon and set keys"
     return (
-        f"These keys ({_KEY_SOURCES}) do not allow this: check the bucket's policy and its name, and "
-        "whether requester_pays is needed"
+        f"These keys ({_KEY_SOURCES}) do not allow this request: check the bucket's policy and name, and whether "
+        "requester_pays is needed"
     )

@@ -1,6 +1,6 @@
-"""GET requests over persistent connections: the part of HTTP that thousands of reads per second need, and no more.
+"""HTTP client for GET requests over persistent connections, with only the features that fast ranged reads need.
 
-storage/README.md has the comparison with urllib3, which takes about three to four times the CPU.
+urllib3 takes about three to four times the CPU time; storage/README.md has the comparison.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _NO_BODY = (204, 304)
 
 
 class HttpHeaders(dict[str, str]):
-    """Headers of a response; `get` ignores the case of names."""
+    """Headers of a response. `get` ignores the case of names."""
 
     def get(self, name: str, default: str = "") -> str:  # type: ignore[override]
         return super().get(name.lower(), default)
 
 
 class Connections:
-    """Connections to one server, reused after a response is read to its end. Safe in several threads.
+    """Connections to one server, reused after a response is read to its end. Thread-safe.
 
-    Nothing is sent twice. Raises OSError (TimeoutError after `connect_seconds`, or after at most twice `stall_seconds`
-    without a byte), and ValueError for a response that is not HTTP. tls: called at the first https connection.
+    Nothing is sent twice. Raises OSError if a connection fails (TimeoutError after `connect_seconds`, or after at most
+    twice `stall_seconds` without a byte), and ValueError if the response is not HTTP.
+    tls: function that creates the TLS context, called at the first https connection.
     """
 
     def __init__(
@@ -49,13 +50,13 @@ class Connections:
         weakref.finalize(self, _close_all, self._kept)
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send the request and read the head of its response."""
+        """Send a GET request and read the status and headers of its response."""
         parts = urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = [f"GET {target} HTTP/1.1", f"Host: {self._shown}", "Accept-Encoding: identity"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if any("\r" in line or "\n" in line for line in lines):
-            raise ValueError("a line break in a request's head")
+            raise ValueError("a request header contains a line break")
         connection = self._take()
         try:
             try:
@@ -68,7 +69,7 @@ class Connections:
             raise
 
     def keep(self, connection: _Connection) -> None:
-        """Reuse a connection whose response was read to its end."""
+        """Keep a connection for reuse. Its response must have been read to its end."""
         self._kept.append(connection)
 
     def _take(self) -> _Connection:
@@ -87,7 +88,7 @@ class Connections:
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._make_tls is None:
-                # Timeouts of the kernel: Python's make a socket non-blocking, and MSG_WAITALL would have no effect.
+                # Kernel timeouts: Python's would make the socket non-blocking, and MSG_WAITALL would have no effect.
                 plain.settimeout(None)
                 span = struct.pack("ll", int(stall_seconds), max(1, int(stall_seconds % 1 * 1e6)))
                 plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
@@ -108,24 +109,24 @@ def _close_all(kept: list[_Connection]) -> None:
 
 
 class _Connection:
-    """One connection. flags: for reads of a body; with MSG_WAITALL, one wake-up instead of many."""
+    """Connection to a server. flags: recv flags for bodies; MSG_WAITALL replaces many wake-ups with one."""
 
     def __init__(self, open_socket: socket.socket, flags: int) -> None:
         self.socket, self._flags = open_socket, flags
-        self._ahead = b""  # bytes that came with the head
+        self._ahead = b""  # bytes received along with the headers
 
     def is_alive(self) -> bool:
-        """Return whether the server has neither closed the connection nor sent unrequested bytes."""
+        """Return True if the server has neither closed the connection nor sent unrequested bytes."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)
 
     def head(self) -> list[str]:
-        """Return the lines of a response's head."""
+        """Read the status line and headers of a response, and return their lines."""
         data = self._ahead
         while (end := data.find(b"\r\n\r\n")) < 0:
             if len(data) > _MAX_HEAD_BYTES:
-                raise ValueError("a response's head has no end")
+                raise ValueError("the headers of a response are too long")
             data += self._some()
         self._ahead = data[end + 4 :]
         return data[:end].decode("latin-1").split("\r\n")
@@ -140,7 +141,7 @@ class _Connection:
         return data
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes; 0 at the end."""
+        """Read some bytes into `view` and return their number, 0 at the end."""
         if self._ahead:
             num_bytes = min(len(view), len(self._ahead))
             view[:num_bytes] = self._ahead[:num_bytes]
@@ -152,17 +153,17 @@ class _Connection:
             raise TimeoutError("timed out") from None
 
     def line(self) -> bytes:
-        """Read a line, without its end."""
+        """Read a line and return it without its line break."""
         while (end := self._ahead.find(b"\r\n")) < 0:
             self._ahead += self._some()
             if len(self._ahead) > _MAX_HEAD_BYTES:
-                raise ValueError("a line has no end")
+                raise ValueError("a line of a response is too long")
         line, self._ahead = self._ahead[:end], self._ahead[end + 2 :]
         return line
 
     @property
     def is_at_end(self) -> bool:
-        """True if nothing arrived after the response."""
+        """True if no bytes arrived after the response."""
         return not self._ahead
 
     def close(self) -> None:
@@ -171,7 +172,7 @@ class _Connection:
 
 
 class HttpResponse:
-    """A response: `readinto` and `read` return the body. Call `release_conn` or `close` afterwards."""
+    """HTTP response. `readinto` and `read` return the body. Call `release_conn` or `close` afterwards."""
 
     def __init__(self, connection: _Connection, owner: Connections) -> None:
         self._connection, self._owner = connection, owner
@@ -184,7 +185,7 @@ class HttpResponse:
             self.headers[name.strip().lower()] = value.strip()
         self._is_chunked = self.headers.get("Transfer-Encoding").lower() == "chunked"
         length = self.headers.get("Content-Length")
-        # Bytes left of the body, or of this chunk. None: until the connection ends.
+        # Remaining bytes of the body or of this chunk; None if the body ends with the connection.
         self._left: int | None = None
         if self._is_chunked or status in _NO_BODY:
             self._left = 0
@@ -195,11 +196,14 @@ class HttpResponse:
 
     @property
     def raw(self) -> HttpResponse:
-        """The body, under botocore's name for it. Not an attribute, which would be a reference cycle."""
+        """The response itself, under botocore's name for the body. An attribute would be a reference cycle."""
         return self
 
     def readinto(self, view: memoryview) -> int:
-        """Read some bytes of the body, 0 at its end; ConnectionResetError if the connection ends before it."""
+        """Read some bytes of the body into `view` and return their number, 0 at its end.
+
+        Raises ConnectionResetError if the connection closes before the end of the body.
+        """
         if self._is_chunked and not self._left:
             self._next_chunk()
         if self._left is not None:
@@ -216,7 +220,7 @@ class HttpResponse:
         return num_bytes
 
     def read(self, num_bytes: int) -> bytes:
-        """Read `num_bytes`, or all until the end."""
+        """Return the next `num_bytes` of the body, or fewer at its end."""
         data = bytearray(num_bytes)
         filled = 0
         while filled < num_bytes and (more := self.readinto(memoryview(data)[filled:])):
@@ -229,14 +233,14 @@ class HttpResponse:
             self._is_chunked = False
 
     def release_conn(self) -> None:
-        """Reuse the connection if the body was read."""
+        """Keep the connection for reuse if the body was read to its end, else close it."""
         if self._may_keep and self._left == 0 and self._connection.is_at_end:
             self._owner.keep(self._connection)
         else:
             self._connection.close()
 
     def close(self) -> None:
-        """Drop the remainder of the response."""
+        """Close the connection and drop the remainder of the response."""
         self._connection.close()
 
 

@@ -1,7 +1,7 @@
-"""S3 and compatible stores.
+"""Transport to S3 and compatible stores.
 
-s3fs finds keys and endpoint, writes and lists. Reads are signed here and sent by http.py, which takes a tenth of the
-time of a request through a full client. Behind a proxy, botocore's HTTP session sends them.
+s3fs finds keys and endpoints, writes and lists. Reads are signed here and sent by http.py, which takes a tenth of the
+time that a full client takes per request. Behind a proxy, botocore's HTTP session sends them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from streamvid.storage.store import FileState
 from streamvid.storage.transport import Body, RequestError, Transport
 
 _PART_BYTES = 32 * 2**20
-_SIGNATURE_SECONDS = 300.0  # a server accepts one for 15 minutes, by its own clock
+_SIGNATURE_SECONDS = 300.0  # a server accepts a signature for 15 minutes, by its own clock
 _SIGNATURES_KEPT = 4096
 _RENEWED_SECONDS = 1.0
 _EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 
 class S3Transport(Transport):
-    """Requests to one bucket. Created in the process that uses it; it connects at the first request."""
+    """Transport to one bucket. Create it in the process that uses it. It connects at the first request."""
 
     part_bytes = _PART_BYTES
 
@@ -44,7 +44,7 @@ class S3Transport(Transport):
     # Reading.
 
     def state(self, key: str) -> FileState:
-        # Reads one byte, because the response to HEAD has no text that says what is wrong.
+        # Reads one byte, because a failed HEAD request has no error text in its response.
         response = self._send(key, {"Range": "bytes=0-0"})
         is_whole = False
         try:
@@ -66,7 +66,7 @@ class S3Transport(Transport):
         raise refused
 
     def _is_listed(self, key: str, refused: RequestError) -> bool:
-        # Users who may list only some prefix get "denied" for a missing object: no read can meet that condition.
+        # Users who may list only some prefix get "denied" for a missing object, because no read meets that condition.
         try:
             found = self._call("list_objects_v2", Prefix=key, MaxKeys=1).get("Contents", ())
         except RequestError:
@@ -93,16 +93,16 @@ class S3Transport(Transport):
     def _check_range(self, response: Any, start: int, num_bytes: int) -> None:
         status, headers = response.status_code, response.headers
         if status == 416:
-            raise RequestError(f"it ends before byte {start + num_bytes}, which it should have", "short")
+            raise RequestError(f"the object ends before byte {start + num_bytes}, the end of the read", "short")
         if status == 200:
-            raise RequestError("the server sends the whole object instead of a range; it is not an S3 server")
+            raise RequestError("the server sent the whole object instead of a range, so it is not an S3 server")
         if status != 206:
             raise self._refused(response)
         said, _, total = headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
         if said != f"{start}-{start + num_bytes - 1}":
             if total.isdigit() and int(total) < start + num_bytes:
                 raise RequestError(
-                    f"it ends at byte {total}, before byte {start + num_bytes}, which it should have", "short"
+                    f"the object ends at byte {total}, but the read extends to byte {start + num_bytes}", "short"
                 )
             raise RequestError("the server sent a range that was not requested", "transient")
 
@@ -110,7 +110,7 @@ class S3Transport(Transport):
         try:
             num_bytes: int = response.raw.readinto(view)
         except Exception as error:  # noqa: BLE001 - whatever breaks a connection, the next one may work
-            raise connection_error(error, "while reading its bytes") from None
+            raise connection_error(error, "while reading the response") from None
         if not num_bytes:
             raise RequestError("the response ended early", "transient")
         return num_bytes
@@ -119,7 +119,7 @@ class S3Transport(Transport):
         try:
             text = response.raw.read(65536).decode("utf-8", "replace")
         except Exception as error:  # noqa: BLE001 - as above
-            return connection_error(error, "while reading an error")
+            return connection_error(error, "while reading an error response")
         return error_of_body(response.status_code, text, response.headers, self._options)
 
     def _send(self, key: str, headers: Mapping[str, str]) -> Any:
@@ -131,9 +131,9 @@ class S3Transport(Transport):
             return self._sender(url, {**signed, **headers})
         except Exception as error:  # noqa: BLE001 - as above
             parts = urlsplit(url)
-            raise connection_error(error, f"at {parts.scheme}://{parts.netloc}") from None
+            raise connection_error(error, f"({parts.scheme}://{parts.netloc})") from None
 
-    # The client: keys, endpoint, and all rare requests.
+    # The client: keys, endpoints, and all infrequent requests.
 
     def _client(self) -> tuple[Any, _Signer]:
         made = self._made
@@ -144,13 +144,13 @@ class S3Transport(Transport):
                         filesystem = _filesystem(self._options)
                         self._made_at = time.monotonic()
                         self._made = filesystem, _Signer.of(filesystem, self._bucket, self._options)
-                    except Exception as error:  # noqa: BLE001 - s3fs raises what any of its parts raises
+                    except Exception as error:  # noqa: BLE001 - s3fs passes on errors of all its dependencies
                         raise error_of_client(error, self._options) from None
                 made = self._made
         return made
 
     def renew(self) -> None:
-        # Without waiting: a thread that holds the lock is looking for keys already, which may take a while.
+        # Do not wait: a thread that holds the lock is already looking for keys, which may take a while.
         if self._lock.acquire(blocking=False):
             try:
                 if time.monotonic() - self._made_at > _RENEWED_SECONDS:  # many requests may fail at once
@@ -172,7 +172,7 @@ class S3Transport(Transport):
         except RequestError as error:
             if not if_absent or not error.kind == "unsupported":
                 raise
-            # The store does not support this condition: look, then put. Of two concurrent writers, both may succeed.
+            # The store does not support this condition: check, then write. Two concurrent writers may both succeed.
             try:
                 self.state(key)
             except RequestError as absent:
@@ -186,7 +186,7 @@ class S3Transport(Transport):
         token = {"ContinuationToken": following} if following else {}
         page = self._call("list_objects_v2", Prefix=prefix, **token)
         files = [
-            # No version for an empty object, as `state` has none for it.
+            # An empty object has no version here, because `state` returns none for it either.
             FileState(found["Key"], int(found["Size"]), _version(found) if found["Size"] else "")
             for found in page.get("Contents", ())
         ]
@@ -227,9 +227,9 @@ class S3Transport(Transport):
 
 
 class _Signer:
-    """URLs and signed headers of a bucket's objects.
+    """Signer of GET requests for the objects of a bucket.
 
-    A signature covers neither range nor condition, so it is reused for the same object.
+    A signature covers neither the range nor the condition of a request, so it is reused for the same object.
     """
 
     def __init__(self, base: str, auth: Any, extra: Mapping[str, str]) -> None:
@@ -240,7 +240,7 @@ class _Signer:
 
     @classmethod
     def of(cls, filesystem: Any, bucket: str, options: StorageOptions) -> _Signer:
-        """Find the keys. Raises what s3fs and botocore raise if there are no keys."""
+        """Return a signer with the keys that s3fs finds. Errors of s3fs and botocore propagate."""
         from botocore.auth import S3SigV4Auth
         from fsspec.asyn import sync
 
@@ -264,7 +264,7 @@ class _Signer:
         return cls(base, S3SigV4Auth(found, "s3", region), extra)
 
     def headers(self, key: str) -> tuple[str, dict[str, str]]:
-        """Return URL and headers of a GET request for an object."""
+        """Return the URL and headers of a GET request for an object."""
         from botocore.awsrequest import AWSRequest
 
         url = self._base + quote(key, safe="/~")
@@ -285,11 +285,11 @@ def _filesystem(options: StorageOptions) -> Any:
     import s3fs
 
     config: dict[str, object] = {
-        # One try: retries are remote.py's.
+        # One try, because remote.py retries.
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "connect_timeout": options.connect_seconds,
-        "read_timeout": max(30.0, options.stall_seconds),  # a server may take long over a large part
-        # Older servers do not know the checksums of newer SDKs; we send Content-MD5.
+        "read_timeout": max(30.0, options.stall_seconds),  # a server may take a long time to store a large part
+        # Older servers do not support the checksums of newer SDKs; we send Content-MD5.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         "http_session_cls": _session_class(),
@@ -316,7 +316,7 @@ def _session_class() -> Any:
     from aiobotocore.httpsession import AIOHTTPSession
 
     class OneTrySession(AIOHTTPSession):  # type: ignore[misc]
-        """A session that, unlike aiohttp's, never repeats a PUT: a create that worked would look like a conflict."""
+        """Session that, unlike aiohttp's, never repeats a PUT: a create that worked would look like a conflict."""
 
         async def _get_session(self, proxy_url: str | None) -> Any:
             session = await super()._get_session(proxy_url)
@@ -329,12 +329,12 @@ def _session_class() -> Any:
 def _check_key(value: str, name: str, variable: str) -> None:
     if not all("!" <= character <= "~" for character in value):
         raise RequestError(
-            f"the {name} has characters that no key has, such as a line break or a space", hint=f"Check {variable}"
+            f"the {name} contains invalid characters, such as a line break or a space", hint=f"Check {variable}"
         )
 
 
 def _let_go(response: Any, is_whole: bool) -> None:
-    """Reuse the connection if the whole response was read."""
+    """Keep the connection for reuse if the whole response was read, else close it."""
     if is_whole:
         response.raw.release_conn()
     else:
@@ -351,7 +351,7 @@ def _md5(data: bytes) -> str:
 
 
 def _sender(url: str, options: StorageOptions) -> Callable[[str, Mapping[str, str]], Any]:
-    """Return a function that sends GETs to the server of `url`: through our connections, or a session for a proxy."""
+    """Return a function that sends GET requests to the server of `url`, directly or through the configured proxy."""
     from botocore.awsrequest import AWSPreparedRequest
     from botocore.httpsession import URLLib3Session, create_urllib3_context, get_cert_path
     from botocore.utils import get_environ_proxies
